@@ -1,0 +1,55 @@
+"""Execute every notebook of a folder in memory; fail when one of them does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+CELL_TIMEOUT = 600
+
+
+def execute(path: Path) -> None:
+    """Execute one notebook with this interpreter and leave the file as it is."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    # Whichever kernel the notebook was saved with, this environment is the one under test.
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    client.execute()
+
+
+def main(folder: Path) -> int:
+    """Execute all notebooks below a folder and return the number of failures."""
+    paths = sorted(
+        path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
+    )
+    if not paths:
+        print(f"No notebooks in {folder}")
+    failures = 0
+    for path in paths:
+        start = time.perf_counter()
+        try:
+            execute(path)
+            verdict = "passed"
+        except Exception as error:
+            failures += 1
+            verdict = "FAILED"
+            print(error)
+        print(f"{time.perf_counter() - start:7.1f} s  {path}  {verdict}", flush=True)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(Path(sys.argv[1] if len(sys.argv) > 1 else "notebooks"))))

@@ -1,0 +1,18 @@
+"""Gradient-free, kernel-adaptive step methods for PyMC."""
+
+from pymc_kameleon import kernels, targets
+from pymc_kameleon.registration import register, unregister
+from pymc_kameleon.starts import dispersed_starts
+from pymc_kameleon.steps import AdaptiveMetropolisStep, KameleonStep
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdaptiveMetropolisStep",
+    "KameleonStep",
+    "dispersed_starts",
+    "kernels",
+    "register",
+    "targets",
+    "unregister",
+]

@@ -1,0 +1,24 @@
+"""The only file that knows PyMC 5 from PyMC 6, and ArviZ 0 from ArviZ 1."""
+
+import numpy as np
+
+__all__ = ["group_dataset", "is_result"]
+
+
+def is_result(result) -> bool:
+    """Whether `result` is what `pm.sample` returns (InferenceData, or DataTree on PyMC 6)."""
+    return hasattr(result, "posterior") or (hasattr(result, "children") and "posterior" in result)
+
+
+def group_dataset(result, group: str):
+    """Group of a result as an `xarray.Dataset`, or None if it is not there."""
+    if group not in (result.children if hasattr(result, "children") else result.groups()):
+        return None
+    node = result[group]
+    return node.to_dataset() if hasattr(node, "to_dataset") else node
+
+
+def stacked(dataset, name: str) -> np.ndarray:
+    """Values of one variable, shape (chains * draws, ...)."""
+    values = dataset[name].transpose("chain", "draw", ...).values
+    return values.reshape(-1, *values.shape[2:])

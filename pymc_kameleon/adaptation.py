@@ -1,0 +1,148 @@
+"""What adapts: the history, location and scale, and the recursion of a scaling towards its acceptance."""
+
+import math
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from numba.extending import register_jitable
+from scipy import linalg
+
+__all__ = [
+    "History",
+    "Standardization",
+    "learn_scaling",
+    "new_history",
+    "record",
+    "standardization",
+    "thinned",
+    "target_acceptance",
+]
+
+
+class History(NamedTuple):
+    """Evenly spaced past positions of a chain, in bounded memory.
+
+    Every `stride`-th position is kept; when the buffer is full, every other one is dropped and the stride
+    doubles. So the points are always uniform over the chain so far, and over any later part of it.
+
+    Attributes
+    ----------
+    points : array, shape (capacity, d)
+        Raw positions; row i is from transition i * stride.
+    cursor : int64 array, shape (3,)
+        Number of points held, stride, and number of positions seen.
+    """
+
+    points: np.ndarray
+    cursor: np.ndarray
+
+    def later_half(self) -> np.ndarray:
+        """Positions from the later half of the chain, shape (m, d)."""
+        count = self.cursor[0]
+        return self.points[count // 2 : count]
+
+
+def new_history(capacity: int, dim: int) -> History:
+    """Return an empty history of at most `capacity` (an even number of) points."""
+    return History(np.zeros((capacity, dim)), np.array([0, 1, 0]))
+
+
+@numba.njit(cache=True)
+def record(history, position):
+    """Show the history the chain's next position."""
+    points, cursor = history.points, history.cursor
+    if cursor[2] % cursor[1] == 0:
+        if cursor[0] == points.shape[0]:
+            half = points.shape[0] // 2
+            for i in range(half):
+                points[i] = points[2 * i]
+            cursor[0] = half
+            cursor[1] *= 2
+        if cursor[2] % cursor[1] == 0:
+            points[cursor[0]] = position
+            cursor[0] += 1
+    cursor[2] += 1
+
+
+def thinned(points: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """At most `size` of the rows of `points`, drawn without replacement."""
+    if len(points) <= size:
+        return points
+    return points[np.sort(rng.choice(len(points), size, replace=False))]
+
+
+class Standardization(NamedTuple):
+    """The change of variables u = factor^-1 (x - location).
+
+    Attributes
+    ----------
+    location : array, shape (d,)
+    factor : array, shape (d, d)
+        Lower Cholesky factor of the covariance.
+    """
+
+    location: np.ndarray
+    factor: np.ndarray
+
+    def whiten(self, points: np.ndarray) -> np.ndarray:
+        """Standardised coordinates of rows of `points` (n, d), as contiguous rows of shape (d, n)."""
+        return np.ascontiguousarray(
+            linalg.solve_triangular(self.factor, (points - self.location).T, lower=True)
+        )
+
+
+def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardization:
+    """Mean and Cholesky factor of the covariance of `points`, safe for few points and wild scales.
+
+    Correlations are shrunk by min(1, 2d/n)^2, which vanishes as the history grows and keeps the factor
+    well conditioned before it has.
+
+    Parameters
+    ----------
+    points : array, shape (n, d)
+    fallback_scale : array, shape (d,)
+        Scale of a coordinate that has not moved.
+    """
+    n, dim = points.shape
+    location = points.mean(axis=0)
+    centred = points - location
+    scale = np.sqrt(np.mean(centred**2, axis=0))
+    moved = scale > 1e-12 * fallback_scale
+    scale = np.where(moved, scale, fallback_scale)
+    shrinkage = min(1.0, 2 * dim / n) ** 2
+    unit = centred / scale
+    correlation = (1 - shrinkage) * (unit.T @ unit) / n
+    correlation[np.diag_indices(dim)] = 1.0 + 1e-10
+    return Standardization(location, scale[:, None] * linalg.cholesky(correlation, lower=True))
+
+
+def target_acceptance(dim: int) -> float:
+    """Acceptance that a random-walk scaling is learnt for: 0.44 in one dimension, else 0.234."""
+    return 0.44 if dim == 1 else 0.234
+
+
+@register_jitable
+def learn_scaling(log_scaling, acceptance, target, step, largest):
+    """One step of the Robbins-Monro recursion for a log scaling (Andrieu & Thoms 2008, algorithm 4).
+
+    Parameters
+    ----------
+    log_scaling : float
+    acceptance : float
+        Acceptance probability of the last proposal.
+    target : float
+    step : float
+        Step size of the recursion.
+    largest : float
+        Bound: without kernel support every small move is accepted and the recursion would run away.
+    """
+    return min(log_scaling + step * (acceptance - target), largest)
+
+
+@register_jitable
+def robbins_monro_step(n, factor):
+    """Step size factor/sqrt(n) of the n-th update, at most `factor`."""
+    return factor / math.sqrt(max(n, 1.0))

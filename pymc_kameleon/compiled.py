@@ -1,0 +1,140 @@
+"""Call a model's log density or a kernel's gradients from code that is compiled once and cached on disk.
+
+What differs from model to model enters compiled code as the address of a C function, so the transitions
+themselves are the same machine code for every model. The same transitions run as plain Python when the
+log density or the kernel cannot be compiled: then a Python callable stands where the address stood.
+"""
+
+import numba
+import numpy as np
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload, register_jitable
+
+__all__ = [
+    "EVALUATIONS",
+    "NONFINITE",
+    "as_pointer",
+    "evaluate",
+    "evaluate_gradients",
+    "gradients_address",
+]
+
+EVALUATIONS, NONFINITE = 0, 1
+"""Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""
+
+
+@intrinsic
+def call_address(typingctx, address, arguments):
+    """Call the C function at `address` with integer arguments (pointers among them); returns an integer."""
+    signature = types.intp(types.intp, arguments)
+
+    def codegen(context, builder, signature, args):
+        word = context.get_value_type(types.intp)
+        function_type = ir.FunctionType(word, [word] * len(signature.args[1]))
+        function = builder.inttoptr(args[0], function_type.as_pointer())
+        return builder.call(function, cgutils.unpack_tuple(builder, args[1]))
+
+    return signature, codegen
+
+
+@intrinsic
+def as_pointer(typingctx, address):
+    """Turn an integer address into a pointer that `numba.carray` takes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.intp), codegen
+
+
+def _log_density_into(log_density, x, value):
+    log_density[0](x, value)
+
+
+@overload(_log_density_into)
+def _log_density_into_overload(log_density, x, value):
+    def compiled(log_density, x, value):
+        value[:] = np.nan
+        arguments = (x.ctypes.data, value.ctypes.data, log_density.ctypes.data)
+        if call_address(log_density[0], arguments) == 0:
+            raise RuntimeError("the compiled log density raised an error")
+
+    return compiled
+
+
+@register_jitable
+def evaluate(log_density, x, value, counts):
+    """Evaluate the terms of the log density at `x` into `value`; return their sum.
+
+    Parameters
+    ----------
+    log_density : int64 array (compiled) or 1-tuple of a callable (plain Python)
+        What `LogDensity.compiled` or `LogDensity.plain` returned.
+    x : array, shape (d,)
+        Raveled position.
+    value : array, shape (3,)
+        The terms of the log density, as `LogDensity` returns them, are written here.
+    counts : int64 array, shape (2,)
+        `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
+
+    Returns
+    -------
+    float
+        The log density; -inf where it was NaN or +inf, so that such a proposal is rejected.
+    """
+    counts[EVALUATIONS] += 1
+    _log_density_into(log_density, x, value)
+    total = value[0] + value[1] + value[2]
+    if np.isnan(total) or total == np.inf:
+        counts[NONFINITE] += 1
+        return -np.inf
+    return total
+
+
+@register_jitable
+def evaluate_gradients(kernel, x, points, parameters, gradients):
+    """Write the gradients of k(., points[:, i]) at `x` into the columns of `gradients`.
+
+    `kernel` is an address (an int) in compiled code and a callable in plain Python.
+    """
+    _gradients_into(kernel, x, points, parameters, gradients)
+
+
+def _gradients_into(kernel, x, points, parameters, gradients):
+    kernel(x, points, parameters, gradients)
+
+
+@overload(_gradients_into)
+def _gradients_into_overload(kernel, x, points, parameters, gradients):
+    if not isinstance(kernel, types.Integer):
+        return None
+
+    def compiled(kernel, x, points, parameters, gradients):
+        sizes = (points.shape[0], points.shape[1], parameters.size)
+        pointers = (x.ctypes.data, points.ctypes.data, parameters.ctypes.data)
+        call_address(kernel, pointers + (gradients.ctypes.data,) + sizes)
+
+    return compiled
+
+
+def gradients_address(gradients):
+    """Compile a jitted `gradients(x, points, parameters, out)` into a C function.
+
+    Returns
+    -------
+    numba.core.ccallback.CFunc
+        Keep it alive as long as its `address` is in use.
+    """
+
+    def c_function(x, points, parameters, out, dim, n_points, n_parameters):
+        gradients(
+            numba.carray(as_pointer(x), (dim,), np.float64),
+            numba.carray(as_pointer(points), (dim, n_points), np.float64),
+            numba.carray(as_pointer(parameters), (n_parameters,), np.float64),
+            numba.carray(as_pointer(out), (dim, n_points), np.float64),
+        )
+        return 1
+
+    return numba.cfunc(types.intp(*[types.intp] * 7))(c_function)

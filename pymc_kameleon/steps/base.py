@@ -1,0 +1,350 @@
+"""The life cycle that every gradient-free step shares: chains, kept log density, statistics, warnings."""
+
+import math
+
+from abc import abstractmethod
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+
+from pymc.blocking import RaveledVars
+from pymc.model import modelcontext
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.arraystep import ArrayStepShared
+from pymc.step_methods.compound import Competence, StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import get_random_generator
+from pymc.vartypes import discrete_types
+from rich.progress import TextColumn
+from rich.table import Column
+
+from pymc_kameleon.adaptation import target_acceptance
+from pymc_kameleon.compiled import EVALUATIONS, NONFINITE
+from pymc_kameleon.target import N_TERMS, LogDensity
+from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
+from pymc_kameleon.validation import checked_integer, checked_share
+from pymc_kameleon.warm_start import warm_points
+
+__all__ = ["GradientFreeState", "GradientFreeStep"]
+
+STUCK_AFTER = 1000
+"""Transitions without an accepted move after which a chain is called stuck."""
+
+
+@dataclass_state
+class GradientFreeState(StepMethodState):
+    """All that the next transition of a chain needs."""
+
+    tune: bool
+    expected_tune: int | None
+    transition: int
+    chain: Chain | None
+    components: Components | None
+    returned: np.ndarray | None
+    report: dict[str, float]
+    configuration: str = field(metadata={"frozen": True})
+
+
+class GradientFreeStep(ArrayStepShared):
+    """Base of the gradient-free steps: arguments, chains, kept log density, statistics and warnings.
+
+    A subclass gives `_begin` (fresh adaptation at a position), `_advance` (a number of transitions),
+    `_end_tuning`, and `_scaling_statistics`.
+    """
+
+    default_blocked = True
+    stats_dtypes_shapes = {
+        "accept": (np.float64, []),
+        "accepted": (np.float64, []),
+        "scaling": (np.float64, []),
+        "n_evals": (np.float64, []),
+        "n_nonfinite": (np.float64, []),
+        "warning": (SamplerWarning, None),
+    }
+    _state_class = GradientFreeState
+
+    def __new__(cls, *args, **kwargs):
+        """Create a step, or one per variable if `blocked=False`."""
+        try:
+            modelcontext(kwargs.get("model"))
+        except TypeError as error:
+            raise TypeError(
+                f"model: {cls.__name__} needs a model. Create it inside `with model:`, or pass model=."
+            ) from error
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(
+        self,
+        vars,
+        *,
+        steps_per_draw: int,
+        target_accept: float | None,
+        adapt_after_tune: bool,
+        pseudo_marginal: bool,
+        warm_start,
+        configuration: dict[str, Any],
+        model,
+        rng,
+        initial_point,
+        compile_kwargs: dict[str, Any] | None,
+        blocked: bool,
+    ):
+        model = modelcontext(model)
+        self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        if target_accept is not None:
+            checked_share("target_accept", target_accept, open_interval=True)
+        self.pseudo_marginal = bool(pseudo_marginal)
+        self.adapt_after_tune = bool(adapt_after_tune)
+        self.target = LogDensity(
+            model,
+            vars,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            separate_estimates=self.pseudo_marginal,
+        )
+        self.dim = self.target.dim
+        self.target_accept = (
+            target_acceptance(self.dim) if target_accept is None else float(target_accept)
+        )
+        self.default_tune_steps = max(500, math.ceil(self._transitions_to_tune() / steps_per_draw))
+        options = configuration | {
+            "steps_per_draw": self.steps_per_draw,
+            "target_accept": self.target_accept,
+            "adapt_after_tune": self.adapt_after_tune,
+            "pseudo_marginal": self.pseudo_marginal,
+        }
+        self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
+        super().__init__(self.target.vars, self.target.shared, blocked=blocked, rng=rng)
+        self.warm = None
+        if warm_start is not None:
+            self.warm = warm_points(warm_start, model, self.target, self._history_capacity())
+        self._begin_chain(None)
+
+    def _transitions_to_tune(self) -> int:
+        """Transitions that a first run needs to learn the shape of a target of this dimension."""
+        return 1000 + 500 * self.dim
+
+    @abstractmethod
+    def _history_capacity(self) -> int:
+        """Largest number of points worth taking from a warm start."""
+
+    @abstractmethod
+    def _begin(self, position: np.ndarray) -> None:
+        """Set up what adapts, for a chain that starts at `position`."""
+
+    @abstractmethod
+    def _advance(self, n: int) -> None:
+        """Make `n` transitions of `self.chain`."""
+
+    @abstractmethod
+    def _moved(self) -> None:
+        """Drop what was computed for the position before it was changed from outside."""
+
+    @abstractmethod
+    def _end_tuning(self) -> None:
+        """Leave a valid frozen step behind, whatever the length of tuning was."""
+
+    @abstractmethod
+    def _scaling_statistics(self) -> dict[str, float]:
+        """Values of the statistics that show what was learnt."""
+
+    # life cycle -----------------------------------------------------------------------------------
+
+    def set_rng(self, rng):
+        """Start a new chain (PyMC before 6.3)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._begin_chain(None)
+
+    def setup_chain(self, rng, tune, draws):
+        """Start a new chain (PyMC 6.3 and later)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._begin_chain(int(tune))
+
+    def reset_tuning(self):
+        """Forget what was learnt, keeping whether and for how long the chain is about to tune."""
+        tune = self.tune
+        self._begin_chain(self.expected_tune)
+        self.tune = tune
+
+    def _begin_chain(self, expected_tune):
+        self.tune = True
+        self.expected_tune = expected_tune
+        self.transition = 0
+        self.chain = self.components = self.returned = None
+        self.report = {"unmoved": 0, "acceptance": 0.0, "evaluations": 0, "nonfinite": 0}
+        self._forget()
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop what the last chain learnt; new arrays are made at the first transition."""
+
+    def stop_tuning(self):
+        """Freeze the adaptation (or let it go on with vanishing steps, `adapt_after_tune=True`)."""
+        if self.chain is not None and self.tune:
+            self._end_tuning()
+            self._check_tuning()
+        super().stop_tuning()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the next transition adapts."""
+        return self.tune or self.adapt_after_tune
+
+    # a draw ---------------------------------------------------------------------------------------
+
+    def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
+        """Make `steps_per_draw` transitions from `q0`."""
+        self._arrive(q0.data)
+        chain = self.chain
+        chain.outcome[:] = 0.0
+        self._advance(self.steps_per_draw)
+        self.transition += self.steps_per_draw
+        self.returned = chain.position.astype(q0.data.dtype)
+        evaluations, nonfinite = (int(chain.counts[i]) for i in (EVALUATIONS, NONFINITE))
+        chain.counts[:] = 0
+        self.target.n_evaluations += evaluations
+        statistics = {
+            "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
+            "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
+            "n_evals": float(evaluations),
+            "n_nonfinite": float(nonfinite),
+            **self._scaling_statistics(),
+        }
+        self._report(statistics)
+        return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
+
+    def _arrive(self, x):
+        """Make `x` the current position, evaluating the log density only where it is not known."""
+        if self.chain is None:
+            self._begin_at(x)
+            return
+        inputs_changed = self.target.inputs_changed()
+        if not np.array_equal(x, self.returned):
+            self.chain.position[:] = x
+            self._moved()
+            self._evaluate_current()
+        elif inputs_changed and self.target.keeps_estimates:
+            self.chain.counts[EVALUATIONS] += 1
+            self.chain.value[:2] = self.target.rest(self.chain.position)
+        elif inputs_changed:
+            self._evaluate_current()
+
+    def _begin_at(self, x):
+        position = np.array(x, dtype=np.float64)
+        self.chain = Chain(
+            position=position,
+            value=np.empty(N_TERMS),
+            proposal=position.copy(),
+            proposed_value=np.empty(N_TERMS),
+            counts=np.zeros(2, dtype=np.int64),
+            outcome=np.zeros(2),
+        )
+        self.components = Components(np.zeros(self.dim), np.zeros(self.dim))
+        self.target.inputs_changed()
+        self._evaluate_current()
+        self._begin(position)
+        if not self.tune:
+            self._end_tuning()
+
+    def _evaluate_current(self):
+        chain = self.chain
+        chain.counts[EVALUATIONS] += 1
+        self.target.plain()[0](chain.position, chain.value)
+        if not math.isfinite(chain.value.sum()):
+            chain.value[:] = (-np.inf, 0.0, 0.0)
+
+    def _run(self, compiled, plain, kernel, *arguments):
+        """Run transitions compiled, or as plain Python where log density or kernel are not compiled."""
+        table = self.target.compiled() if kernel is None or kernel.is_compiled else None
+        if table is None:
+            leading = (self.target.plain(),) + (() if kernel is None else (kernel.gradients,))
+            plain(*leading, *arguments)
+            return
+        leading = (table,) + (() if kernel is None else (kernel.address(),))
+        try:
+            compiled(*leading, *arguments)
+        except RuntimeError:
+            self.target(self.chain.proposal)
+            raise
+
+    # warnings -------------------------------------------------------------------------------------
+
+    def _report(self, statistics):
+        """Add a warning to `statistics`, at most one of each kind in a chain."""
+        report, steps = self.report, self.steps_per_draw
+        report["unmoved"] = 0 if statistics["accepted"] > 0 else report["unmoved"] + steps
+        weight = 1.0 / min(1.0 + self.transition / steps, max(1.0, 500 / steps))
+        report["acceptance"] += weight * (statistics["accept"] - report["acceptance"])
+        report["evaluations"] += statistics["n_evals"]
+        report["nonfinite"] += statistics["n_nonfinite"]
+        message = None
+        if not self.tune and report["unmoved"] >= STUCK_AFTER and "stuck" not in report:
+            report["stuck"] = 1
+            message = (
+                WarningType.CONVERGENCE,
+                f"The chain of {', '.join(self.target.names)} is stuck: no move was accepted in the last "
+                f"{report['unmoved']} transitions. Tune longer (tune={2 * self.default_tune_steps}), or "
+                "start elsewhere (initvals=dispersed_starts(model, chains)).",
+            )
+        elif "pending" in report:
+            message = report.pop("pending")
+        elif (
+            report["evaluations"] >= 500
+            and report["nonfinite"] > 0.1 * report["evaluations"]
+            and "nonfinite_told" not in report
+        ):
+            report["nonfinite_told"] = 1
+            share = report["nonfinite"] / report["evaluations"]
+            message = (
+                WarningType.BAD_PARAMS,
+                f"{share:.0%} of the log densities of {', '.join(self.target.names)} so far were NaN or "
+                "+inf and were rejected. The draws keep to where the model is finite; check the "
+                "likelihood there.",
+            )
+        if message is not None:
+            statistics["warning"] = SamplerWarning(*message, "warn")
+
+    def _check_tuning(self):
+        """At the end of tuning, remember a warning for the next draw if something is off."""
+        acceptance, names = self.report["acceptance"], ", ".join(self.target.names)
+        low, high = 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
+        if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
+            self.report["pending"] = (
+                WarningType.CONVERGENCE,
+                f"Tuning of {names} was short: {self.transition} transitions in {self.dim} dimensions. "
+                f"Take pm.sample(tune={self.default_tune_steps}) or more, or more steps_per_draw "
+                f"(now {self.steps_per_draw}).",
+            )
+        elif not low <= acceptance <= high:
+            self.report["pending"] = (
+                WarningType.BAD_ACCEPTANCE,
+                f"The acceptance of {names} ended tuning at {acceptance:.3f}, far from its target "
+                f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
+                "compare several chains.",
+            )
+
+    # what PyMC asks -------------------------------------------------------------------------------
+
+    @staticmethod
+    def competence(var, has_grad):
+        """Continuous variables only."""
+        return Competence.INCOMPATIBLE if var.dtype in discrete_types else Competence.COMPATIBLE
+
+    @staticmethod
+    def _progressbar_config(n_chains=1):
+        columns = [
+            TextColumn("{task.fields[accept]:0.2f}", table_column=Column("Acceptance", ratio=1)),
+            TextColumn("{task.fields[scaling]:0.3g}", table_column=Column("Scaling", ratio=1)),
+            TextColumn(
+                "{task.fields[n_evals]:0.0f}", table_column=Column("Evaluations/draw", ratio=1)
+            ),
+        ]
+        return columns, {name: [0.0] * n_chains for name in ("accept", "scaling", "n_evals")}
+
+    @staticmethod
+    def _make_progressbar_update_functions():
+        def update(statistics):
+            return {name: statistics[name] for name in ("accept", "scaling", "n_evals")}
+
+        return (update,)

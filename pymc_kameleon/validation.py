@@ -1,0 +1,49 @@
+"""Checks of the arguments of steps; each error names the argument, its value and what to write instead."""
+
+import numbers
+
+import numpy as np
+
+__all__ = ["checked_array", "checked_integer", "checked_number", "checked_share"]
+
+
+def checked_integer(name: str, value, smallest: int) -> int:
+    """`value` as an int of at least `smallest`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or int(value) != value:
+        raise TypeError(f"{name}={value!r}: take a whole number of at least {smallest}.")
+    if value < smallest:
+        raise ValueError(f"{name}={value!r}: take a whole number of at least {smallest}.")
+    return int(value)
+
+
+def checked_number(
+    name: str, value, *, above: float | None = None, at_least: float | None = None
+) -> float:
+    """`value` as a finite float, above or at least a bound."""
+    bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r}: take a number {bound}.")
+    if not np.isfinite(value) or (value <= above if above is not None else value < at_least):
+        raise ValueError(f"{name}={value!r}: take a finite number {bound}.")
+    return float(value)
+
+
+def checked_share(name: str, value, *, open_interval: bool = False) -> float:
+    """`value` as a float in [0, 1], or in (0, 1)."""
+    interval = "(0, 1)" if open_interval else "[0, 1]"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r}: take a number in {interval}.")
+    inside = 0 < value < 1 if open_interval else 0 <= value <= 1
+    if not inside:
+        raise ValueError(f"{name}={value!r}: take a number in {interval}.")
+    return float(value)
+
+
+def checked_array(name: str, value, shape: tuple[int, ...], meaning: str) -> np.ndarray:
+    """`value` as a finite float array of the given shape."""
+    array = np.asarray(value, dtype=float)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}: take {meaning}, shape {shape}.")
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} has NaN or infinite entries: take {meaning}, all finite.")
+    return array

@@ -1,0 +1,84 @@
+"""Points of an earlier result, or of an array, in the raveled coordinates of a step."""
+
+import numpy as np
+import pytensor
+
+from pytensor.graph.replace import clone_replace
+
+from pymc_kameleon._compat import group_dataset, is_result, stacked
+
+__all__ = ["warm_points"]
+
+
+def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
+    """At most `largest` raveled, unconstrained points to learn from, evenly thinned.
+
+    Parameters
+    ----------
+    warm_start : result of `pm.sample`, or array of shape (..., d)
+        An array holds raveled points in the unconstrained space, in the order of the model's variables.
+    model : pymc.Model
+    target : LogDensity
+    largest : int
+
+    Returns
+    -------
+    array, shape (n, d)
+
+    Raises
+    ------
+    ValueError
+        If a variable of the model is missing from the result, or the shapes do not fit.
+    """
+    if is_result(warm_start):
+        points = _from_result(warm_start, model, target, largest)
+    else:
+        points = np.asarray(warm_start, dtype=float)
+        if points.ndim < 2 or points.shape[-1] != target.dim:
+            raise ValueError(
+                f"warm_start has shape {points.shape}: take a result of pm.sample, or points of shape "
+                f"(n, {target.dim}), the raveled unconstrained {', '.join(target.names)}."
+            )
+        points = _some_rows(points.reshape(-1, target.dim), largest)
+    points = points[np.all(np.isfinite(points), axis=1)]
+    if len(points) < 2:
+        raise ValueError("warm_start holds fewer than two finite points; take a longer run.")
+    return points
+
+
+def _some_rows(array, largest):
+    """At most `largest` rows, evenly spaced."""
+    return array[np.unique(np.linspace(0, len(array) - 1, largest).astype(int))]
+
+
+def _from_result(result, model, target, largest):
+    posterior = group_dataset(result, "posterior")
+    missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
+    if missing:
+        raise ValueError(
+            f"warm_start has no {', '.join(missing)}; take a result of this model, with all of its "
+            "free variables in the posterior group."
+        )
+    draws = {rv: stacked(posterior, rv.name) for rv in model.free_RVs}
+    chosen = _some_rows(np.arange(len(next(iter(draws.values())))), largest)
+    to_values = _unconstraining_function(model, target.vars)
+    return np.array(
+        [
+            np.concatenate([np.ravel(v) for v in to_values(*(draws[rv][i] for rv in draws))])
+            for i in chosen
+        ]
+    )
+
+
+def _unconstraining_function(model, value_variables):
+    """Compile the map from all free variables, in natural space, to some value variables."""
+    inputs = {rv: rv.type(rv.name) for rv in model.free_RVs}
+    outputs = []
+    for value in value_variables:
+        rv = model.values_to_rvs[value]
+        transform = model.rvs_to_transforms[rv]
+        outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+    outputs = clone_replace(outputs, replace=inputs, rebuild_strict=False)
+    return pytensor.function(
+        list(inputs.values()), outputs, on_unused_input="ignore", mode="FAST_COMPILE"
+    )

@@ -1,0 +1,232 @@
+"""Starting points: finite, dispersed and accepted by `pymc.sample`.
+
+A Kolmogorov-Smirnov test fails at p < 1e-6, which is the probability of a false alarm of each.
+"""
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pymc.distributions.transforms import Interval, ordered
+from pymc.initial_point import make_initial_point_fn
+from scipy import stats
+
+from pymc_kameleon.starts import dispersed_starts
+from pymc_kameleon.targets import Ring
+
+FALSE_ALARM = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        yield
+
+
+def hierarchical():
+    with pm.Model(coords={"group": range(3)}) as model:
+        mean = pm.Normal("mean", 0, 5)
+        scale = pm.HalfNormal("scale", 2)
+        group = pm.Normal("group_mean", mean, scale, dims="group")
+        upper = pm.Uniform("upper", 0, scale, shape=2)
+        pm.Normal("y", group + upper.sum(), 1.0, observed=np.arange(3.0))
+    return model
+
+
+def constrained():
+    with pm.Model() as model:
+        pm.Gamma("gamma", 2, 1, shape=(2, 2))
+        pm.Uniform("interval", -1, 3)
+        pm.Dirichlet("simplex", np.ones((2, 3)))
+        pm.Normal("ordered", 0, 1, shape=7, transform=ordered)
+        pm.ZeroSumNormal("zero_sum", shape=(2, 4))
+        pm.LKJCholeskyCov("cholesky", n=2, eta=2, sd_dist=pm.Exponential.dist(1))
+        pm.VonMises("angle", 0, 1)
+    return model
+
+
+def with_discrete():
+    with pm.Model() as model:
+        rate = pm.Exponential("rate", 0.2)
+        count = pm.Poisson("count", rate, shape=2)
+        pm.Bernoulli("switch", 0.5)
+        pm.Normal("y", count.sum(), 5.0, observed=3.0)
+    return model
+
+
+def without_priors():
+    with pm.Model() as model:
+        flat = pm.Flat("flat", shape=2)
+        half_flat = pm.HalfFlat("half_flat")
+        pm.CustomDist("custom", flat[0], logp=lambda value, mean: -((value - mean) ** 2))
+        upper = pm.Uniform("upper", 0, half_flat)
+        pm.CustomDist(
+            "bounded",
+            upper,
+            logp=lambda value, bound: -value,
+            transform=Interval(bounds_fn=lambda *inputs: (0, inputs[-1])),
+            initval=1e-3,
+        )
+        pm.CustomDist("whole", logp=lambda value: -1.0 * value, dtype="int64", initval=2)
+        pm.Flat("ordered", shape=3, transform=ordered)
+        pm.Normal("child", flat, half_flat)
+    return model
+
+
+def imputed():
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 1)
+        data = np.ma.masked_invalid([0.5, np.nan, 1.5, np.nan])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pm.LogNormal("y", mean, 1, observed=data)
+    return model
+
+
+MODELS = [hierarchical, constrained, with_discrete, without_priors, imputed]
+every_model = pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+
+
+@every_model
+def test_starts_are_finite_and_distinct(build):
+    model = build()
+    starts = dispersed_starts(model, 3, random_seed=1)
+    assert len(starts) == 3
+    log_density = model.compile_logp()
+    for start in starts:
+        assert list(start) == [variable.name for variable in model.free_RVs]
+        for variable in model.free_RVs:
+            value = start[variable.name]
+            assert isinstance(value, np.ndarray)
+            assert value.dtype == variable.dtype
+            assert np.isfinite(value).all()
+        assert np.isfinite(log_density(make_initial_point_fn(model=model, overrides=start)(0)))
+    for variable in model.free_RVs:
+        if variable.dtype.startswith("float"):
+            values = [start[variable.name] for start in starts]
+            assert not np.array_equal(values[0], values[1])
+            assert not np.array_equal(values[1], values[2])
+
+
+@every_model
+def test_sample_starts_there(build):
+    model = build()
+    starts = dispersed_starts(model, 2, random_seed=2)
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        idata = pm.sample(
+            draws=2,
+            tune=0,
+            chains=2,
+            cores=1,
+            step=pm.Metropolis(scaling=1e-13),
+            initvals=starts,
+            random_seed=3,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    for chain, start in enumerate(starts):
+        for name, value in start.items():
+            first = idata["posterior"][name].values[chain, 0]
+            np.testing.assert_allclose(first, value, rtol=1e-6, atol=1e-8)
+
+
+def test_the_support_is_respected():
+    for start in dispersed_starts(constrained(), 3, random_seed=6):
+        assert np.all(start["gamma"] > 0)
+        assert -1 < start["interval"] < 3
+        np.testing.assert_allclose(start["simplex"].sum(axis=-1), 1)
+        assert np.all(np.diff(start["ordered"]) > 0)
+        np.testing.assert_allclose(start["zero_sum"].sum(axis=-1), 0, atol=1e-10)
+    for start in dispersed_starts(without_priors(), 3, random_seed=7):
+        assert 0 < start["bounded"] < start["upper"] < start["half_flat"]
+        assert np.all(np.diff(start["ordered"]) > 0)
+        assert start["whole"] == 2
+
+
+def test_the_seed_decides():
+    model = hierarchical()
+
+    def flat(seed):
+        starts = dispersed_starts(model, 2, random_seed=seed)
+        return np.concatenate([np.ravel(value) for start in starts for value in start.values()])
+
+    np.testing.assert_array_equal(flat(8), flat(8))
+    np.testing.assert_array_equal(flat(np.random.default_rng(8)), flat(np.random.default_rng(8)))
+    assert not np.array_equal(flat(8), flat(9))
+    assert not np.array_equal(flat(None), flat(None))
+
+
+def test_starts_are_prior_draws_given_a_finite_log_density():
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 10)
+        pm.Normal("child", mean, 1)
+        pm.Potential("positive", pt.switch(mean > 0, 0.0, -np.inf))
+    starts = dispersed_starts(model, 1000, random_seed=10)
+    mean, child = (np.array([start[name] for start in starts]) for name in ("mean", "child"))
+    assert stats.kstest(mean, stats.halfnorm(0, 10).cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(child - mean, stats.norm.cdf).pvalue > FALSE_ALARM
+
+
+def test_flat_variables_are_jittered_in_the_unconstrained_space():
+    with pm.Model() as model:
+        pm.Flat("flat", initval=3.0)
+        pm.HalfFlat("half_flat", initval=np.e)
+    starts = dispersed_starts(model, 1000, random_seed=11)
+    flat, half_flat = (np.array([start[name] for start in starts]) for name in model.named_vars)
+    jitter = stats.uniform(-2, 4).cdf
+    assert stats.kstest(flat - 3, jitter).pvalue > FALSE_ALARM
+    assert stats.kstest(np.log(half_flat) - 1, jitter).pvalue > FALSE_ALARM
+
+
+def test_starts_shrink_towards_the_default():
+    # The count can be right only at the default, so that no prior draw passes. Where points are
+    # 2^-k of the distance away, |draw - 2| < 0.01 2^k; at k = 10 this fails with probability 1e-16.
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, initval=2.0)
+        k = pm.Poisson("k", 1e6, initval=1)
+        pm.Potential("narrow", pt.switch((abs(x - 2) < 0.01) & pt.eq(k, 1), 0.0, -np.inf))
+    starts = dispersed_starts(model, 2, random_seed=12)
+    assert all(abs(start["x"] - 2) < 0.01 and start["k"] == 1 for start in starts)
+    assert starts[0]["x"] != starts[1]["x"]
+
+
+def test_priors_that_cannot_always_be_drawn():
+    with pm.Model() as model:
+        scale = pm.Normal("scale", 0, 1, shape=12, initval=np.full(12, 2.5))
+        pm.Normal("x", 0, scale)
+    start = dispersed_starts(model, 1, random_seed=13)[0]
+    assert np.all(start["scale"] > 0)
+
+
+def test_targets_start_at_exact_draws():
+    target = Ring()
+    starts = dispersed_starts(target.model(), 500, random_seed=14)
+    x = np.array([start["x"] for start in starts])
+    reference = stats.chi2(target.degrees_of_freedom)
+    assert stats.kstest(target.quantile_statistic(x), reference.cdf).pvalue > FALSE_ALARM
+
+
+def test_errors_name_the_variables_at_fault():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        pm.Potential("impossible", pt.log(-(x**2)))
+        pm.Poisson("y", 2.0, observed=-1)
+    with pytest.raises(ValueError, match=r"At fault: y, impossible\. .*initval"):
+        dispersed_starts(model, 1, random_seed=15)
+
+
+@pytest.mark.parametrize("chains", [0, -1, 1.5, True, "4"])
+def test_chains_must_be_a_positive_integer(chains):
+    with pytest.raises(ValueError, match="chains="):
+        dispersed_starts(hierarchical(), chains)
+
+
+def test_models_without_free_variables_are_refused():
+    with pm.Model() as model:
+        pm.Normal("y", observed=1.0)
+    with pytest.raises(ValueError, match="no free variables"):
+        dispersed_starts(model, 2)

@@ -1,0 +1,329 @@
+"""Targets: exact draws against densities, models against formulas.
+
+A Kolmogorov-Smirnov test fails at p < 1e-6, which is the probability of a false alarm of each; with
+about 30 of them in this file, no seed had to be chosen.
+"""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+from pymc.model.transform.conditioning import remove_value_transforms
+from scipy import integrate, stats
+from scipy.optimize import approx_fprime
+
+from pymc_kameleon.targets import Banana, CorrelatedGaussian, Flower, Ring
+
+FALSE_ALARM = 1e-6
+N_DRAWS = 20_000
+
+TARGETS = [Banana(), Banana(0.1, 100.0, 2), Flower(), Ring(), Ring(3.0, 0.3, 2)]
+TARGETS += [CorrelatedGaussian(), CorrelatedGaussian(3, -0.7, 1.0, 2.0), CorrelatedGaussian(1)]
+FLOWERS = [Flower(), Flower(5.0, -3.0, 5, 1.0, 3), Flower(3.0, 2.9, 1, 2.0, 2), Ring(), Ring(2.0)]
+CASES = [Banana(), Flower(), Ring(), CorrelatedGaussian()]
+
+every_target = pytest.mark.parametrize("target", TARGETS, ids=repr)
+every_flower = pytest.mark.parametrize("flower", FLOWERS, ids=repr)
+every_case = pytest.mark.parametrize("target", CASES, ids=lambda target: type(target).__name__)
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        yield
+
+
+def polar(flower, x):
+    """Angle within a petal, distance from the ridge in scales, and radius."""
+    angle = np.arctan2(x[:, 1], x[:, 0])
+    r = np.hypot(x[:, 0], x[:, 1])
+    ridge = flower.radius + flower.amplitude * np.cos(flower.frequency * angle)
+    return np.mod(flower.frequency * angle, 2 * np.pi), (r - ridge) / flower.scale, r
+
+
+def p_value(draws, grid, density):
+    cdf = integrate.cumulative_simpson(density, x=grid, initial=0)
+    return stats.kstest(draws, lambda x: np.interp(x, grid, cdf / cdf[-1])).pvalue
+
+
+def marginal_p_values(flower, x):
+    """Test angle, distance and radius against the density, integrated on a polar grid."""
+    radius, amplitude, scale = flower.radius, flower.amplitude, flower.scale
+    angle, distance, r = polar(flower, x)
+    angles = np.linspace(0, 2 * np.pi, 801)
+    ridge = radius + amplitude * np.cos(angles)
+    radii = np.linspace(0, radius + abs(amplitude) + 9 * scale, 3001)
+    density = radii * np.exp(-0.5 * ((radii - ridge[:, None]) / scale) ** 2)
+    distances = np.linspace(-9, 9, 3001)
+    radius_there = np.maximum(ridge[:, None] + scale * distances, 0)
+    across = integrate.simpson(radius_there, x=angles, axis=0) * np.exp(-0.5 * distances**2)
+    return {
+        "angle": p_value(angle, angles, integrate.simpson(density, x=radii, axis=1)),
+        "distance": p_value(distance, distances, across),
+        "radius": p_value(r, radii, integrate.simpson(density, x=angles, axis=0)),
+    }
+
+
+@every_target
+def test_model_has_the_log_density(target):
+    rng = np.random.default_rng(1)
+    log_density = target.model().compile_logp()
+    x = np.concatenate([target.draw(10, rng), 5 * rng.standard_normal((10, target.dim))])
+    x = np.concatenate([x, np.zeros((1, target.dim))])
+    values = [log_density({"x": point}) for point in x]
+    np.testing.assert_allclose(values, target.log_density(x), rtol=1e-10)
+
+
+@pytest.mark.parametrize("target", [Banana(), Banana(-0.1, 4.0, 3)], ids=repr)
+def test_banana_against_its_formula(target):
+    x = 3 * np.random.default_rng(2).standard_normal((50, target.dim))
+    expected = stats.norm(0, np.sqrt(target.variance)).logpdf(x[:, 0])
+    expected += stats.norm(target.bananicity * (x[:, 0] ** 2 - target.variance)).logpdf(x[:, 1])
+    expected += stats.norm.logpdf(x[:, 2:]).sum(axis=1)
+    np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("target", [CorrelatedGaussian(), CorrelatedGaussian(3, -0.7, 1.0, 2.0)])
+def test_gaussian_against_its_formula(target):
+    x = target.draw(50, np.random.default_rng(3))
+    expected = stats.multivariate_normal(np.zeros(target.dim), target.covariance).logpdf(x)
+    np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-10)
+    scales = np.sqrt(np.diag(target.covariance))
+    np.testing.assert_allclose(scales[[0, -1]], [target.smallest_scale, target.largest_scale])
+    assert target.covariance[0, 1] / (scales[0] * scales[1]) == pytest.approx(target.correlation)
+
+
+@every_flower
+def test_flower_against_its_formula(flower):
+    x = 3 * np.random.default_rng(4).standard_normal((50, flower.dim))
+    _, distance, _ = polar(flower, x)
+    expected = -0.5 * distance**2 - 0.5 * (x[:, 2:] ** 2).sum(axis=1)
+    actual = flower.log_density(x)
+    np.testing.assert_allclose(np.diff(actual), np.diff(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("flower", [Flower(dim=2), Flower(3.0, 2.9, 1, 2.0, 2), Ring(dim=2)])
+def test_flower_is_normalised(flower):
+    angles = np.linspace(0, 2 * np.pi, 2001)
+    radii = np.linspace(0, flower.radius + abs(flower.amplitude) + 10 * flower.scale, 4001)
+    x = radii * np.stack([np.cos(angles), np.sin(angles)])[..., None]
+    density = radii * np.exp(flower.log_density(np.moveaxis(x, 0, -1)))
+    total = integrate.simpson(integrate.simpson(density, x=radii, axis=1), x=angles)
+    assert total == pytest.approx(1, abs=1e-6)
+
+
+@every_target
+def test_quantile_statistic_of_exact_draws_is_chi_squared(target):
+    draws = target.draw(N_DRAWS, np.random.default_rng(5))
+    assert draws.shape == (N_DRAWS, target.dim)
+    reference = stats.chi2(target.degrees_of_freedom)
+    assert stats.kstest(target.quantile_statistic(draws), reference.cdf).pvalue > FALSE_ALARM
+
+
+@every_target
+def test_marginals_of_further_coordinates(target):
+    draws = target.draw(N_DRAWS, np.random.default_rng(6))
+    if isinstance(target, CorrelatedGaussian):
+        scale = target.scales[-1]
+    elif target.dim > 2:
+        scale = 1.0
+    else:
+        pytest.skip("no coordinate beyond the twisted ones")
+    assert stats.kstest(draws[:, -1], stats.norm(0, scale).cdf).pvalue > FALSE_ALARM
+
+
+@every_flower
+def test_marginals_of_flowers(flower):
+    draws = flower.draw(N_DRAWS, np.random.default_rng(7))
+    p_values = marginal_p_values(flower, draws)
+    assert min(p_values.values()) > FALSE_ALARM, p_values
+
+
+def wrong_draws(flower, n, rng, *, uniform_angle, normal_radius):
+    """Draw with the faults that ||u||^2 cannot see."""
+    angle = rng.uniform(-np.pi, np.pi, n) if uniform_angle else flower._draw_angle(n, rng)
+    ridge = flower.radius + flower.amplitude * np.cos(flower.frequency * angle)
+    if normal_radius:
+        r = ridge + flower.scale * rng.standard_normal(n)
+    else:
+        r = flower._draw_radius(angle, rng)
+    return np.column_stack([r * np.cos(angle), r * np.sin(angle)])
+
+
+@pytest.mark.parametrize(
+    ("flower", "fault", "seen_by"),
+    [
+        (Flower(dim=2), "uniform_angle", "angle"),
+        (Flower(dim=2), "normal_radius", "distance"),
+        (Ring(dim=2), "normal_radius", "distance"),
+        (Ring(dim=2), "normal_radius", "radius"),
+    ],
+)
+def test_wrong_samplers_are_seen(flower, fault, seen_by):
+    # Expected distances of the cumulative distributions are 0.04 (radius) and 0.09 (angle), and
+    # 0.019 is enough: the probability of overlooking one is below 1e-8.
+    faults = {"uniform_angle": False, "normal_radius": False, fault: True}
+    draws = wrong_draws(flower, N_DRAWS, np.random.default_rng(8), **faults)
+    assert marginal_p_values(flower, draws)[seen_by] < FALSE_ALARM
+    statistic = flower.quantile_statistic(draws)
+    reference = stats.chi2(flower.degrees_of_freedom)
+    assert stats.kstest(statistic, reference.cdf).pvalue > FALSE_ALARM
+
+
+def test_quantile_regions_of_a_flower_are_exact_to_the_stated_bound():
+    flower = Flower(dim=2)
+    angles = 2 * np.pi / 2000 * np.arange(2000)
+    ridge = flower.radius + flower.amplitude * np.cos(angles)
+    for q in (0.1, 0.5, 0.9, 0.999999):
+        edge = np.sqrt(stats.chi2(1).ppf(q))
+        low, high = np.maximum(-edge, -ridge), np.full_like(ridge, edge)
+        # Integral of (ridge + t) N(t) from low to high.
+        norm = stats.norm
+        mass = ridge * (norm.cdf(high) - norm.cdf(low)) + norm.pdf(low) - norm.pdf(high)
+        total = ridge * norm.cdf(ridge) + norm.pdf(ridge)
+        assert abs(mass.sum() / total.sum() - q) < 1e-7
+
+
+def test_quantile_error_of_known_cases():
+    target = CorrelatedGaussian(2, 0.0, 1.0, 1.0)
+    q = np.arange(1, 10) / 10
+    inside, outside = np.zeros((4, 2)), np.full((4, 2), 100.0)
+    np.testing.assert_allclose(target.quantile_error(inside), 1 - q)
+    np.testing.assert_allclose(target.quantile_error(outside), q)
+    both = np.stack([inside, outside])
+    np.testing.assert_allclose(target.quantile_error(both), np.abs(0.5 - q))
+    np.testing.assert_allclose(target.quantile_error(both, [0.25]), [0.25])
+    # P(chi-squared with 2 degrees of freedom < 2) = 1 - exp(-1) = 0.63
+    np.testing.assert_allclose(target.quantile_error([[1.0, 1.0]], [0.63, 0.64]), [0.63, 0.36])
+
+
+@every_case
+def test_quantile_error_of_exact_draws(target):
+    # Six standard errors: false alarms have probability 2e-9 for each of nine regions.
+    errors = target.quantile_error(target.draw(N_DRAWS, np.random.default_rng(9)))
+    assert errors.shape == (9,)
+    q = np.arange(1, 10) / 10
+    assert np.all(errors < 6 * np.sqrt(q * (1 - q) / N_DRAWS))
+
+
+@every_case
+def test_compiles_with_numba_without_object_mode(target):
+    model = target.model()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*object mode.*")
+        function = model.compile_fn([model.logp(), model.dlogp()], mode="NUMBA")
+        x = target.draw(1, np.random.default_rng(10))[0]
+        log_density, gradient = function({"x": x})
+    assert log_density == pytest.approx(target.log_density(x), rel=1e-10)
+    assert np.isfinite(gradient).all()
+
+
+@every_target
+def test_gradient(target):
+    gradient = target.model().compile_dlogp()
+    for x in target.draw(5, np.random.default_rng(11)):
+        expected = approx_fprime(x, target.log_density, 1e-6)
+        np.testing.assert_allclose(gradient({"x": x}), expected, rtol=1e-3, atol=1e-3)
+
+
+@every_target
+def test_starts_are_finite(target):
+    model = target.model()
+    start = model.initial_point()
+    assert start["x"].shape == (target.dim,)
+    expected = np.zeros(target.dim)
+    if isinstance(target, Flower):
+        expected[0] = target.radius + target.amplitude
+    np.testing.assert_array_equal(start["x"], expected)
+    assert target.quantile_statistic(np.zeros(target.dim)) < np.inf
+    log_density, gradient = model.compile_logp(), model.compile_dlogp()
+    for x in (start["x"], np.zeros(target.dim), np.full(target.dim, 1e-200)):
+        assert np.isfinite(log_density({"x": x}))
+        assert np.isfinite(gradient({"x": x})).all()
+
+
+@every_case
+def test_prior_draws_are_exact_draws(target):
+    model = target.model()
+    assert [variable.name for variable in model.free_RVs] == ["x"]
+    assert model.rvs_to_transforms[model["x"]] is None
+    x = pm.draw(model["x"], draws=2000, random_seed=12)
+    reference = stats.chi2(target.degrees_of_freedom)
+    assert stats.kstest(target.quantile_statistic(x), reference.cdf).pvalue > FALSE_ALARM
+    shape = pm.draw(model["x"][None], random_seed=13).shape
+    assert shape == (1, target.dim)
+
+
+def test_models_survive_a_new_process():
+    models = {repr(target): (target, target.model()) for target in CASES}
+    code = (
+        "import sys, cloudpickle, numpy as np, pymc as pm\n"
+        "for target, model in cloudpickle.load(sys.stdin.buffer).values():\n"
+        "    x = pm.draw(model['x'], random_seed=1, mode='FAST_COMPILE')\n"
+        "    value = model.compile_logp(mode='FAST_COMPILE')({'x': x})\n"
+        "    np.testing.assert_allclose(value, target.log_density(x), rtol=1e-10)\n"
+        "    assert np.isfinite(model.initial_point()['x']).all()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        input=cloudpickle.dumps(models),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+    )
+    assert result.returncode == 0, result.stderr.decode()
+
+
+def test_models_can_be_transformed():
+    model = remove_value_transforms(Banana().model())
+    x = np.ones(8)
+    assert model.compile_logp()({"x": x}) == pytest.approx(Banana().log_density(x), rel=1e-10)
+
+
+def test_nuts_runs():
+    with Ring(dim=2).model():
+        idata = pm.sample(
+            draws=20,
+            tune=20,
+            chains=1,
+            step=pm.NUTS(),
+            random_seed=14,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    assert idata["posterior"]["x"].shape == (1, 20, 2)
+
+
+def test_equality_follows_from_the_parameters():
+    assert Banana() == Banana(0.03, 100.0, 8) != Banana(0.1)
+    assert hash(Ring(5.0)) == hash(Ring(5.0))
+    assert Ring() != Flower(amplitude=0.0, frequency=1)
+    assert cloudpickle.loads(cloudpickle.dumps(Flower())) == Flower()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Banana(dim=1), "dim=1 must be a whole number of at least 2"),
+        (lambda: Banana(dim=2.5), "dim=2.5"),
+        (lambda: Banana(variance=0), "variance=0 must be positive"),
+        (lambda: Banana(bananicity=np.nan), "bananicity=nan must be a finite number"),
+        (lambda: Banana(bananicity="a"), "bananicity='a' must be a finite number"),
+        (lambda: Flower(amplitude=10.0), r"amplitude=10.0 must be smaller than radius=10.0"),
+        (lambda: Flower(frequency=2.5), "frequency=2.5 must be a whole number"),
+        (lambda: Ring(scale=-1.0), "scale=-1.0 must be positive"),
+        (lambda: CorrelatedGaussian(correlation=1.0), "correlation=1.0 must lie strictly"),
+        (lambda: CorrelatedGaussian(smallest_scale=20.0), "must not exceed largest_scale=10.0"),
+        (lambda: Banana().log_density(np.zeros((8, 3))), r"shape \(8, 3\).*dim=8"),
+        (lambda: Banana().quantile_error(np.zeros((3, 8)), (0.5, 1.0)), r"probabilities=\(0.5"),
+        (lambda: Banana().quantile_error(np.zeros((0, 8))), r"draws has shape \(0, 8\)"),
+    ],
+)
+def test_errors_name_the_argument(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

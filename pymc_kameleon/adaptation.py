@@ -1,12 +1,10 @@
-"""What adapts: the history, location and scale, and the recursion of a scaling towards its acceptance."""
+"""What adapts: the history, location and scale, and the recursion of a scaling."""
 
 import math
-
 from typing import NamedTuple
 
 import numba
 import numpy as np
-
 from numba.extending import register_jitable
 from scipy import linalg
 
@@ -17,16 +15,17 @@ __all__ = [
     "new_history",
     "record",
     "standardization",
-    "thinned",
     "target_acceptance",
+    "thinned",
 ]
 
 
 class History(NamedTuple):
     """Evenly spaced past positions of a chain, in bounded memory.
 
-    Every `stride`-th position is kept; when the buffer is full, every other one is dropped and the stride
-    doubles. So the points are always uniform over the chain so far, and over any later part of it.
+    Every `stride`-th position is kept; when the buffer is full, every other one is dropped and the
+    stride doubles. So the points are always uniform over the chain so far, and over any later part
+    of it.
 
     Attributes
     ----------
@@ -88,7 +87,7 @@ class Standardization(NamedTuple):
     factor: np.ndarray
 
     def whiten(self, points: np.ndarray) -> np.ndarray:
-        """Standardised coordinates of rows of `points` (n, d), as contiguous rows of shape (d, n)."""
+        """Standardised coordinates of the rows of `points` (n, d), as an array (d, n)."""
         return np.ascontiguousarray(
             linalg.solve_triangular(self.factor, (points - self.location).T, lower=True)
         )
@@ -97,8 +96,8 @@ class Standardization(NamedTuple):
 def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardization:
     """Mean and Cholesky factor of the covariance of `points`, safe for few points and wild scales.
 
-    Correlations are shrunk by min(1, 2d/n)^2, which vanishes as the history grows and keeps the factor
-    well conditioned before it has.
+    Correlations are shrunk by min(1, 2d/n)^2, which vanishes as the history grows and keeps the
+    factor well conditioned before it has.
 
     Parameters
     ----------
@@ -120,13 +119,13 @@ def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardi
 
 
 def target_acceptance(dim: int) -> float:
-    """Acceptance that a random-walk scaling is learnt for: 0.44 in one dimension, else 0.234."""
+    """Return the acceptance that a scaling is learnt for: 0.44 in one dimension, else 0.234."""
     return 0.44 if dim == 1 else 0.234
 
 
 @register_jitable
 def learn_scaling(log_scaling, acceptance, target, step, largest):
-    """One step of the Robbins-Monro recursion for a log scaling (Andrieu & Thoms 2008, algorithm 4).
+    """One Robbins-Monro step for a log scaling (Andrieu & Thoms 2008, algorithm 4).
 
     Parameters
     ----------

@@ -1,13 +1,13 @@
-"""Call a model's log density or a kernel's gradients from code that is compiled once and cached on disk.
+"""Call a log density or a kernel's gradients from code that is compiled once and cached.
 
-What differs from model to model enters compiled code as the address of a C function, so the transitions
-themselves are the same machine code for every model. The same transitions run as plain Python when the
-log density or the kernel cannot be compiled: then a Python callable stands where the address stood.
+What differs from model to model enters compiled code as the address of a C function, so the
+transitions themselves are the same machine code for every model. The same transitions run as plain
+Python when the log density or the kernel cannot be compiled: then a Python callable stands where
+the address stood.
 """
 
 import numba
 import numpy as np
-
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload, register_jitable
@@ -27,7 +27,7 @@ EVALUATIONS, NONFINITE = 0, 1
 
 @intrinsic
 def call_address(typingctx, address, arguments):
-    """Call the C function at `address` with integer arguments (pointers among them); returns an integer."""
+    """Call the C function at `address` with integers and pointers; it returns an integer."""
     signature = types.intp(types.intp, arguments)
 
     def codegen(context, builder, signature, args):
@@ -114,7 +114,7 @@ def _gradients_into_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
         sizes = (points.shape[0], points.shape[1], parameters.size)
         pointers = (x.ctypes.data, points.ctypes.data, parameters.ctypes.data)
-        call_address(kernel, pointers + (gradients.ctypes.data,) + sizes)
+        call_address(kernel, (*pointers, gradients.ctypes.data, *sizes))
 
     return compiled
 

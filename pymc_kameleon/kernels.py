@@ -1,18 +1,17 @@
-"""Kernels of Kernel Adaptive Metropolis-Hastings: values and gradients with respect to the first argument.
+"""Kernels of Kernel Adaptive Metropolis-Hastings: values, and gradients in the first argument.
 
-A kernel enters the proposal through the gradients of k(., z_i) at the current point only, written for all
-points at once in loops over contiguous rows, which the compiler turns into vector instructions. A
-bandwidth is a length for every kernel that has one, so the median heuristic means the same for all.
+A kernel enters the proposal through the gradients of k(., z_i) at the current point only, written
+for all points at once in loops over contiguous rows, which the compiler turns into vector
+instructions. A bandwidth is a length for every kernel that has one, so the median heuristic means
+the same for all.
 """
 
 import math
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numba
 import numpy as np
-
 from numba.core.registry import CPUDispatcher
 from scipy import special
 from scipy.spatial.distance import cdist, pdist
@@ -126,7 +125,8 @@ def _matern(scaled_distance, smoothness):
 class Kernel(ABC):
     """A positive-definite kernel k with a gradient everywhere.
 
-    A subclass gives `__call__` (values), `gradients` (a function, jitted if it can be) and `parameters`.
+    A subclass gives `__call__` (values), `gradients` (a function, jitted if it can be) and
+    `parameters`.
     """
 
     has_bandwidth = True
@@ -197,15 +197,15 @@ class Matern(Kernel):
     Parameters
     ----------
     smoothness : float
-        :math:`\vartheta > 1`: below, the kernel has no gradient at zero distance. 1.5 and 2.5 are compiled
-        in closed form, others go through SciPy's Bessel functions.
+        :math:`\vartheta > 1`: below, the kernel has no gradient at zero distance. 1.5 and 2.5 are
+        compiled in closed form, others go through SciPy's Bessel functions.
     """
 
     def __init__(self, smoothness: float = 2.5):
         if not (np.isscalar(smoothness) and np.isfinite(smoothness) and smoothness > 1):
             raise ValueError(
-                f"smoothness={smoothness!r}: a Matern kernel of smoothness <= 1 has no gradient at zero "
-                "distance, which Kernel Adaptive Metropolis-Hastings needs; take a number above 1, "
+                f"smoothness={smoothness!r}: a Matern kernel of smoothness <= 1 has no gradient at "
+                "zero distance, which Kernel Adaptive Metropolis-Hastings needs; take a number above 1, "
                 "such as 1.5 or 2.5."
             )
         self.smoothness = float(smoothness)
@@ -282,10 +282,12 @@ class CustomKernel(Kernel):
     Examples
     --------
     >>> import numba, numpy as np
-    >>> rational_quadratic = CustomKernel(
-    ...     value=lambda x, y, c: 1 / (1 + ((x - y) ** 2).sum() / c**2),
-    ...     gradient=numba.njit(lambda x, y, c: 2 * (y - x) / c**2 / (1 + ((x - y) ** 2).sum() / c**2) ** 2),
-    ... )
+    >>> def value(x, y, c):
+    ...     return 1 / (1 + ((x - y) ** 2).sum() / c**2)
+    >>> @numba.njit
+    ... def gradient(x, y, c):
+    ...     return 2 * (y - x) / c**2 / (1 + ((x - y) ** 2).sum() / c**2) ** 2
+    >>> rational_quadratic = CustomKernel(value, gradient)
     """
 
     def __init__(self, value: Callable, gradient: Callable, *, has_bandwidth: bool = True):
@@ -337,8 +339,8 @@ def as_kernel(kernel) -> Kernel:
     Parameters
     ----------
     kernel : Kernel, str, or pair of callables
-        A kernel object, one of "gaussian", "matern", "linear", "polynomial", or (value, gradient) as
-        `CustomKernel` takes them.
+        A kernel object, one of "gaussian", "matern", "linear", "polynomial", or (value, gradient)
+        as `CustomKernel` takes them.
 
     Raises
     ------
@@ -362,8 +364,8 @@ def as_kernel(kernel) -> Kernel:
             )
         raise ValueError(f"kernel={kernel!r} is unknown. Take one of {known}, or a Kernel object.")
     raise TypeError(
-        f"kernel={kernel!r}: pass a Kernel object such as Gaussian(), one of {known}, or your own as "
-        "CustomKernel(value, gradient); a value without its gradient is not enough."
+        f"kernel={kernel!r}: pass a Kernel object such as Gaussian(), one of {known}, or your own "
+        "as CustomKernel(value, gradient); a value without its gradient is not enough."
     )
 
 

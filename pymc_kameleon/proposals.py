@@ -20,7 +20,7 @@ _SIMD = {"contract", "nsz", "reassoc"}
 
 @numba.njit(cache=True, fastmath=_SIMD)
 def centred_scatter(gradients, out):
-    """M H M^T with M = 2 `gradients` (d, n) and H = I - 11^T/n, without forming H; into `out` (d, d).
+    """M H M^T, with M = 2 `gradients` (d, n) and H = I - 11^T/n, into `out` (d, d).
 
     Rows are taken two at a time, so that each number loaded serves two products.
     """
@@ -53,9 +53,9 @@ def centred_scatter(gradients, out):
 
 @numba.njit(cache=True)
 def proposal_factor(scatter, gamma, nu, out):
-    """Lower Cholesky factor of R = gamma^2 I + nu^2 `scatter` into `out`; whether R is positive definite.
+    """Lower Cholesky factor of R = gamma^2 I + nu^2 `scatter`, into `out`.
 
-    KAMH, equation of algorithm 1: `scatter` is M H M^T.
+    KAMH, proposition 2, with `scatter` = M H M^T. Returns whether R is positive definite.
     """
     dim = scatter.shape[0]
     for i in range(dim):
@@ -106,7 +106,10 @@ def factor_difference(factor, points, i, j, scale, noise, normals, out):
 
 @numba.njit(cache=True)
 def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
-    """log N(x; x*, R(x*)) - log N(x*; x, R(x)) for x* - x = `displacement` = forward_factor @ normals."""
+    """Return log N(x; x*, R(x*)) - log N(x*; x, R(x)).
+
+    The factors are those of R(x) and R(x*); x* - x = `displacement` = forward_factor @ normals.
+    """
     dim = normals.size
     back = np.empty(dim)
     solve_factor(reverse_factor, displacement, back)
@@ -119,7 +122,7 @@ def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
 
 @numba.njit(cache=True)
 def rank_one_update(factor, vector, keep, add):
-    """Replace L by the Cholesky factor of keep L L^T + add v v^T, in place; `vector` is overwritten."""
+    """Replace L by the Cholesky factor of keep L L^T + add v v^T; overwrites `vector` too."""
     dim = vector.size
     root = math.sqrt(keep)
     weight = math.sqrt(add)

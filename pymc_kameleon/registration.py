@@ -21,7 +21,7 @@ class _RegisteredKameleonStep(KameleonStep):
 
 
 def register() -> None:
-    """Make `KameleonStep` the automatic choice of `pm.sample` for continuous variables without gradients.
+    """Make `KameleonStep` the automatic choice for continuous variables without gradients.
 
     Importing the package never does this. Options pass through `pm.sample(kameleon={...})`.
     """

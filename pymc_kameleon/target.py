@@ -1,8 +1,7 @@
-"""From a PyMC model to a compiled log density over the raveled vector of some of its free variables."""
+"""From a PyMC model to a compiled log density over the raveled vector of free variables."""
 
 import logging
 import warnings
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-
 from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements, rewrite_pregrad
 from pymc.util import get_value_vars_from_user_vars
 from pymc.vartypes import discrete_types
@@ -28,14 +26,14 @@ __all__ = ["LogDensity", "select_variables"]
 _log = logging.getLogger("pymc_kameleon")
 
 N_TERMS = 3
-"""Terms of a log density: log prior, log likelihood, and estimated log likelihood (pseudo-marginal)."""
+"""Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
 
 
 def select_variables(model, vars=None) -> list:
     """Value variables to sample, in the model's own order.
 
-    PyMC ravels a point in the order of `model.value_vars`; a step that is compiled in any other order
-    silently swaps its variables.
+    PyMC ravels a point in the order of `model.value_vars`; a step that is compiled in any other
+    order silently swaps its variables.
 
     Parameters
     ----------
@@ -59,8 +57,8 @@ def select_variables(model, vars=None) -> list:
     discrete = [v.name for v in chosen if v.dtype in discrete_types]
     if discrete:
         raise ValueError(
-            f"vars: {', '.join(discrete)} {'is' if len(discrete) == 1 else 'are'} discrete, and this "
-            "step moves continuous variables only. Name the continuous ones, vars=[...], and PyMC "
+            f"vars: {', '.join(discrete)} {'is' if len(discrete) == 1 else 'are'} discrete, and "
+            "this step moves continuous variables only. Name the continuous ones, vars=[...], and PyMC "
             "assigns a step to the rest: pm.sample(step=[KameleonStep(vars=[...])])."
         )
     wanted = set(chosen)
@@ -82,8 +80,8 @@ class LogDensity:
         Gives the shapes; default `model.initial_point()`.
     compile_kwargs : dict or None
         Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, so that compiled
-        transitions can call the log density directly, and falls back to the default linker by itself
-        where the model holds an operation that Numba does not know.
+        transitions can call the log density directly, and falls back to the default linker by
+        itself where the model holds an operation that Numba does not know.
     separate_estimates : bool
         Keep the observed variables and potentials that hold black-box operations as a term of their
         own, so that an estimate can be kept while the rest is evaluated again (pseudo-marginal).
@@ -203,11 +201,11 @@ class LogDensity:
         return np.array(value, dtype=float), np.array([prior, likelihood], dtype=float)
 
     def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
-        """What `compiled.evaluate` takes in plain Python."""
+        """Return what `compiled.evaluate` takes in plain Python."""
         return (self._into,)
 
     def compiled(self) -> np.ndarray | None:
-        """What `compiled.evaluate` takes in compiled code, or None if this model cannot be compiled.
+        """Return what `compiled.evaluate` takes in compiled code; None if there is no such thing.
 
         Returns
         -------
@@ -269,7 +267,7 @@ class LogDensity:
         foreign = sorted({type(op).__name__ for op in _operations(outputs) if not _in_numba(op)})
         if foreign:
             _log.info(
-                "The log density holds %s, which Numba cannot compile: each transition runs in Python.",
+                "The log density holds %s, which Numba cannot compile: transitions run in Python.",
                 ", ".join(foreign),
             )
             return None
@@ -330,7 +328,7 @@ class LogDensity:
 
 
 def _c_function_source(dim, dimensions) -> str:
-    """Source of a C function that unpacks the table of shared arrays and calls the jitted function."""
+    """Source of a C function that unpacks the table and calls the jitted function."""
     lines, offset = [], 1
     for i, ndim in enumerate(dimensions):
         shape = "".join(f"table[{offset + 1 + k}], " for k in range(ndim))

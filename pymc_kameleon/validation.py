@@ -1,4 +1,4 @@
-"""Checks of the arguments of steps; each error names the argument, its value and what to write instead."""
+"""Checks of arguments; each error names the argument, its value and what to write instead."""
 
 import numbers
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytensor
-
 from pytensor.graph.replace import clone_replace
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
@@ -16,7 +15,8 @@ def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
     Parameters
     ----------
     warm_start : result of `pm.sample`, or array of shape (..., d)
-        An array holds raveled points in the unconstrained space, in the order of the model's variables.
+        An array holds raveled points in the unconstrained space, in the order of the model's
+        variables.
     model : pymc.Model
     target : LogDensity
     largest : int
@@ -36,8 +36,8 @@ def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
         points = np.asarray(warm_start, dtype=float)
         if points.ndim < 2 or points.shape[-1] != target.dim:
             raise ValueError(
-                f"warm_start has shape {points.shape}: take a result of pm.sample, or points of shape "
-                f"(n, {target.dim}), the raveled unconstrained {', '.join(target.names)}."
+                f"warm_start has shape {points.shape}: take a result of pm.sample, or points of "
+                f"shape (n, {target.dim}), the raveled unconstrained {', '.join(target.names)}."
             )
         points = _some_rows(points.reshape(-1, target.dim), largest)
     points = points[np.all(np.isfinite(points), axis=1)]

@@ -1,11 +1,9 @@
-"""Adaptive Metropolis as a PyMC step method: the baselines SM, AM-FS and AM-LS, and a good default."""
+"""Adaptive Metropolis as a PyMC step method: SM, AM-FS and AM-LS."""
 
 import math
-
 from typing import Any
 
 import numpy as np
-
 from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
@@ -50,8 +48,8 @@ class AdaptiveMetropolisStep(GradientFreeStep):
     covariance : "learned", "identity" or array, shape (d, d)
         Covariance in the raveled unconstrained space: learnt while tuning, or fixed.
     initial_covariance : array, shape (d, d), optional
-        Start of a learnt covariance. By default the chain first learns the scale of each coordinate by
-        moves of one coordinate at a time.
+        Start of a learnt covariance. By default the chain first learns the scale of each coordinate
+        by moves of one coordinate at a time.
     target_accept : float, optional
         Default 0.44 for d = 1, else 0.234.
     adapt_after_tune : bool
@@ -61,7 +59,8 @@ class AdaptiveMetropolisStep(GradientFreeStep):
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates: keep the accepted one.
     warm_start : result of `pm.sample` or array (n, d), optional
-        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain start.
+        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
+        start.
     model, rng, initial_point, compile_kwargs, blocked
         As for every PyMC step; see `KameleonStep`.
 
@@ -72,15 +71,17 @@ class AdaptiveMetropolisStep(GradientFreeStep):
 
     Notes
     -----
-    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (:math:`\lambda`), `n_evals`,
-    `n_nonfinite`, as for `KameleonStep`. The proposal is symmetric and, after tuning, fixed, so the
-    target is exactly invariant.
+    ----- Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (:math:`\lambda`),
+    `n_evals`, `n_nonfinite`, as for `KameleonStep`. The proposal is symmetric and, after tuning,
+    fixed, so the target is exactly invariant.
 
     References
     ----------
-    .. [1] H. Haario, E. Saksman and J. Tamminen, "An adaptive Metropolis algorithm", Bernoulli 7, 2001.
+    ---------- .. [1] H. Haario, E. Saksman and J. Tamminen, "An adaptive Metropolis algorithm",
+    Bernoulli 7, 2001.
        doi:10.2307/3318737
-    .. [2] C. Andrieu and J. Thoms, "A tutorial on adaptive MCMC", Statistics and Computing 18, 2008,
+    .. [2] C. Andrieu and J. Thoms, "A tutorial on adaptive MCMC", Statistics and Computing 18,
+    2008,
        algorithm 4. doi:10.1007/s11222-008-9110-y
 
     Examples
@@ -122,8 +123,8 @@ class AdaptiveMetropolisStep(GradientFreeStep):
         self.learns_covariance = isinstance(covariance, str) and covariance == "learned"
         if initial_covariance is not None and not self.learns_covariance:
             raise ValueError(
-                'initial_covariance is the start of a learnt covariance: take covariance="learned", or '
-                "leave it out."
+                'initial_covariance is the start of a learnt covariance: take covariance="learned", '
+                "or leave it out."
             )
         super().__init__(
             vars,

@@ -1,13 +1,11 @@
-"""The life cycle that every gradient-free step shares: chains, kept log density, statistics, warnings."""
+"""What every gradient-free step shares: chains, kept log density, statistics, warnings."""
 
 import math
-
 from abc import abstractmethod
 from dataclasses import field
 from typing import Any
 
 import numpy as np
-
 from pymc.blocking import RaveledVars
 from pymc.model import modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -47,10 +45,10 @@ class GradientFreeState(StepMethodState):
 
 
 class GradientFreeStep(ArrayStepShared):
-    """Base of the gradient-free steps: arguments, chains, kept log density, statistics and warnings.
+    """Base of the gradient-free steps: arguments, chains, kept log density, statistics, warnings.
 
-    A subclass gives `_begin` (fresh adaptation at a position), `_advance` (a number of transitions),
-    `_end_tuning`, and `_scaling_statistics`.
+    A subclass gives `_begin` (fresh adaptation at a position), `_advance` (a number of
+    transitions), `_end_tuning`, and `_scaling_statistics`.
     """
 
     default_blocked = True
@@ -70,7 +68,7 @@ class GradientFreeStep(ArrayStepShared):
             modelcontext(kwargs.get("model"))
         except TypeError as error:
             raise TypeError(
-                f"model: {cls.__name__} needs a model. Create it inside `with model:`, or pass model=."
+                f"model: {cls.__name__} needs one. Create it inside `with model:`, or pass model=."
             ) from error
         return super().__new__(cls, *args, **kwargs)
 
@@ -255,7 +253,7 @@ class GradientFreeStep(ArrayStepShared):
             chain.value[:] = (-np.inf, 0.0, 0.0)
 
     def _run(self, compiled, plain, kernel, *arguments):
-        """Run transitions compiled, or as plain Python where log density or kernel are not compiled."""
+        """Run transitions compiled, or plain where log density or kernel are not compiled."""
         table = self.target.compiled() if kernel is None or kernel.is_compiled else None
         if table is None:
             leading = (self.target.plain(),) + (() if kernel is None else (kernel.gradients,))
@@ -283,9 +281,9 @@ class GradientFreeStep(ArrayStepShared):
             report["stuck"] = 1
             message = (
                 WarningType.CONVERGENCE,
-                f"The chain of {', '.join(self.target.names)} is stuck: no move was accepted in the last "
-                f"{report['unmoved']} transitions. Tune longer (tune={2 * self.default_tune_steps}), or "
-                "start elsewhere (initvals=dispersed_starts(model, chains)).",
+                f"The chain of {', '.join(self.target.names)} is stuck: no move was accepted in the "
+                f"last {report['unmoved']} transitions. Tune longer "
+                f"(tune={2 * self.default_tune_steps}), or start elsewhere (initvals=dispersed_starts(model, chains)).",
             )
         elif "pending" in report:
             message = report.pop("pending")
@@ -298,8 +296,8 @@ class GradientFreeStep(ArrayStepShared):
             share = report["nonfinite"] / report["evaluations"]
             message = (
                 WarningType.BAD_PARAMS,
-                f"{share:.0%} of the log densities of {', '.join(self.target.names)} so far were NaN or "
-                "+inf and were rejected. The draws keep to where the model is finite; check the "
+                f"{share:.0%} of the log densities of {', '.join(self.target.names)} so far were NaN "
+                "or +inf and were rejected. The draws keep to where the model is finite; check the "
                 "likelihood there.",
             )
         if message is not None:
@@ -312,8 +310,8 @@ class GradientFreeStep(ArrayStepShared):
         if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
             self.report["pending"] = (
                 WarningType.CONVERGENCE,
-                f"Tuning of {names} was short: {self.transition} transitions in {self.dim} dimensions. "
-                f"Take pm.sample(tune={self.default_tune_steps}) or more, or more steps_per_draw "
+                f"Tuning of {names} was short: {self.transition} transitions in {self.dim} "
+                f"dimensions. Take pm.sample(tune={self.default_tune_steps}) or more, or more steps_per_draw "
                 f"(now {self.steps_per_draw}).",
             )
         elif not low <= acceptance <= high:

@@ -1,12 +1,10 @@
 """Kernel Adaptive Metropolis-Hastings as a PyMC step method (Sejdinovic et al. 2014)."""
 
 import math
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation import History, new_history, standardization, thinned
@@ -24,7 +22,7 @@ from pymc_kameleon.transitions.kameleon import (
 )
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
-__all__ = ["KameleonStep", "KameleonState"]
+__all__ = ["KameleonState", "KameleonStep"]
 
 GROWTH = 1.1
 """Factor between the transitions at which a new subsample is drawn, by default."""
@@ -32,8 +30,8 @@ GROWTH = 1.1
 COMPONENT_SHARE = 0.2
 """Share of one-coordinate moves while tuning, after the initial phase of nothing else.
 
-They learn the scale of each coordinate from nothing; without them a chain on a correlated 20-d Gaussian
-that starts in the tail needs four times as many evaluations to arrive.
+They learn the scale of each coordinate from nothing; without them a chain on a correlated 20-d
+Gaussian that starts in the tail needs four times as many evaluations to arrive.
 """
 
 JUMP_SHARE = 0.1
@@ -61,13 +59,14 @@ class KameleonState(GradientFreeState):
 class KameleonStep(GradientFreeStep):
     r"""Kernel Adaptive Metropolis-Hastings: proposals that follow the local shape of the posterior.
 
-    For models without gradients whose posterior is curved or badly scaled. Where a gradient exists, NUTS
-    needs fewer evaluations.
+    For models without gradients whose posterior is curved or badly scaled. Where a gradient exists,
+    NUTS needs fewer evaluations.
 
-    A kernel move from x draws from :math:`N(x, \gamma^2 I + \nu^2 M H M^\top)`, where the columns of M are
-    :math:`2 \nabla_x k(x, z_i)` at a subsample z of the chain's history and H centres; the acceptance
-    ratio uses the same subsample and :math:`\nu` at both ends. With probability `global_share` the move
-    is instead :math:`x + g (z_i - z_j)`, plus small noise, with two points of the subsample.
+    A kernel move from x draws from :math:`N(x, \gamma^2 I + \nu^2 M H M^\top)`, where the columns
+    of M are :math:`2 \nabla_x k(x, z_i)` at a subsample z of the chain's history and H centres; the
+    acceptance ratio uses the same subsample and :math:`\nu` at both ends. With probability
+    `global_share` the move is instead :math:`x + g (z_i - z_j)`, plus small noise, with two points
+    of the subsample.
 
     ::
 
@@ -85,11 +84,11 @@ class KameleonStep(GradientFreeStep):
         `Gaussian()` (default), `Matern(smoothness)`, `Linear()`, `Polynomial(degree)` of
         `pymc_kameleon.kernels`, one of their names in lower case, or your own as `CustomKernel`.
     bandwidth : float or "median"
-        Length scale of the kernel, in standardised coordinates if `standardize`. "median" (default) is
-        the median distance within the subsample divided by :math:`\sqrt 2`.
+        Length scale of the kernel, in standardised coordinates if `standardize`. "median" (default)
+        is the median distance within the subsample divided by :math:`\sqrt 2`.
     n_subsample : int
-        Largest number of history points in the subsample, at least 2. The cost of a kernel move is linear
-        in it.
+        Largest number of history points in the subsample, at least 2. The cost of a kernel move is
+        linear in it.
     gamma : float, optional
         Standard deviation of the isotropic part of kernel moves, at least 0. Default
         :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones.
@@ -100,14 +99,14 @@ class KameleonStep(GradientFreeStep):
     target_accept : float, optional
         Acceptance that :math:`\nu` is learnt for; default 0.44 for d = 1, else 0.234.
     adaptation : callable, optional
-        Probability, as a function of the number of transitions so far, that a new subsample is drawn
-        before the next one. By default one is drawn at transition counts that grow by 10 %.
+        Probability, as a function of the number of transitions so far, that a new subsample is
+        drawn before the next one. By default one is drawn at transition counts that grow by 10 %.
     adapt_after_tune : bool
-        Go on adapting after tuning, ever more rarely. False freezes the step, which makes it exactly
-        invariant.
+        Go on adapting after tuning, ever more rarely. False freezes the step, which makes it
+        exactly invariant.
     standardize : bool
-        Work in coordinates whitened by the covariance of the history, which makes all defaults free of
-        scale, and learn each coordinate's scale at the start.
+        Work in coordinates whitened by the covariance of the history, which makes all defaults free
+        of scale, and learn each coordinate's scale at the start.
     global_share : float, optional
         Share of difference moves in [0, 1]; default 0.7.
     steps_per_draw : int
@@ -115,7 +114,8 @@ class KameleonStep(GradientFreeStep):
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates: keep the accepted one.
     warm_start : result of `pm.sample` or array (n, d), optional
-        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain start.
+        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
+        start.
     learning_rate : float
         Factor of the steps of the recursion for :math:`\log\nu`; 0.5 is the recursion for
         :math:`\log\nu^2` of the published runs.
@@ -141,14 +141,17 @@ class KameleonStep(GradientFreeStep):
     n_nonfinite     those that were NaN or +inf (and rejected)
     =============== ====================================================================
 
-    The subsample, scales and coordinates are fixed between updates and, by default, after tuning; every
-    move then has the acceptance ratio of its own proposal, so the target is exactly invariant.
+    The subsample, scales and coordinates are fixed between updates and, by default, after tuning;
+    every move then has the acceptance ratio of its own proposal, so the target is exactly
+    invariant.
 
     References
     ----------
-    .. [1] D. Sejdinovic, H. Strathmann, M. Lomeli Garcia, C. Andrieu and A. Gretton, "Kernel Adaptive
+    ---------- .. [1] D. Sejdinovic, H. Strathmann, M. Lomeli Garcia, C. Andrieu and A. Gretton,
+    "Kernel Adaptive
        Metropolis-Hastings", ICML 2014. arXiv:1307.5302
-    .. [2] C. J. F. ter Braak and J. A. Vrugt, "Differential Evolution Markov Chain with snooker updater
+    .. [2] C. J. F. ter Braak and J. A. Vrugt, "Differential Evolution Markov Chain with snooker
+    updater
        and fewer chains", Statistics and Computing 18, 2008. doi:10.1007/s11222-008-9104-9
 
     Examples
@@ -202,8 +205,8 @@ class KameleonStep(GradientFreeStep):
         )
         if not (adaptation is None or callable(adaptation)):
             raise TypeError(
-                f"adaptation={adaptation!r}: pass a function of the number of transitions that returns "
-                "a probability, or None for the default schedule."
+                f"adaptation={adaptation!r}: pass a function of the number of transitions that "
+                "returns a probability, or None for the default schedule."
             )
         self.adaptation = adaptation
         self.standardize = bool(standardize)
@@ -245,8 +248,9 @@ class KameleonStep(GradientFreeStep):
         r"""Return a step with the settings of the published experiments.
 
         Raw coordinates, no difference moves, :math:`\nu^2` from 0.1 by the recursion on
-        :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a new subsample before
-        every transition of tuning. The history here is the later half of the chain, evenly thinned.
+        :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a new subsample
+        before every transition of tuning. The history here is the later half of the chain, evenly
+        thinned.
 
         Parameters
         ----------

@@ -1,7 +1,6 @@
 """Adaptive Metropolis with a learnt covariance and scaling (Andrieu & Thoms 2008, algorithm 4)."""
 
 import math
-
 from typing import NamedTuple
 
 import numba
@@ -35,8 +34,8 @@ class Settings(NamedTuple):
 class Moments(NamedTuple):
     """Running mean (d,), Cholesky factor of the running covariance (d, d), log of the scaling (1,).
 
-    `n_updates` (2,) counts the updates of the scaling, and of mean and covariance (from the weight that
-    their start has).
+    `n_updates` (2,) counts the updates of the scaling, and of mean and covariance (from the weight
+    that their start has).
     """
 
     mean: np.ndarray

@@ -1,18 +1,17 @@
-"""Kernel Adaptive Metropolis-Hastings (Sejdinovic et al. 2014, algorithm 1), in standardised coordinates.
+"""Kernel Adaptive Metropolis-Hastings (Sejdinovic et al. 2014, algorithm 1).
 
-A transition draws one of three moves with probabilities that do not depend on the state: the kernel move
-of the paper, a difference of two points of the history (ter Braak & Vrugt 2008), or, in the initial phase
-of tuning, a change of one coordinate. Each has its own acceptance ratio, so the mixture leaves the target
-invariant as long as the points, the scales and the standardisation stand still.
+A transition draws one of three moves with probabilities that do not depend on the state: the kernel
+move of the paper, a difference of two points of the history (ter Braak & Vrugt 2008), or, in the
+initial phase of tuning, a change of one coordinate. Each has its own acceptance ratio, so the
+mixture leaves the target invariant as long as the points, the scales and the standardisation stand
+still.
 """
 
 import math
-
 from typing import NamedTuple
 
 import numba
 import numpy as np
-
 from numba.extending import register_jitable
 
 from pymc_kameleon.adaptation import learn_scaling, record, robbins_monro_step
@@ -122,7 +121,7 @@ def _scatter_at(kernel, learnt, standardized, gradients, out):
 def _move_by_kernel(
     log_density, kernel, chain, here, learnt, workspace, settings, nu, normals, uniform
 ):
-    """Propose from N(u, R(u)); both densities of the ratio use the same points, nu and coordinates."""
+    """Propose from N(u, R(u)); both densities use the same points, nu and coordinates."""
     start, end = workspace.standardized, workspace.step
     standardize(learnt, chain.position, start)
     if not here.is_current[0]:

@@ -1,11 +1,9 @@
-"""What every Metropolis-Hastings transition shares: the chain, acceptance, and one-coordinate moves."""
+"""What every Metropolis-Hastings transition shares: chain, acceptance, one-coordinate moves."""
 
 import math
-
 from typing import NamedTuple
 
 import numpy as np
-
 from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import evaluate
@@ -13,7 +11,7 @@ from pymc_kameleon.compiled import evaluate
 __all__ = ["ACCEPTANCE", "ACCEPTED", "Chain", "Components", "accept_or_reject", "move_component"]
 
 ACCEPTANCE, ACCEPTED = 0, 1
-"""Positions in the `outcome` array: summed acceptance probabilities, and number of accepted moves."""
+"""Positions in the `outcome` array: summed acceptance probabilities, and accepted moves."""
 
 COMPONENT_TARGET = 0.44
 

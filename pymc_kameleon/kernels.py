@@ -205,8 +205,8 @@ class Matern(Kernel):
         if not (np.isscalar(smoothness) and np.isfinite(smoothness) and smoothness > 1):
             raise ValueError(
                 f"smoothness={smoothness!r}: a Matern kernel of smoothness <= 1 has no gradient at "
-                "zero distance, which Kernel Adaptive Metropolis-Hastings needs; take a number above 1, "
-                "such as 1.5 or 2.5."
+                "zero distance, which Kernel Adaptive Metropolis-Hastings needs; take a number "
+                "above 1, such as 1.5 or 2.5."
             )
         self.smoothness = float(smoothness)
         closed = {1.5: _matern_three_halves_gradients, 2.5: _matern_five_halves_gradients}

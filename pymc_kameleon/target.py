@@ -58,8 +58,8 @@ def select_variables(model, vars=None) -> list:
     if discrete:
         raise ValueError(
             f"vars: {', '.join(discrete)} {'is' if len(discrete) == 1 else 'are'} discrete, and "
-            "this step moves continuous variables only. Name the continuous ones, vars=[...], and PyMC "
-            "assigns a step to the rest: pm.sample(step=[KameleonStep(vars=[...])])."
+            "this step moves continuous variables only. Name the continuous ones, vars=[...], and "
+            "PyMC assigns a step to the rest: pm.sample(step=[KameleonStep(vars=[...])])."
         )
     wanted = set(chosen)
     return [v for v in model.value_vars if v in wanted]

@@ -123,8 +123,8 @@ class AdaptiveMetropolisStep(GradientFreeStep):
         self.learns_covariance = isinstance(covariance, str) and covariance == "learned"
         if initial_covariance is not None and not self.learns_covariance:
             raise ValueError(
-                'initial_covariance is the start of a learnt covariance: take covariance="learned", '
-                "or leave it out."
+                "initial_covariance is the start of a learnt covariance: take "
+                'covariance="learned", or leave it out.'
             )
         super().__init__(
             vars,

@@ -271,6 +271,7 @@ class GradientFreeStep(ArrayStepShared):
     def _report(self, statistics):
         """Add a warning to `statistics`, at most one of each kind in a chain."""
         report, steps = self.report, self.steps_per_draw
+        names = ", ".join(self.target.names)
         report["unmoved"] = 0 if statistics["accepted"] > 0 else report["unmoved"] + steps
         weight = 1.0 / min(1.0 + self.transition / steps, max(1.0, 500 / steps))
         report["acceptance"] += weight * (statistics["accept"] - report["acceptance"])
@@ -281,9 +282,9 @@ class GradientFreeStep(ArrayStepShared):
             report["stuck"] = 1
             message = (
                 WarningType.CONVERGENCE,
-                f"The chain of {', '.join(self.target.names)} is stuck: no move was accepted in the "
-                f"last {report['unmoved']} transitions. Tune longer "
-                f"(tune={2 * self.default_tune_steps}), or start elsewhere (initvals=dispersed_starts(model, chains)).",
+                f"The chain of {names} is stuck: no move was accepted in the last "
+                f"{report['unmoved']} transitions. Tune longer "
+                f"(tune={2 * self.default_tune_steps}) or start elsewhere (initvals=dispersed_starts(model, chains)).",
             )
         elif "pending" in report:
             message = report.pop("pending")
@@ -296,9 +297,8 @@ class GradientFreeStep(ArrayStepShared):
             share = report["nonfinite"] / report["evaluations"]
             message = (
                 WarningType.BAD_PARAMS,
-                f"{share:.0%} of the log densities of {', '.join(self.target.names)} so far were NaN "
-                "or +inf and were rejected. The draws keep to where the model is finite; check the "
-                "likelihood there.",
+                f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
+                "rejected. The draws keep to where the model is finite; check the model there.",
             )
         if message is not None:
             statistics["warning"] = SamplerWarning(*message, "warn")
@@ -311,8 +311,8 @@ class GradientFreeStep(ArrayStepShared):
             self.report["pending"] = (
                 WarningType.CONVERGENCE,
                 f"Tuning of {names} was short: {self.transition} transitions in {self.dim} "
-                f"dimensions. Take pm.sample(tune={self.default_tune_steps}) or more, or more steps_per_draw "
-                f"(now {self.steps_per_draw}).",
+                f"dimensions. Take pm.sample(tune={self.default_tune_steps}) or more, or more "
+                f"steps_per_draw (now {self.steps_per_draw}).",
             )
         elif not low <= acceptance <= high:
             self.report["pending"] = (

@@ -1,0 +1,34 @@
+"""Command line of the benchmarks."""
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+COMMANDS = {
+    "transitions": "microseconds a transition, compared with DEMetropolisZ",
+    "startup": "time to the first draw, time of adaptation, size of the state",
+    "efficiency": "effective draws per draw, evaluation and second, through pm.sample",
+    "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, description in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=description,
+            description=description,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+        module = import_module(f"benchmarks.{name.replace('-', '_')}")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

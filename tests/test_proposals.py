@@ -1,0 +1,98 @@
+"""The proposal of KAMH against brute force, and the linear algebra it rests on."""
+
+import numpy as np
+import pytest
+from scipy import linalg, stats
+
+from pymc_kameleon.kernels import Gaussian, Linear, Matern, Polynomial
+from pymc_kameleon.proposals import (
+    centred_scatter,
+    factor_difference,
+    proposal_factor,
+    rank_one_update,
+    reverse_log_density,
+    solve_factor,
+)
+
+KERNELS = [Gaussian(), Matern(1.5), Matern(2.5), Matern(3.3), Linear(), Polynomial(2)]
+
+
+def proposal_covariance(kernel, x, points, bandwidth, gamma, nu):
+    gradients, scatter = np.empty(points.shape), np.empty((x.size, x.size))
+    kernel.gradients(x, points, kernel.parameters(bandwidth), gradients)
+    centred_scatter(gradients, scatter)
+    factor = np.zeros_like(scatter)
+    assert proposal_factor(scatter, gamma, nu, factor)
+    return np.tril(factor)
+
+
+def brute_force_covariance(kernel, x, points, bandwidth, gamma, nu):
+    n = points.shape[1]
+    gradients = np.empty(points.shape)
+    kernel.gradients(x, points, kernel.parameters(bandwidth), gradients)
+    centring = np.eye(n) - np.ones((n, n)) / n
+    m = 2 * gradients
+    return gamma**2 * np.eye(x.size) + nu**2 * m @ centring @ m.T
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+@pytest.mark.parametrize(("dim", "n"), [(1, 3), (2, 40), (5, 1), (8, 101), (13, 1000)])
+def test_covariance_matches_brute_force_with_explicit_centring(kernel, dim, n):
+    rng = np.random.default_rng(dim * n)
+    x, points = rng.normal(size=dim), rng.normal(size=(dim, n))
+    factor = proposal_covariance(kernel, x, points, 1.3, 0.4, 0.7)
+    expected = brute_force_covariance(kernel, x, points, 1.3, 0.4, 0.7)
+    np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_linear_kernel_gives_the_covariance_of_adaptive_metropolis():
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(4, 60))
+    factor = proposal_covariance(Linear(), rng.normal(size=4), points, 1.0, 0.3, 0.5)
+    expected = 0.3**2 * np.eye(4) + 4 * 0.5**2 * 60 * np.cov(points, bias=True)
+    np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-10)
+
+
+def test_log_ratio_matches_scipy_densities():
+    rng = np.random.default_rng(3)
+    points, x = rng.normal(size=(3, 30)), rng.normal(size=3)
+    forward = proposal_covariance(Gaussian(), x, points, 1.1, 0.3, 0.4)
+    normals = rng.normal(size=3)
+    displacement = forward @ normals
+    reverse = proposal_covariance(Gaussian(), x + displacement, points, 1.1, 0.3, 0.4)
+    expected = stats.multivariate_normal(x + displacement, reverse @ reverse.T).logpdf(
+        x
+    ) - stats.multivariate_normal(x, forward @ forward.T).logpdf(x + displacement)
+    ratio = reverse_log_density(forward, reverse, normals, displacement)
+    assert ratio == pytest.approx(expected, abs=1e-10)
+
+
+def test_factorisation_reports_failure_instead_of_nonsense():
+    factor = np.zeros((2, 2))
+    assert not proposal_factor(np.zeros((2, 2)), 0.0, 1.0, factor)
+    assert not proposal_factor(np.full((2, 2), np.inf), 0.1, 1.0, factor)
+    assert not proposal_factor(np.full((2, 2), np.nan), 0.1, 1.0, factor)
+    assert proposal_factor(np.zeros((2, 2)), 0.1, 1.0, factor)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7])
+def test_rank_one_update_matches_cholesky(dim):
+    rng = np.random.default_rng(dim)
+    root = rng.normal(size=(dim, dim))
+    covariance = root @ root.T + np.eye(dim)
+    factor, vector = linalg.cholesky(covariance, lower=True), rng.normal(size=dim)
+    expected = linalg.cholesky(0.8 * covariance + 0.3 * np.outer(vector, vector), lower=True)
+    rank_one_update(factor, vector, 0.8, 0.3)
+    np.testing.assert_allclose(factor, expected, atol=1e-12)
+
+
+def test_difference_and_triangular_solve():
+    rng = np.random.default_rng(8)
+    factor, points = np.tril(rng.normal(size=(4, 4))) + 3 * np.eye(4), rng.normal(size=(4, 6))
+    normals, out, back = rng.normal(size=4), np.empty(4), np.empty(4)
+    factor_difference(factor, points, 1, 5, 0.6, 0.1, normals, out)
+    np.testing.assert_allclose(
+        out, factor @ (0.6 * (points[:, 1] - points[:, 5]) + 0.1 * normals), atol=1e-12
+    )
+    solve_factor(factor, out, back)
+    np.testing.assert_allclose(factor @ back, out, atol=1e-12)

@@ -39,7 +39,7 @@ def invariance_p_values(
 ) -> dict[str, float]:
     """Move exact draws by a frozen step, and compare them with the target again.
 
-    If the step leaves the target invariant, the moved draws are exact draws too and the p-values are
+    If the step leaves the target invariant, the moved draws are exact too and the p-values are
     uniform, so a bound of 1e-6 on each has that null probability. Take 100 transitions or more
     (`steps_per_draw`): a few hide a wrong acceptance ratio. The test has power where proposals
     differ much between the two ends of a move: no difference moves, a large scaling.

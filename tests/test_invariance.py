@@ -1,8 +1,8 @@
 """With adaptation frozen, every step leaves its target exactly invariant.
 
 Thousands of chains start at exact draws, make 150 transitions and are compared with the target
-again. Each p-value has null probability 1e-6 of falling below the bound; a wrong reverse density falls
-far below.
+again. Each p-value has null probability 1e-6 of falling below the bound; a wrong reverse density
+falls far below.
 """
 
 import numba

@@ -284,7 +284,8 @@ class GradientFreeStep(ArrayStepShared):
                 WarningType.CONVERGENCE,
                 f"The chain of {names} is stuck: no move was accepted in the last "
                 f"{report['unmoved']} transitions. Tune longer "
-                f"(tune={2 * self.default_tune_steps}) or start elsewhere (initvals=dispersed_starts(model, chains)).",
+                f"(tune={2 * self.default_tune_steps}) or start elsewhere "
+                "(initvals=dispersed_starts(model, chains)).",
             )
         elif "pending" in report:
             message = report.pop("pending")

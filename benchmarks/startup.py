@@ -1,0 +1,187 @@
+"""Time to the first draw, time that adaptation takes, and size of the state."""
+
+import argparse
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from statistics import median
+
+import pymc as pm
+
+from benchmarks.common import SEED, DrivenStep, heading, mark, show
+
+__all__ = ["add_arguments", "eight_schools", "run"]
+
+SAMPLERS = ("DEMetropolisZ", "KameleonStep", "AdaptiveMetropolisStep")
+COLD_SECONDS, WARM_SECONDS = 4.0, 2.0
+ADAPTATION_SECONDS = 2.0
+STATE_BYTES, STATE_GROWTH = 2_000_000, 0.01
+
+
+def add_arguments(parser):
+    parser.add_argument("--repeats", type=int, default=3, help="processes for each median")
+    parser.add_argument("--transitions", type=int, nargs=2, default=[1000, 100_000], metavar="N")
+
+
+def eight_schools() -> pm.Model:
+    """Build the eight schools model of Rubin (1981), non-centred: ten parameters."""
+    effects = [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]
+    errors = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 5.0)
+        tau = pm.HalfCauchy("tau", 5.0)
+        eta = pm.Normal("eta", 0.0, 1.0, shape=8)
+        pm.Normal("effect", mu + tau * eta, errors, observed=effects)
+    return model
+
+
+def first_draw(sampler: str) -> dict[str, float]:
+    """Seconds that importing this package takes after PyMC, and from the step to the first draw."""
+    start = time.perf_counter()
+    import pymc_kameleon
+
+    import_seconds = time.perf_counter() - start
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    make_step = pm.DEMetropolisZ if sampler == SAMPLERS[0] else getattr(pymc_kameleon, sampler)
+    draw_times = []
+    with eight_schools():
+        start = time.perf_counter()
+        pm.sample(
+            draws=2,
+            tune=2,
+            chains=1,
+            cores=1,
+            step=make_step(),
+            callback=lambda trace, draw: draw_times.append(time.perf_counter() - start),
+            progressbar=False,
+            compute_convergence_checks=False,
+            random_seed=SEED,
+        )
+    return {"import": import_seconds, "first draw": draw_times[0]}
+
+
+def in_new_process(sampler: str, folder: str) -> dict[str, float]:
+    """Call `first_draw` in a process whose compiled code is kept in `folder`."""
+    flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"base_compiledir={folder}/pytensor"]
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": f"{folder}/numba",
+        "PYTENSOR_FLAGS": ",".join(filter(None, flags)),
+    }
+    command = [sys.executable, "-m", "benchmarks.startup", sampler]
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def show_first_draws(arguments):
+    seconds = {(sampler, cache): [] for cache in ("cold", "warm") for sampler in SAMPLERS}
+    imports = []
+    for _ in range(arguments.repeats):
+        for sampler in SAMPLERS:
+            with tempfile.TemporaryDirectory() as folder:
+                for cache in ("cold", "warm"):
+                    found = in_new_process(sampler, folder)
+                    seconds[sampler, cache].append(found["first draw"])
+            imports.append(found["import"])
+            print(".", end="", flush=True)
+    rows = []
+    for (sampler, cache), values in seconds.items():
+        more = median(values) - median(seconds[SAMPLERS[0], cache])
+        bound = COLD_SECONDS if cache == "cold" else WARM_SECONDS
+        row = {"cache": cache, "sampler": sampler, "seconds": median(values), "more": more}
+        row |= {"smallest": min(values), "largest": max(values)}
+        rows.append(row | ({} if sampler == SAMPLERS[0] else mark(more, bound)))
+    lines = heading(
+        "startup: seconds from the construction of the step to the first draw of pm.sample",
+        "Model: eight schools, non-centred. Each figure is the median over "
+        f"{arguments.repeats} new processes. Cold: an",
+        "empty NUMBA_CACHE_DIR and an empty base_compiledir of PyTensor; warm: the same folders a",
+        "second time. more is the difference to DEMetropolisZ. Imports are not in it: importing",
+        f"pymc_kameleon after pymc takes {median(imports):.2f} s more.",
+    )
+    show(rows, lines, arguments.output / "startup-first-draw.csv")
+
+
+def show_adaptation(arguments):
+    from pymc_kameleon import KameleonStep
+    from pymc_kameleon.targets import Banana
+
+    rows = []
+    for steps in (1, 20):
+        make_step = partial(KameleonStep, n_subsample=1000, steps_per_draw=steps)
+        driven = DrivenStep(Banana(0.03).model(), make_step)
+        driven.tune(1000)  # loads all that is compiled
+        step, update, times = driven.step, driven.step._update, []
+
+        def timed(history, update=update, times=times):
+            start = time.process_time()
+            update(history)
+            times.append(time.process_time() - start)
+
+        driven.begin()
+        step._update = timed
+        start = time.process_time()
+        driven.tune(step.default_tune_steps)
+        rows.append(
+            {
+                "steps_per_draw": steps,
+                "tune": step.default_tune_steps,
+                "transitions": step.transition,
+                "tuning s": time.process_time() - start,
+                "updates": len(times),
+                "adaptation s": sum(times),
+                **mark(sum(times), ADAPTATION_SECONDS),
+            }
+        )
+    lines = heading(
+        "startup: CPU seconds of adaptation in a default tuning",
+        "KameleonStep(n_subsample=1000) on Banana(0.03, 100) in 8 dimensions, tune=None of PyMC 6.",
+        "adaptation s is the time in new subsamples, bandwidths and coordinates; the recursions of",
+        "scalings are a part of the compiled transitions.",
+    )
+    show(rows, lines, arguments.output / "startup-adaptation.csv")
+
+
+def show_state(arguments):
+    from pymc_kameleon import KameleonStep
+    from pymc_kameleon.targets import Banana
+
+    counts, rows = sorted(arguments.transitions), []
+    for phase in ("tuning all along", "after a default tuning"):
+        driven = DrivenStep(Banana(0.03).model(), partial(KameleonStep, n_subsample=1000))
+        if phase != "tuning all along":
+            driven.tune(driven.step.default_tune_steps)
+        sizes, done = [], 0
+        for count in counts:
+            driven.draw(count - done)
+            done = count
+            state = driven.step.sampling_state
+            sizes.append(len(pickle.dumps(state)))
+            rows.append({"phase": phase, "draws": count, "bytes": sizes[-1]})
+            rows[-1] |= {"limit": f"<= {STATE_BYTES}"} | mark(sizes[-1], STATE_BYTES)
+        growth = sizes[-1] / sizes[0] - 1
+        rows[-1] |= {"growth": growth, "growth met": mark(abs(growth), STATE_GROWTH)["met"]}
+    lines = heading(
+        "startup: bytes of the pickled sampling_state",
+        "KameleonStep(n_subsample=1000) on Banana(0.03, 100) in 8 dimensions, 1 step a draw.",
+        f"growth is between the two numbers of draws, to be within {STATE_GROWTH:.0%}.",
+    )
+    shown = ["phase", "draws", "bytes", "limit", "met", "growth", "growth met"]
+    show(rows, lines, arguments.output / "startup-state.csv", columns=shown)
+
+
+def run(arguments):
+    show_first_draws(arguments)
+    show_adaptation(arguments)
+    show_state(arguments)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Time the first draw in this process.")
+    parser.add_argument("sampler", choices=SAMPLERS)
+    print(json.dumps(first_draw(parser.parse_args().sampler)))

@@ -1,0 +1,1088 @@
+"""What PyMC and its users may expect of every step: a battery that runs over all of them.
+
+Statistical assertions use Monte Carlo standard errors; each fails by chance with probability 1e-6.
+"""
+
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+
+import cloudpickle
+import models
+import numba
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from conftest import STEPS
+from models import assert_mean, assert_moments, begin, drive, run, sample, values
+from pymc.stats.convergence import SamplerWarning
+from pymc.step_methods import STEP_METHODS
+from pymc.step_methods.compound import CompoundStep
+from pytensor.compile.ops import as_op
+
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels, register, unregister
+
+PYMC_6 = int(pm.__version__.split(".")[0]) >= 6
+C_LINKER = {"mode": "cvm"}
+needs_c_compiler = pytest.mark.skipif(**models.needs_c_compiler)
+
+
+@pytest.fixture
+def registered():
+    register()
+    yield
+    unregister()
+
+
+# variables: order, shapes, transforms -------------------------------------------------------------
+
+
+def test_order_of_vars_does_not_matter(make_step):
+    model = models.two_scales()
+    chains = []
+    for names in (["a", "b"], ["b", "a"]):
+        with model:
+            step = make_step([model[name] for name in names], steps_per_draw=5)
+        chains.append(sample(step, model, draws=900, tune=200))
+    for name, mean, sd in (("a", 0, 1), ("b", 10, 0.1)):
+        first, second = (values(chain, name) for chain in chains)
+        np.testing.assert_array_equal(first, second)
+        assert_moments(first, mean, sd, name)
+
+
+def test_variables_may_be_named(make_step):
+    model = models.two_scales()
+    with model:
+        by_name, by_variable = make_step(["b"]), make_step([model["b"]])
+    assert [v.name for v in by_name.vars] == [v.name for v in by_variable.vars] == ["b"]
+
+
+def test_shapes_and_transforms(make_step):
+    model = models.shapes_and_transforms()
+    with model:
+        backwards = make_step(list(reversed(model.free_RVs)), steps_per_draw=20)
+        default = make_step(steps_per_draw=20)
+    assert [v.name for v in backwards.vars] == [v.name for v in model.value_vars]
+    idata = sample(default, model, draws=1500, tune=400)
+    for name in ("scale", "simplex", "matrix", "interval"):
+        short = (
+            values(sample(s, model, draws=20, tune=20), name) for s in (backwards, default)
+        )
+        np.testing.assert_array_equal(*short)
+    assert values(idata, "matrix").shape == (1, 1500, 2, 2)
+    np.testing.assert_allclose(values(idata, "simplex").sum(axis=-1), 1)
+    assert_mean(values(idata, "scale"), 2 * np.sqrt(2 / np.pi), "half-normal")
+    assert_mean(values(idata, "simplex"), np.array([2, 3, 4]) / 9, "simplex")
+    assert_moments(values(idata, "matrix"), np.array([[0, 1], [2, 3]]), 0.5, "matrix")
+    assert_moments(values(idata, "interval"), np.ones(2), 4 / np.sqrt(12), "interval")
+
+
+@pytest.mark.parametrize("dim", [1, 100])
+def test_dimensions(make_step, dim):
+    model, mean, sd = models.normal(dim)
+    with model:
+        step = make_step(steps_per_draw=5 if dim == 1 else 100)
+    idata = sample(step, model, draws=600, tune=900 if dim == 100 else 500)
+    assert_moments(values(idata, "x"), mean, sd, f"d = {dim}")
+
+
+# chains -------------------------------------------------------------------------------------------
+
+
+def generator_after(spawned):
+    rng = np.random.default_rng(20)
+    if spawned:
+        rng.spawn(spawned)
+    return rng
+
+
+def test_chains_share_nothing(make_step):
+    model, _, _ = models.normal(3)
+    with model:
+        step, fresh = make_step(), make_step()
+    both = values(sample(step, model, chains=2, draws=60, tune=140, random_seed=20), "x")
+    again = values(sample(step, model, chains=2, draws=60, tune=140, random_seed=20), "x")
+    np.testing.assert_array_equal(both, again)
+    assert not np.array_equal(both[0], both[1])
+    for chain in (0, 1):
+        rng = generator_after(chain)
+        alone = values(sample(fresh, model, draws=60, tune=140, random_seed=rng), "x")
+        np.testing.assert_array_equal(both[chain], alone[0])
+
+
+def test_shallow_copies_are_independent(make_step):
+    """PyMC's population sampling copies a step with `copy.copy`."""
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(compile_kwargs=C_LINKER if pytensor.config.cxx else None)
+    expected, _, _ = run(step, model, 200, tune=150, seed=1)
+    twins = [copy.copy(step), copy.copy(step)]
+    begin(twins[0], 1), begin(twins[1], 2)
+    points = [model.initial_point(), model.initial_point()]
+    first = []
+    for i in range(200):
+        for k, twin in enumerate(twins):
+            if i == 150:
+                twin.stop_tuning()
+            points[k], _ = twin.step(points[k])
+        first.append(points[0]["x"])
+    np.testing.assert_array_equal(np.array(first), expected)
+
+
+@needs_c_compiler
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_give_the_same_chains(make_step, method):
+    """Bitwise with the C linker; both kinds of step in one run, as spawning is slow."""
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(compile_kwargs=C_LINKER)
+    options = {"chains": 2, "draws": 100, "tune": 150, "random_seed": 7}
+    expected = values(sample(step, model, **options), "x")
+    result = sample(step, model, cores=2, mp_ctx=method, **options)
+    np.testing.assert_array_equal(values(result, "x"), expected)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_compiled_processes_give_close_chains(make_step, method):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step()
+    options = {"chains": 2, "draws": 80, "tune": 120, "random_seed": 7}
+    expected = values(sample(step, model, **options), "x")
+    result = sample(step, model, cores=2, mp_ctx=method, **options)
+    np.testing.assert_allclose(values(result, "x"), expected, rtol=1e-5, atol=1e-7)
+
+
+# compiled and plain -------------------------------------------------------------------------------
+
+
+def inverse_multiquadric(x, y, bandwidth):
+    return 1 / np.sqrt(1 + np.sum((x - y) ** 2) / bandwidth**2)
+
+
+def inverse_multiquadric_gradient(x, y, bandwidth):
+    return (y - x) / bandwidth**2 * (1 + np.sum((x - y) ** 2) / bandwidth**2) ** -1.5
+
+
+KERNELS = {
+    "gaussian": kernels.Gaussian(),
+    "matern 1.5": kernels.Matern(1.5),
+    "matern 2.5": kernels.Matern(2.5),
+    "matern 2.0": kernels.Matern(2.0),
+    "linear": kernels.Linear(),
+    "polynomial": kernels.Polynomial(2, 1.0),
+    "own, compiled": kernels.CustomKernel(
+        inverse_multiquadric, numba.njit(inverse_multiquadric_gradient)
+    ),
+    "own, plain": kernels.CustomKernel(inverse_multiquadric, inverse_multiquadric_gradient),
+}
+CONFIGURATIONS = {
+    "adaptive metropolis": (AdaptiveMetropolisStep, {}),
+    "fixed covariance": (AdaptiveMetropolisStep, {"covariance": np.diag([1.0, 2.0, 3.0])}),
+    "paper": (KameleonStep.paper, {"adaptation": models.every_ten}),
+    **{
+        f"kameleon, {name}": (KameleonStep, {"kernel": kernel, "n_subsample": 60})
+        for name, kernel in KERNELS.items()
+    },
+}
+
+
+@needs_c_compiler
+@pytest.mark.parametrize("steps_per_draw", [1, 20])
+@pytest.mark.parametrize("configuration", list(CONFIGURATIONS))
+def test_compiled_and_plain_give_the_same_chain(configuration, steps_per_draw):
+    make, options = CONFIGURATIONS[configuration]
+    model, _, _ = models.normal(3)
+    chains = []
+    for compile_kwargs in (None, C_LINKER):
+        with model:
+            step = make(steps_per_draw=steps_per_draw, compile_kwargs=compile_kwargs, **options)
+        draws = 240 // steps_per_draw
+        chains.append(run(step, model, draws, tune=200 // steps_per_draw, seed=3))
+        compiled = compile_kwargs is None
+        assert (step.target.compiled() is not None) == compiled
+    (points, statistics, _), (plain_points, plain_statistics, _) = chains
+    np.testing.assert_allclose(points, plain_points, rtol=1e-6, atol=1e-8)
+    for name in ("accept", "scaling", "n_evals"):
+        np.testing.assert_allclose(
+            [s[name] for s in statistics], [s[name] for s in plain_statistics], rtol=1e-5, atol=1e-8
+        )
+    assert sum(s["accepted"] for s in statistics) > 0
+
+
+# sampling state -----------------------------------------------------------------------------------
+
+ROUND_TRIPS = {
+    "as it is": lambda state: state,
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
+    "cloudpickle": lambda state: cloudpickle.loads(cloudpickle.dumps(state)),
+}
+COMPARED = ("accept", "accepted", "scaling", "n_evals", "n_nonfinite")
+
+
+def assert_same_continuation(first, second):
+    points, statistics, _ = first
+    other_points, other_statistics, _ = second
+    np.testing.assert_array_equal(points, other_points)
+    for name in COMPARED:
+        np.testing.assert_array_equal(
+            [s[name] for s in statistics], [s[name] for s in other_statistics], err_msg=name
+        )
+
+
+@pytest.mark.parametrize("round_trip", list(ROUND_TRIPS))
+@pytest.mark.parametrize("saved_at", [5, 180, 400])
+def test_saved_and_restored_state_continues_the_chain(make_step, saved_at, round_trip):
+    """Saved in the first phase of tuning, late in tuning, and after it."""
+    model, _, _ = models.normal(2)
+    with model:
+        step, other = make_step(steps_per_draw=2), make_step(steps_per_draw=2)
+    begin(step, seed=4)
+    _, _, point = drive(step, model.initial_point(), saved_at, tune=300)
+    state = ROUND_TRIPS[round_trip](step.sampling_state)
+    remaining = {"draws": 300, "tune": max(300 - saved_at, -1)}
+    expected = drive(step, point, **remaining)
+    other.sampling_state = state
+    assert_same_continuation(drive(other, point, **remaining), expected)
+
+
+def test_state_restored_into_a_used_step(make_step):
+    """Going back to an earlier state of the same step repeats its chain."""
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(steps_per_draw=2)
+    begin(step, seed=4)
+    _, _, point = drive(step, model.initial_point(), 70, tune=300)
+    state = step.sampling_state
+    expected = drive(step, point, 300, tune=230)
+    step.sampling_state = state
+    assert_same_continuation(drive(step, point, 300, tune=230), expected)
+
+
+def test_restored_state_keeps_the_estimate(make_step):
+    model, operation = models.black_box(dim=1, noise=1.0)
+    with model:
+        step = make_step(pseudo_marginal=True)
+        other = make_step(pseudo_marginal=True)
+    begin(step, seed=4)
+    _, _, point = drive(step, model.initial_point(), 50, tune=30)
+    other.sampling_state = step.sampling_state
+    kept = step.chain.value.copy()
+    operation.calls = 0
+    other._arrive(point["x"])
+    assert operation.calls == 0
+    np.testing.assert_array_equal(other.chain.value, kept)
+
+
+DIFFERENT = {
+    "steps_per_draw": {"steps_per_draw": 3},
+    "target_accept": {"target_accept": 0.3},
+    "adapt_after_tune": {"adapt_after_tune": True},
+    "learn_scaling": {"learn_scaling": False},
+    "scaling": {"scaling": 0.5},
+}
+
+
+@pytest.mark.parametrize("difference", list(DIFFERENT))
+def test_state_of_another_configuration_is_refused(make_step, difference):
+    model, _, _ = models.normal(2)
+    with model:
+        step, other = make_step(), make_step(**DIFFERENT[difference])
+    run(step, model, 5)
+    with pytest.raises(ValueError, match=difference):
+        other.sampling_state = step.sampling_state
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (KameleonStep, ({"kernel": "gaussian"}, {"kernel": "linear"})),
+        (KameleonStep, ({"n_subsample": 10}, {"n_subsample": 11})),
+        (KameleonStep, ({"adaptation": None}, {"adaptation": models.every_ten})),
+        (AdaptiveMetropolisStep, ({"covariance": np.eye(2)}, {"covariance": 2 * np.eye(2)})),
+        (
+            AdaptiveMetropolisStep,
+            ({"initial_covariance": np.eye(2)}, {"initial_covariance": 2 * np.eye(2)}),
+        ),
+    ],
+)
+def test_state_of_another_proposal_is_refused(make, options):
+    model, _, _ = models.normal(2)
+    with model:
+        first, second = (make(**o) for o in options)
+    run(first, model, 5)
+    with pytest.raises(ValueError, match=next(iter(options[0]))):
+        second.sampling_state = first.sampling_state
+
+
+def test_state_of_other_variables_is_refused(make_step):
+    model = models.two_scales()
+    with model:
+        a, both = make_step([model["a"]]), make_step()
+    run(a, model, 5)
+    with pytest.raises(ValueError, match="vars"):
+        both.sampling_state = a.sampling_state
+
+
+def test_state_and_step_stay_small(step_class):
+    """At most 2 MB for d = 8 and a subsample of 1000, and as much after 1e5 transitions as 1e3."""
+    model, _, _ = models.normal(8)
+    with model:
+        step = step_class(steps_per_draw=100)
+    begin(step, tune=10**9)
+    sizes, point, done = [], model.initial_point(), 0
+    for draws in (10, 1000):
+        _, _, point = drive(step, point, draws - done, tune=-1)
+        done = draws
+        state = len(pickle.dumps(step.sampling_state))
+        sizes.append((state, len(cloudpickle.dumps(step))))
+        assert state <= 2e6
+    np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.01)
+    assert sizes[1][1] - sizes[1][0] < 1e6
+
+
+# lengths ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draws", [1, 30])
+@pytest.mark.parametrize("tune", [0, 1, 40])
+def test_lengths_of_tuning(make_step, tune, draws):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step()
+    idata = sample(step, model, draws=draws, tune=tune)
+    assert values(idata, "x").shape == (1, draws, 2)
+    assert np.all(np.isfinite(values(idata, "x")))
+    if draws == 30:
+        assert np.all(values(idata, "n_evals", "sample_stats")[0, 1:] == 1)
+        assert np.ptp(values(idata, "scaling", "sample_stats")) == 0
+
+
+@pytest.mark.parametrize("tune", [0, 1, 40, 130])
+def test_frozen_however_short_tuning_was(make_step, tune):
+    """Nothing that the proposal depends on changes once tuning has ended."""
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(compile_kwargs=C_LINKER if pytensor.config.cxx else None)
+    begin(step, tune=tune)
+    _, _, point = drive(step, model.initial_point(), tune + 1, tune)
+    names = ("learnt", "scaling", "moments", "components", "history")
+    before = pickle.dumps([getattr(step.sampling_state, name, None) for name in names])
+    drive(step, point, 300, tune=-1)
+    assert before == pickle.dumps([getattr(step.sampling_state, name, None) for name in names])
+
+
+def test_adapt_after_tune_goes_on(make_step):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(adapt_after_tune=True)
+    _, statistics, _ = run(step, model, 600, tune=300)
+    assert len({s["scaling"] for s in statistics[300:]}) > 1
+
+
+def test_starts_of_chains_come_from_initvals(make_step):
+    model, _, _ = models.normal(1)
+    starts = [{"x": np.array([5.0])}, {"x": np.array([-5.0])}]
+    with model:
+        step = make_step(scaling=1e-12, learn_scaling=False, **tiny_moves(make_step))
+    idata = sample(step, model, chains=2, draws=1, tune=0, initvals=starts)
+    np.testing.assert_allclose(values(idata, "x")[:, 0, 0], [5, -5], atol=3)
+
+
+def tiny_moves(make_step):
+    if make_step is STEPS["kameleon"]:
+        return {"gamma": 1e-6, "global_share": 0.0, "standardize": False, "bandwidth": 1.0}
+    return {"covariance": "identity"}
+
+
+# compound steps -----------------------------------------------------------------------------------
+
+
+def test_two_of_ours(make_step):
+    model = models.two_scales()
+    with model:
+        steps = [make_step([model["b"]], steps_per_draw=3), make_step([model["a"]])]
+    idata = sample(steps, model, draws=900, tune=300)
+    assert_moments(values(idata, "b"), 10, 0.1, "b")
+    assert values(idata, "accept", "sample_stats").shape == (1, 900, 2)
+    assert values(idata, "n_evals", "sample_stats")[0, 1:].sum() == 899 * 4
+
+
+def test_kameleon_beside_adaptive_metropolis():
+    model = models.two_scales()
+    with model:
+        steps = [KameleonStep([model["a"]], n_subsample=50), AdaptiveMetropolisStep([model["b"]])]
+    idata = sample(steps, model, draws=30, tune=30)
+    assert values(idata, "scaling", "sample_stats").shape == (1, 30, 2)
+    assert "bandwidth" in idata["sample_stats"]
+
+
+def test_with_nuts(make_step):
+    """A Gaussian pair: the conditional means move with each other."""
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1)
+        b = pm.Normal("b", a, 1)
+        pm.Normal("y", b, 1, observed=3.0)
+        step = [make_step([b], steps_per_draw=10), pm.NUTS([a])]
+    idata = sample(step, model, draws=1500, tune=400)
+    assert_moments(values(idata, "a"), 1, np.sqrt(2 / 3), "a")
+    assert_moments(values(idata, "b"), 2, np.sqrt(2 / 3), "b")
+    assert "tree_depth" in idata["sample_stats"] or "depth" in idata["sample_stats"]
+
+
+def test_with_metropolis_on_a_discrete_variable(make_step):
+    model = models.mixed_discrete()
+    with model:
+        step = make_step([model["x"]], steps_per_draw=5)
+    idata = sample([step], model, draws=6000, tune=600)
+    for name, expected in models.mixed_discrete_means().items():
+        assert_mean(values(idata, name), expected, name)
+    assert values(idata, "accepted", "sample_stats").shape == (1, 6000, 2)
+
+
+def test_with_binary_gibbs(make_step):
+    model = models.with_switch()
+    with model:
+        steps = [make_step([model["x"]]), pm.BinaryGibbsMetropolis([model["on"]])]
+    idata = sample(steps, model, draws=3000, tune=300)
+    weight = np.exp(-0.25 * (0.5 - np.array([0, 1])) ** 2)
+    assert_mean(values(idata, "on"), weight[1] / weight.sum(), "on")
+
+
+def test_not_blocked_gives_a_step_for_every_variable(make_step):
+    model = models.two_scales()
+    with model:
+        step = make_step(blocked=False)
+    assert isinstance(step, CompoundStep) and len(step.methods) == 2
+    idata = sample(step, model, draws=900, tune=300)
+    assert_moments(values(idata, "b"), 10, 0.1, "b")
+    assert values(idata, "accept", "sample_stats").shape == (1, 900, 2)
+
+
+def test_compound_state_is_restored(make_step):
+    model = models.two_scales()
+    with model:
+        first, second = (
+            CompoundStep([make_step([model["a"]]), make_step([model["b"]])]) for _ in range(2)
+        )
+    begin(first, seed=5)
+    _, _, point = drive(first, model.initial_point(), 60, tune=-1)
+    second.sampling_state = first.sampling_state
+    expected, _, _ = drive(first, point, 150, tune=60)
+    continued, _, _ = drive(second, point, 150, tune=60)
+    np.testing.assert_array_equal(continued, expected)
+
+
+# counts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps_per_draw", [1, 7])
+def test_one_evaluation_a_transition(make_step, steps_per_draw):
+    """Counted by the operation itself, beside the statistic."""
+    model, operation = models.black_box()
+    with model:
+        step = make_step(steps_per_draw=steps_per_draw)
+    begin(step)
+    operation.calls = 0
+    point, calls = model.initial_point(), []
+    for i in range(200):
+        if i == 150:
+            step.stop_tuning()
+        before = operation.calls
+        point, (statistics,) = step.step(point)
+        calls.append(operation.calls - before)
+        assert statistics["n_evals"] == calls[-1]
+    assert calls == [steps_per_draw + 1] + [steps_per_draw] * 199
+    assert step.target.n_evaluations == sum(calls)
+
+
+def test_a_step_may_be_called_from_any_point(make_step):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(steps_per_draw=3)
+    _, _, point = run(step, model, 10, tune=5)
+    moved = {"x": point["x"] + 0.5}
+    point, (statistics,) = step.step(moved)
+    assert statistics["n_evals"] == 4
+    _, (statistics,) = step.step(point)
+    assert statistics["n_evals"] == 3
+    logp = model.compile_logp()(point)
+    np.testing.assert_allclose(step.target(point["x"]).sum(), logp)
+
+
+def test_jumping_about_between_draws_leaves_the_kept_density_right(make_step):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step()
+    _, _, point = run(step, model, 150, tune=150)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        point, _ = step.step({"x": rng.normal(size=2)})
+        np.testing.assert_allclose(step.chain.value.sum(), step.target(point["x"]).sum())
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_evaluated_again_only_if_other_variables_changed(make_step, shift):
+    model = models.two_scales()
+    with model:
+        ours = make_step([model["a"]], steps_per_draw=4)
+        step = CompoundStep([ours, models.Shift([model["b"]], shift=shift)])
+    _, statistics, _ = run(step, model, 30, tune=10)
+    counts = [s[0]["n_evals"] for s in statistics]
+    assert counts == [5] + [5 if shift else 4] * 29
+
+
+@pytest.mark.parametrize("compile_kwargs", [None, C_LINKER])
+@pytest.mark.parametrize("length", [4, 9])
+def test_new_data_between_two_samplings(make_step, length, compile_kwargs):
+    if compile_kwargs is not None and not pytensor.config.cxx:
+        pytest.skip(models.needs_c_compiler["reason"])
+    model = models.with_data()
+    with model:
+        step = make_step(steps_per_draw=4, compile_kwargs=compile_kwargs)
+        before = sample(step, draws=600, tune=300)
+        pm.set_data({"y": np.full(length, 5.0)})
+        after = sample(step, draws=600, tune=300)
+    for idata, level, n in ((before, 0.0, 4), (after, 5.0, length)):
+        precision = n + 0.01
+        assert_moments(values(idata, "mu"), level * n / precision, precision**-0.5, "mu")
+
+
+def test_new_data_in_the_middle_of_a_chain(make_step):
+    """Driven by hand, the kept log density is dropped as soon as the data are others."""
+    model = models.with_data()
+    with model:
+        step = make_step()
+    _, _, point = run(step, model, 10)
+    with model:
+        pm.set_data({"y": np.full(7, 5.0)})
+    point, (statistics,) = step.step(point)
+    assert statistics["n_evals"] == 2
+    np.testing.assert_allclose(step.chain.value.sum(), model.compile_logp()(point))
+
+
+# estimated likelihoods ----------------------------------------------------------------------------
+
+
+def test_an_accepted_estimate_is_kept(make_step):
+    """At a point that does not move the estimate is not drawn again."""
+    model, operation = models.black_box(dim=1, noise=2.0)
+    with model:
+        step = make_step(pseudo_marginal=True)
+    begin(step)
+    operation.calls = 0
+    point, kept, stayed = model.initial_point(), None, 0
+    for i in range(300):
+        before = point["x"].copy()
+        point, (statistics,) = step.step(point)
+        assert statistics["n_evals"] == 1 + (i == 0)
+        if np.array_equal(before, point["x"]) and kept is not None:
+            assert step.chain.value[2] == kept
+            stayed += 1
+        kept = step.chain.value[2]
+    assert operation.calls == 301
+    assert 10 < stayed < 300
+
+
+def test_noisy_estimates_leave_the_posterior_right(make_step):
+    model, _ = models.black_box(dim=1, noise=0.7)
+    with model:
+        step = make_step(pseudo_marginal=True, steps_per_draw=5)
+    idata = sample(step, model, draws=3000, tune=600)
+    assert_moments(values(idata, "x"), np.array([0.5]), np.sqrt(0.5), "pseudo-marginal")
+
+
+def test_estimate_kept_while_the_rest_is_evaluated_again(make_step):
+    model, operation = models.estimated_with_other()
+    with model:
+        ours = make_step([model["own"]], pseudo_marginal=True)
+        step = CompoundStep([ours, models.Shift([model["other"]], shift=0.25)])
+    prior = model.compile_fn(
+        model.logp(vars=model.free_RVs), inputs=model.value_vars, mode="FAST_COMPILE"
+    )
+    exact = model.compile_fn(
+        model.logp(vars=model.observed_RVs), inputs=model.value_vars, mode="FAST_COMPILE"
+    )
+    begin(step)
+    operation.calls = 0
+    point = model.initial_point()
+    for i in range(100):
+        calls, kept = operation.calls, None if i == 0 else ours.chain.value[2]
+        before = point
+        point, _ = step.step(point)
+        assert operation.calls - calls == 1 + (i == 0)
+        at = {"own": point["own"], "other": before["other"]}
+        np.testing.assert_allclose(ours.chain.value[:2], [prior(at), exact(at)])
+        if i and point["own"] == before["own"]:
+            assert ours.chain.value[2] == kept
+
+
+def test_posterior_of_an_estimated_term_in_a_compound(make_step):
+    """The other variable is drawn exactly, so every error is the step's."""
+    model, _ = models.estimated_with_other(noise=0.5)
+    with model:
+        ours = make_step([model["own"]], pseudo_marginal=True, steps_per_draw=5)
+        gibbs = models.ExactOther([model["other"]])
+    idata = sample([ours, gibbs], model, draws=3000, tune=500)
+    variance = np.diag(np.linalg.inv(models.ESTIMATED_PRECISION))
+    for i, name in enumerate(("own", "other")):
+        assert_moments(values(idata, name), models.ESTIMATED_MEAN[i], variance[i] ** 0.5, name)
+
+
+def test_entangled_estimates_are_refused(make_step):
+    model, _ = models.estimated_with_other(entangled=True)
+    with model:
+        with pytest.raises(ValueError, match=r"simulator.*other.*vars="):
+            make_step([model["own"]], pseudo_marginal=True)
+        make_step(pseudo_marginal=True)
+
+
+# progress bars and statistics ---------------------------------------------------------------------
+
+BARS = [True, "combined", "split", "combined+stats", "split+stats"]
+
+
+@pytest.mark.parametrize("compound", [False, True])
+@pytest.mark.parametrize("bar", BARS)
+def test_progress_bars(make_step, bar, compound, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    model = models.two_scales()
+    with model:
+        compile_kwargs = C_LINKER if pytensor.config.cxx else None
+        step = make_step([model["a"]], compile_kwargs=compile_kwargs)
+        other = pm.Metropolis([model["b"]])
+    step = [step, other] if compound else [step, make_step([model["b"]])]
+    sample(step, model, draws=20, tune=20, progressbar=bar)
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert "Draws" in shown
+    if bar is not True and "stats" in bar:
+        for column in ("Acceptance", "Scaling", "Evaluations/draw"):
+            assert column in shown
+
+
+@pytest.mark.parametrize("bar", [True, "split+stats"])
+def test_progress_bar_of_one_step(make_step, bar, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    model, _, _ = models.normal(1)
+    with model:
+        step = make_step()
+    sample(step, model, chains=2, draws=20, tune=20, progressbar=bar)
+    captured = capsys.readouterr()
+    for column in ("Acceptance", "Scaling", "Evaluations/draw"):
+        assert column in captured.out + captured.err
+
+
+def test_statistics_are_as_declared(make_step):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(steps_per_draw=2)
+    declared = dict(step.stats_dtypes_shapes)
+    assert declared.pop("warning") == (SamplerWarning, None)
+    _, statistics, _ = run(step, model, 400, tune=200)
+    for draw in statistics:
+        assert set(draw) - {"warning"} == set(declared)
+        for name, (dtype, shape) in declared.items():
+            assert np.asarray(draw[name]).dtype == dtype == np.float64
+            assert np.shape(draw[name]) == tuple(shape) == ()
+        assert 0 <= draw["accepted"] <= 1 and 0 <= draw["accept"] <= 1
+        assert draw["n_nonfinite"] == 0
+    reserved = {"total", "completed", "advance", "description", "visible", "refresh", "draw"}
+    assert not reserved & set(declared)
+
+
+def test_result_keeps_the_statistics_and_saves(make_step, tmp_path):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step()
+    idata = sample(step, model, draws=10, tune=10, discard_tuned_samples=False)
+    for group in ("sample_stats", "warmup_sample_stats"):
+        names = {"accept", "accepted", "scaling", "n_evals", "n_nonfinite"}
+        assert names <= set(idata[group].data_vars)
+        assert "warning" not in idata[group].data_vars
+    idata.to_netcdf(tmp_path / "result.nc")
+
+
+# warnings -----------------------------------------------------------------------------------------
+
+
+def warnings_of(step, model, draws, tune):
+    _, statistics, _ = run(step, model, draws, tune)
+    return [s["warning"] for s in statistics if "warning" in s]
+
+
+def test_stuck_chain_says_so_once(make_step):
+    model = models.immovable()
+    with model:
+        step = make_step(steps_per_draw=10)
+    told = warnings_of(step, model, 900, tune=300)
+    stuck = [w for w in told if "stuck" in w.message]
+    assert len(stuck) == 1 and "x" in stuck[0].message and stuck[0].level == "warn"
+    assert len(told) == len({w.message for w in told}) == 2
+
+
+def test_acceptance_far_from_target_says_so_once(make_step):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(
+            scaling=1e-12, learn_scaling=False, steps_per_draw=10, **tiny_moves(make_step)
+        )
+    told = warnings_of(step, model, 900, tune=400)
+    assert len(told) == 1
+    assert "acceptance" in told[0].message and "0.234" in told[0].message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_non_finite_values_say_so_once(make_step, value):
+    model = models.not_finite(value)
+    with model:
+        step = make_step(steps_per_draw=10)
+    told = warnings_of(step, model, 900, tune=300)
+    assert len(told) == 1
+    assert "NaN" in told[0].message and "%" in told[0].message
+
+
+@pytest.mark.parametrize("tune", [0, 1, 50])
+def test_short_tuning_says_so_once(make_step, tune):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step()
+    told = warnings_of(step, model, 900, tune=tune)
+    assert len(told) == 1
+    assert "short" in told[0].message and f"tune={step.default_tune_steps}" in told[0].message
+
+
+def test_long_enough_tuning_says_nothing(make_step):
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(steps_per_draw=10)
+    assert warnings_of(step, model, 400, tune=200) == []
+
+
+def test_warnings_reach_the_log_and_not_the_result(make_step, caplog):
+    model, _, _ = models.normal(1)
+    with model:
+        step = make_step()
+    idata = sample(step, model, chains=2, draws=30, tune=10)
+    told = [r for r in caplog.records if "short" in r.getMessage()]
+    assert len(told) == 2
+    assert "warning" not in idata["sample_stats"].data_vars
+
+
+# tuning length ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not PYMC_6, reason="PyMC 5 ignores default_tune_steps")
+def test_default_tune_steps_is_honoured(make_step):
+    model, _, _ = models.normal(1)
+    with model:
+        step = make_step(steps_per_draw=20)
+    assert 0 < step.default_tune_steps < 1000
+    idata = sample(step, model, draws=5, tune=None)
+    assert idata["posterior"].attrs["tuning_steps"] == step.default_tune_steps
+
+
+def test_default_tune_steps_grows_with_dimension(step_class):
+    with models.normal(2)[0]:
+        small = step_class().default_tune_steps
+        many = step_class(steps_per_draw=20).default_tune_steps
+    with models.normal(20)[0]:
+        large = step_class().default_tune_steps
+    assert many < small < large
+
+
+# registration -------------------------------------------------------------------------------------
+
+
+def test_importing_registers_nothing():
+    assert not any("kameleon" in m.__module__ for m in STEP_METHODS)
+
+
+def test_register_and_unregister():
+    before = list(STEP_METHODS)
+    register()
+    register()
+    assert len(STEP_METHODS) == len(before) + 1
+    unregister()
+    unregister()
+    assert before == STEP_METHODS
+
+
+def test_registered_step_is_chosen_without_gradients(registered, caplog):
+    model, operation = models.black_box()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with model, caplog.at_level(logging.INFO):
+            idata = pm.sample(
+                draws=20,
+                tune=20,
+                chains=1,
+                progressbar=False,
+                kameleon={"steps_per_draw": 3, "n_subsample": 20},
+            )
+    assert np.all(values(idata, "n_evals", "sample_stats")[0] == 3)
+    assert not [w for w in caught if "object mode" in str(w.message)]
+
+
+def test_registered_step_leaves_gradients_to_nuts(registered):
+    with models.normal(1)[0]:
+        idata = pm.sample(draws=5, tune=5, chains=1, progressbar=False)
+    assert "tree_depth" in idata["sample_stats"] or "depth" in idata["sample_stats"]
+
+
+def test_registered_step_leaves_discrete_variables_alone(registered):
+    with pm.Model():
+        pm.Poisson("count", 3)
+        pm.Potential("simulator", models.BlackBox(models.negative_half_square)(
+            pt.stack([pm.Normal("x", 0, 1)])
+        ))  # fmt: skip
+        idata = pm.sample(draws=5, tune=5, chains=1, progressbar=False)
+    assert values(idata, "accepted", "sample_stats").shape == (1, 5, 2)
+
+
+# black boxes --------------------------------------------------------------------------------------
+
+
+def test_black_box_falls_back_by_itself(make_step, caplog):
+    """With one log line, no error, and no complaint of Numba's."""
+    model, _ = models.black_box()
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO, logger="pymc_kameleon"):
+        warnings.simplefilter("error", UserWarning)
+        with model:
+            step = make_step()
+        _, statistics, _ = run(step, model, 30, tune=20)
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("pymc_kameleon")]
+    assert len(lines) == 1 and "BlackBox" in lines[0] and "Python" in lines[0]
+
+
+def test_black_box_posterior(make_step):
+    model, _ = models.black_box(dim=2)
+    with model:
+        step = make_step(steps_per_draw=3)
+    idata = sample(step, model, draws=2000, tune=600)
+    assert_moments(values(idata, "x"), np.full(2, 0.5), np.sqrt(0.5), "black box")
+
+
+@needs_c_compiler
+def test_black_box_with_the_c_linker(make_step):
+    model, _ = models.black_box()
+    with model:
+        step = make_step(compile_kwargs=C_LINKER)
+    assert values(sample(step, model, draws=10, tune=10), "x").shape == (1, 10, 2)
+
+
+def test_black_box_with_numba_on_request(make_step):
+    """The user's own choice: object mode, which Numba remarks on."""
+    model, _ = models.black_box()
+    with model:
+        step = make_step(compile_kwargs={"mode": "NUMBA"})
+    expected, _, _ = run(make_step(model=model), model, 60, tune=30, seed=2)
+    points, _, _ = run(step, model, 60, tune=30, seed=2)
+    np.testing.assert_allclose(points, expected, rtol=1e-6)
+
+
+def test_unpicklable_black_box_on_one_core(make_step):
+    model, _ = models.unpicklable_black_box()
+    with model:
+        step = make_step()
+    assert values(sample(step, model, draws=10, tune=10, chains=2), "x").shape == (2, 10, 2)
+
+
+def test_black_box_on_two_cores(make_step):
+    model, _ = models.black_box()
+    with model:
+        step = make_step()
+    one = sample(step, model, draws=20, tune=20, chains=2)
+    two = sample(step, model, draws=20, tune=20, chains=2, cores=2)
+    np.testing.assert_allclose(values(two, "x"), values(one, "x"), rtol=1e-6)
+
+
+@as_op(itypes=[pt.dvector], otypes=[pt.dscalar])
+def wrapped_function(x):
+    return np.array(models.negative_half_square(x))
+
+
+def test_wrapped_python_function(make_step, caplog):
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=2)
+        pm.Potential("simulator", wrapped_function(x))
+        with caplog.at_level(logging.INFO, logger="pymc_kameleon"):
+            step = make_step()
+    idata = sample(step, model, draws=20, tune=20)
+    assert values(idata, "x").shape == (1, 20, 2)
+    assert len([r for r in caplog.records if r.name.startswith("pymc_kameleon")]) == 1
+
+
+def raising(x):
+    raise FloatingPointError("the solver failed at x")
+
+
+def test_an_error_of_the_black_box_is_shown(make_step):
+    model, operation = models.black_box()
+    with model:
+        step = make_step()
+    run(step, model, 3)
+    operation.function = raising
+    with pytest.raises(FloatingPointError, match="the solver failed"):
+        step.step(model.initial_point())
+
+
+# densities that are not finite --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile_kwargs", [None, C_LINKER])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_regions_without_density(make_step, value, compile_kwargs):
+    if compile_kwargs is not None and not pytensor.config.cxx:
+        pytest.skip(models.needs_c_compiler["reason"])
+    model = models.not_finite(value)
+    with model:
+        step = make_step(compile_kwargs=compile_kwargs)
+    points, statistics, _ = run(step, model, 500, tune=300)
+    counted = sum(s["n_nonfinite"] for s in statistics)
+    assert points.max() <= 0
+    assert len(np.unique(points)) > 50
+    assert counted == 0 if value == -np.inf else 20 < counted < 500
+
+
+def test_truncated_moments_are_right(make_step):
+    model = models.not_finite()
+    with model:
+        step = make_step(steps_per_draw=10)
+    idata = sample(step, model, draws=1500, tune=300)
+    assert_mean(values(idata, "x"), -np.sqrt(2 / np.pi), "half normal")
+
+
+def test_model_without_bounds_checks(make_step):
+    """A negative standard deviation is then NaN instead of -inf."""
+    with pm.Model(check_bounds=False) as model:
+        sigma = pm.Normal("sigma", 1, 1, initval=1.0)
+        pm.Normal("y", 0, sigma, observed=np.array([0.5, -1.0]))
+    step = make_step(model=model)
+    points, statistics, _ = run(step, model, 600, tune=400)
+    assert points.min() > 0
+    assert sum(s["n_nonfinite"] for s in statistics) > 0
+
+
+FLOAT32 = """
+import numpy as np, pymc as pm, sys
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+with pm.Model() as model:
+    x = pm.Normal("x", 1.0, 2.0, shape=2)
+    s = pm.HalfNormal("s", 1.0)
+    pm.Normal("y", x.sum(), s, observed=np.array([0.5, 1.5], dtype="float32"))
+assert model.initial_point()["x"].dtype == np.float32
+for cls in (AdaptiveMetropolisStep, KameleonStep):
+    for kwargs in ({}, {"mode": "FAST_COMPILE"}):
+        step = cls(model=model, steps_per_draw=3, compile_kwargs=kwargs or None)
+        idata = pm.sample(draws=40, tune=150, step=step, model=model, chains=1, cores=1,
+                          progressbar=False, random_seed=1)
+        draws = idata["posterior"]["x"].values
+        assert draws.dtype == np.float32, draws.dtype
+        assert np.all(np.isfinite(draws)) and len(np.unique(draws)) > 20
+        evaluations = idata["sample_stats"]["n_evals"].values
+        assert np.all(evaluations == 3), evaluations
+"""
+
+
+def run_python(code, *flags, **environment):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+def test_single_precision():
+    flags = ",".join(filter(None, [os.environ.get("PYTENSOR_FLAGS"), "floatX=float32"]))
+    result = run_python(FLOAT32, PYTENSOR_FLAGS=flags)
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_gives_no_warning():
+    """PyMC first, whose own warnings are not ours."""
+    code = (
+        "import pymc, warnings; warnings.simplefilter('error'); import pymc_kameleon; "
+        "from pymc.step_methods import STEP_METHODS; "
+        "assert not any('kameleon' in m.__module__ for m in STEP_METHODS)"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_under_warnings_as_errors():
+    bare = run_python("import pymc", "-W", "error")
+    if bare.returncode:
+        pytest.skip("PyMC itself warns when it is imported")
+    result = run_python("import pymc_kameleon", "-W", "error")
+    assert result.returncode == 0, result.stderr
+
+
+# models -------------------------------------------------------------------------------------------
+
+
+def test_model_outside_of_a_context(make_step):
+    model = models.two_scales()
+    step = make_step(model=model)
+    idata = sample(step, model, draws=10, tune=10)
+    assert values(idata, "a").shape == (1, 10)
+    compound = make_step(model=model, blocked=False)
+    assert len(compound.methods) == 2
+
+
+@pytest.mark.skipif(not PYMC_6, reason="PyMC 5 has no frozen models")
+def test_frozen_model(make_step):
+    from pymc.model.transform.optimization import freeze_model
+
+    model = freeze_model(models.with_data())
+    step = make_step(model=model)
+    points, _, _ = run(step, model, 50, tune=30)
+    assert np.all(np.isfinite(points))
+    with model:
+        sample(make_step(), draws=10, tune=10)
+
+
+def test_interrupted_sampling_keeps_its_draws(make_step):
+    model, _, _ = models.normal(1)
+    with model:
+        step = make_step()
+
+    def stop(trace, draw):
+        if not draw.tuning and draw.draw_idx >= 40:
+            raise KeyboardInterrupt
+
+    idata = sample(step, model, draws=500, tune=30, callback=stop)
+    assert 5 <= values(idata, "x").shape[1] < 20
+    again = sample(step, model, draws=20, tune=30)
+    assert values(again, "x").shape == (1, 20, 1)
+
+
+def test_pickled_step_continues(make_step):
+    """A step goes to another process by cloudpickle, also in the middle of a chain."""
+    model, _, _ = models.normal(2)
+    with model:
+        step = make_step(compile_kwargs=C_LINKER if pytensor.config.cxx else None)
+    begin(step, seed=4)
+    _, _, point = drive(step, model.initial_point(), 160, tune=150)
+    clone = cloudpickle.loads(cloudpickle.dumps(step))
+    expected, _, _ = drive(step, point, 100, tune=-1)
+    continued, _, _ = drive(clone, point, 100, tune=-1)
+    np.testing.assert_array_equal(continued, expected)
+
+
+def test_unpicklable_members_are_found_early(make_step):
+    """What cannot travel to another process is the model's member, not the step's own."""
+    model, _, _ = models.normal(1)
+    with model:
+        step = make_step()
+    run(step, model, 3)
+    cloudpickle.dumps(step)
+    assert not any(isinstance(v, type(threading.Lock())) for v in vars(step).values())

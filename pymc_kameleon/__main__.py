@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pymc_kameleon import demo
+import pymc_kameleon.demo
+from pymc_kameleon.demo import run as demo
 
 __all__ = ["main"]
 
 
 def _arguments(command_line: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m pymc_kameleon", description=demo.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m pymc_kameleon", description=pymc_kameleon.demo.__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--draws", type=int, help=f"KameleonStep's draws (default {demo.DRAWS})")
     parser.add_argument("--tune", type=int, help=f"its tuning draws (default {demo.TUNE})")

@@ -15,6 +15,8 @@ from pymc.vartypes import discrete_types
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 
+from pymc_kameleon.unconstrain import unconstraining_function
+
 __all__ = ["dispersed_starts"]
 
 PRIOR_TRIES = 100
@@ -101,7 +103,7 @@ class _StartSearch:
         self.discrete = [variable.dtype in discrete_types for variable in self.variables]
         self.factor_names = [factor.name for factor in (*model.basic_RVs, *model.potentials)]
         self.log_densities = model.compile_logp(sum=False, mode=MODE)
-        self.to_unconstrained = self._compile_to_unconstrained()
+        self.to_unconstrained = unconstraining_function(model)
         self.to_natural = compile_graph(
             self.values,
             model.replace_rvs_by_values(self.variables),
@@ -123,19 +125,6 @@ class _StartSearch:
     def _backward(self, variable: Any, value: Any, inputs: Sequence) -> Any:
         transform = self.model.rvs_to_transforms[variable]
         return value if transform is None else transform.backward(value, *inputs)
-
-    def _compile_to_unconstrained(self) -> Callable:
-        """Compile the map that `pymc.sample` applies to `initvals`."""
-        natural = [variable.type(f"{variable.name}_natural") for variable in self.variables]
-        unconstrained = []
-        for variable, value in zip(self.variables, natural, strict=True):
-            transform = self.model.rvs_to_transforms[variable]
-            if transform is not None:
-                value = transform.forward(value, *variable.owner.inputs)
-            unconstrained.append(value)
-        replacements = dict(zip(self.variables, natural, strict=True))
-        unconstrained = clone_replace(unconstrained, replacements)
-        return compile_graph(natural, unconstrained, mode=MODE, on_unused_input="ignore")
 
     def _compile_draw(self, undrawable: Sequence[bool]) -> Callable:
         """Compile a joint draw of natural values, given unconstrained ones of some variables."""

@@ -1,10 +1,9 @@
 """Points of an earlier result, or of an array, in the raveled coordinates of a step."""
 
 import numpy as np
-import pytensor
-from pytensor.graph.replace import clone_replace
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
+from pymc_kameleon.unconstrain import unconstraining_function
 
 __all__ = ["warm_points"]
 
@@ -61,24 +60,10 @@ def _from_result(result, model, target, largest):
         )
     draws = {rv: stacked(posterior, rv.name) for rv in model.free_RVs}
     chosen = _some_rows(np.arange(len(next(iter(draws.values())))), largest)
-    to_values = _unconstraining_function(model, target.vars)
+    to_values = unconstraining_function(model, target.vars)
     return np.array(
         [
             np.concatenate([np.ravel(v) for v in to_values(*(draws[rv][i] for rv in draws))])
             for i in chosen
         ]
-    )
-
-
-def _unconstraining_function(model, value_variables):
-    """Compile the map from all free variables, in natural space, to some value variables."""
-    inputs = {rv: rv.type(rv.name) for rv in model.free_RVs}
-    outputs = []
-    for value in value_variables:
-        rv = model.values_to_rvs[value]
-        transform = model.rvs_to_transforms[rv]
-        outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
-    outputs = clone_replace(outputs, replace=inputs, rebuild_strict=False)
-    return pytensor.function(
-        list(inputs.values()), outputs, on_unused_input="ignore", mode="FAST_COMPILE"
     )

@@ -72,9 +72,7 @@ def test_shapes_and_transforms(make_step):
     assert [v.name for v in backwards.vars] == [v.name for v in model.value_vars]
     idata = sample(default, model, draws=1500, tune=400)
     for name in ("scale", "simplex", "matrix", "interval"):
-        short = (
-            values(sample(s, model, draws=20, tune=20), name) for s in (backwards, default)
-        )
+        short = (values(sample(s, model, draws=20, tune=20), name) for s in (backwards, default))
         np.testing.assert_array_equal(*short)
     assert values(idata, "matrix").shape == (1, 1500, 2, 2)
     np.testing.assert_allclose(values(idata, "simplex").sum(axis=-1), 1)

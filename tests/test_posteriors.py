@@ -1,7 +1,8 @@
 """The posteriors of real models, against NUTS or closed forms.
 
-Differences are judged in Monte Carlo standard errors: a bound of 6 has null probability 2e-9 for each
-comparison, and the few hundred here leave it below 1e-6 in all, errors of the standard errors included.
+Differences are judged in Monte Carlo standard errors: a bound of 6 has null probability 2e-9 for
+each comparison, and the few hundred here leave it below 1e-6 in all, even with standard errors that
+are themselves a few per cent off.
 """
 
 import arviz as az

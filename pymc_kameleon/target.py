@@ -115,6 +115,7 @@ class LogDensity:
         if self.dim == 0:
             raise ValueError(f"vars: {', '.join(self.names)} have no elements; nothing to sample.")
         self.shared = make_shared_replacements(initial_point, self.vars, model)
+        self._others = set(self.shared.values())
         self.n_evaluations = 0
 
         terms = _likelihood_terms(model)
@@ -143,7 +144,7 @@ class LogDensity:
 
     def __getstate__(self):
         state = self.__dict__.copy()
-        for name in ("_jitted", "_c_function", "_seen", "_buffers", "_table"):
+        for name in ("_jitted", "_c_function", "_seen", "_moving", "_buffers", "_table"):
             state.pop(name)
         return state
 
@@ -229,14 +230,21 @@ class LogDensity:
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call."""
-        values = [c.storage[0] for c in self._containers()]
-        if self._seen is not None and all(
-            a is b or _same(a, b) for a, b in zip(values, self._seen, strict=True)
-        ):
-            return False
-        self._seen = [np.array(v) if isinstance(v, np.ndarray) else v for v in values]
-        self._table = None
-        return True
+        values = [container.storage[0] for container in self._containers()]
+        if self._seen is None:
+            self._seen = [(None, None)] * len(values)
+            self._moving = [variable in self._others for variable in self._function.get_shared()]
+        changed = False
+        for i, value in enumerate(values):
+            last, copy = self._seen[i]
+            if value is last:
+                continue
+            if not (self._moving[i] and _same(value, copy)):
+                changed = True
+            # Data may be large and are replaced as a whole; other variables are compared by value.
+            self._seen[i] = (value, np.array(value) if self._moving[i] else None)
+            self._table = None
+        return changed
 
     def _into(self, x, value):
         for i, output in enumerate(self._function(x.astype(self._input.dtype, copy=False))):
@@ -246,7 +254,8 @@ class LogDensity:
         return self._function.input_storage[1:]
 
     def _reset_compiled(self):
-        self._c_function = self._jitted = self._seen = self._buffers = self._table = None
+        self._c_function = self._jitted = self._buffers = self._table = None
+        self._seen = self._moving = None
 
     def _compile(self, outputs):
         function = None

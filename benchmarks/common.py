@@ -1,16 +1,20 @@
 """Tables, results of `pymc.sample`, and steps driven by hand."""
 
+import logging
 import sys
+import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pymc as pm
 
-__all__ = ["DrivenStep", "dataset", "heading", "mark", "pymc_major", "show"]
+__all__ = ["DrivenStep", "dataset", "heading", "mark", "pymc_major", "sample", "show"]
 
 SEED = 20140622
 
@@ -20,7 +24,7 @@ def pymc_major() -> int:
     return int(version("pymc").split(".")[0])
 
 
-def heading(title: str, *facts: str) -> str:
+def heading(title: str, *paragraphs: str) -> str:
     """Lines above a table: title, versions, and what the figures mean."""
     import pymc_kameleon
 
@@ -30,7 +34,7 @@ def heading(title: str, *facts: str) -> str:
     lines = [
         title,
         f"Python {python}, {versions}, pymc_kameleon {pymc_kameleon.__version__}; one thread",
-        *facts,
+        *[textwrap.fill(paragraph, 100) for paragraph in paragraphs],
     ]
     return "\n".join(lines)
 
@@ -40,7 +44,7 @@ def show(
     lines: str,
     path: Path,
     columns: list[str] | None = None,
-    quiet: bool = False,
+    write: bool = True,
 ) -> pd.DataFrame:
     """Print some columns of a table below its heading, and write all of them as CSV.
 
@@ -54,18 +58,19 @@ def show(
         Of the CSV, without the version of PyMC that is added to its name.
     columns : list of str, optional
         Columns to print; default all.
-    quiet : bool
-        Write, but do not print.
+    write : bool
+        False prints only.
     """
     table = pd.DataFrame(rows)
     path = path.with_name(f"{path.stem}-pymc{version('pymc')}.csv")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    comments = "".join(f"# {line}\n" for line in lines.splitlines())
-    path.write_text(comments + table.to_csv(index=False))
-    if not quiet:
-        shown = table if columns is None else table[[name for name in columns if name in table]]
-        text = shown.to_string(index=False, na_rep="", float_format=_number)
-        print(f"\n{lines}\n\n{text}\n\n  {path}", flush=True)
+    shown = table if columns is None else table[[name for name in columns if name in table]]
+    text = shown.to_string(index=False, na_rep="", float_format=_number)
+    print(f"\n{lines}\n\n{text}", flush=True)
+    if write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        comments = "".join(f"# {line}\n" for line in lines.splitlines())
+        path.write_text(comments + table.to_csv(index=False))
+        print(f"\n  {path}", flush=True)
     return table
 
 
@@ -83,6 +88,60 @@ def dataset(result, group: str = "posterior"):
     """Group of what `pymc.sample` returned as an `xarray.Dataset`, on PyMC 5 and 6."""
     node = result[group]
     return node.to_dataset() if hasattr(node, "to_dataset") else node
+
+
+class Stopwatch:
+    """Callback of `pymc.sample` that takes the CPU time after three draws of each chain."""
+
+    def __init__(self, tune: int, draws: int):
+        self.marks = (0, tune - 1, tune + draws - 1)
+        self.times: list[float] = []
+
+    def __call__(self, trace, draw):
+        if draw.draw_idx in self.marks:
+            self.times.append(time.process_time())
+
+    def seconds(self) -> np.ndarray:
+        """Seconds of tuning (without its first draw) and of sampling, summed over chains."""
+        return np.diff(np.reshape(self.times, (-1, 3)), axis=1).sum(axis=0)
+
+
+def sample(
+    model: pm.Model,
+    make_step: Callable,
+    *,
+    draws: int,
+    tune: int,
+    initvals: list[dict[str, np.ndarray]],
+    random_seed: int,
+) -> tuple[Any, np.ndarray]:
+    """Run `pymc.sample`, one chain after the other in this process.
+
+    Returns
+    -------
+    result : InferenceData or DataTree
+        With what was drawn in tuning.
+    seconds : array, shape (2,)
+        See `Stopwatch.seconds`.
+    """
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    stopwatch = Stopwatch(tune, draws)
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = pm.sample(
+            draws=draws,
+            tune=tune,
+            chains=len(initvals),
+            cores=1,
+            step=make_step(),
+            initvals=initvals,
+            random_seed=random_seed,
+            callback=stopwatch,
+            discard_tuned_samples=False,
+            compute_convergence_checks=False,
+            progressbar=False,
+        )
+    return result, stopwatch.seconds()
 
 
 class DrivenStep:

@@ -1,15 +1,14 @@
 """Effective draws per draw, per evaluation and per second, through `pymc.sample`."""
 
-import time
-import warnings
 from functools import partial
 from typing import Any
 
 import arviz as az
 import numpy as np
 import pymc as pm
+import xarray as xr
 
-from benchmarks.common import SEED, dataset, heading, show
+from benchmarks.common import SEED, dataset, heading, sample, show
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, dispersed_starts
 from pymc_kameleon.demo import lynx_hare_model
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Flower, Ring, Target
@@ -40,7 +39,7 @@ SAMPLERS = {
     "Slice": pm.Slice,
 }
 
-COUNTS = ("sampler draws evals/draw R-hat stuck accepted bulk tail seconds").split()
+COUNTS = "sampler draws evals/draw R-hat stuck accepted bulk tail seconds tuning-s".split()
 RATES = "bulk/draw bulk/1k bulk/1k+t bulk/s bulk/s+t tail/draw tail/1k tail/1k+t tail/s tail/s+t"
 RATES = ["sampler", *RATES.split(), "mse/10k", "mse/10k+t"]
 RATIOS = "sampler bulk/s tail/s mse/s bulk/eval tail/eval mse/eval goal/s goal/eval".split()
@@ -48,26 +47,11 @@ RATIOS = "sampler bulk/s tail/s mse/s bulk/eval tail/eval mse/eval goal/s goal/e
 
 def add_arguments(parser):
     parser.add_argument("--chains", type=int, default=20)
+    parser.add_argument("--batches", type=int, default=4, help="parts of the chains")
     parser.add_argument("--tuning", type=int, default=20_000, help="tuning evaluations a chain")
     parser.add_argument("--evaluations", type=int, default=40_000, help="those after it, a chain")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
-
-
-class Stopwatch:
-    """Callback of `pymc.sample` that takes the CPU time after three draws of each chain."""
-
-    def __init__(self, tune: int, draws: int):
-        self.marks = (0, tune - 1, tune + draws - 1)
-        self.times: list[float] = []
-
-    def __call__(self, trace, draw):
-        if draw.draw_idx in self.marks:
-            self.times.append(time.process_time())
-
-    def seconds(self) -> np.ndarray:
-        """Seconds of tuning (without its first draw) and of sampling, summed over chains."""
-        return np.diff(np.reshape(self.times, (-1, 3)), axis=1).sum(axis=0)
 
 
 def starting_points(name: str, model: pm.Model, chains: int) -> list[dict[str, np.ndarray]]:
@@ -80,165 +64,176 @@ def starting_points(name: str, model: pm.Model, chains: int) -> list[dict[str, n
     return [{"x": 3.0 * scales * row} for row in normals]
 
 
-def sample(model: pm.Model, sampler: str, draws: int, tune: int, initvals: list) -> tuple:
-    """Run `pymc.sample`, one chain after the other; return its result and the `Stopwatch`."""
-    stopwatch = Stopwatch(tune, draws)
-    with model, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = pm.sample(
-            draws=draws,
-            tune=tune,
-            chains=len(initvals),
-            cores=1,
-            step=SAMPLERS[sampler](),
-            initvals=initvals,
-            random_seed=SEED,
-            callback=stopwatch,
-            discard_tuned_samples=False,
-            compute_convergence_checks=False,
-            progressbar=False,
-        )
-    return result, stopwatch
-
-
-def n_evaluations(sampler: str, statistics, dim: int) -> int:
-    """Evaluations of the log density at new points, over all chains and draws."""
-    n_draws = statistics.sizes["chain"] * statistics.sizes["draw"]
-    if "n_evals" in statistics:
-        return int(statistics["n_evals"].sum())
-    if sampler == "Slice":
-        # Of each coordinate at least two ends and one point between; each step is one more.
-        steps = statistics["nstep_out"].sum() + statistics["nstep_in"].sum()
-        return int(steps) + 3 * dim * n_draws
-    return n_draws * (dim if sampler == "Metropolis" else 1)
-
-
 def transitions_per_draw(sampler: str, dim: int) -> int:
-    """Moves in a draw that are accepted or rejected each; a slice sampler's are never rejected."""
+    """Moves in a draw, each of which has a proposal of its own."""
     options = getattr(SAMPLERS[sampler], "keywords", {})
     return dim if sampler in ("Metropolis", "Slice") else options.get("steps_per_draw", 1)
 
 
-def evaluations_per_draw(sampler: str, model: pm.Model, dim: int, initvals: list) -> float:
-    """Find the number of evaluations in a draw, that of the slice sampler in a short chain."""
-    if sampler != "Slice":
-        return transitions_per_draw(sampler, dim)
-    result, _ = sample(model, sampler, PILOT_DRAWS, PILOT_DRAWS, initvals[:1])
-    return n_evaluations(sampler, dataset(result, "sample_stats"), dim) / PILOT_DRAWS
-
-
-def moved(statistics) -> np.ndarray | None:
-    """Share of accepted moves in each draw, shape (chains, draws), where the step says it."""
-    if "accepted" not in statistics:
-        return None
-    accepted = statistics["accepted"].values.astype(float)
-    return accepted.reshape(*accepted.shape[:2], -1).mean(axis=-1)
+def n_evaluations(sampler: str, statistics: xr.Dataset, dim: int) -> int:
+    """Evaluations of the log density at new points, over all chains and draws."""
+    n_draws = statistics.sizes["chain"] * statistics.sizes["draw"]
+    if sampler == "Slice":
+        # For each coordinate the two ends and one point between; each step is one more.
+        steps = statistics["nstep_out"].sum() + statistics["nstep_in"].sum()
+        return int(steps) + 3 * dim * n_draws
+    if "n_evals" in statistics:
+        return int(statistics["n_evals"].sum())
+    return n_draws * transitions_per_draw(sampler, dim)
 
 
 def longest_rest(accepted: np.ndarray) -> int:
-    """Length of the longest run of draws without an accepted move; shape (draws,)."""
-    moves = np.flatnonzero(np.concatenate([[True], accepted > 0, [True]]))
+    """Length of the longest run of draws without an accepted move; shape (draws, moves)."""
+    moves = np.flatnonzero(np.concatenate([[True], accepted.any(axis=1), [True]]))
     return int(np.diff(moves).max() - 1)
 
 
-def measure(target: str, sampler: str, model: pm.Model, arguments) -> dict[str, Any]:
-    """One row of the table."""
-    chains = arguments.chains
-    initvals = starting_points(target, model, chains)
-    dim = sum(np.size(value) for value in model.initial_point().values())
-    cost = evaluations_per_draw(sampler, model, dim, initvals)
-    draws, tune = (round(n / cost) for n in (arguments.evaluations, arguments.tuning))
-    result, stopwatch = sample(model, sampler, draws, tune, initvals)
-    posterior = dataset(result)[[variable.name for variable in model.free_RVs]]
-    statistics = dataset(result, "sample_stats")
-    tuning_statistics = dataset(result, "warmup_sample_stats")
-    evaluations = n_evaluations(sampler, statistics, dim)
-    tuning_evaluations = n_evaluations(sampler, tuning_statistics, dim)
-    tuning_seconds, seconds = stopwatch.seconds()
-    row = {
-        "target": target,
-        "sampler": sampler,
-        "chains": chains,
-        "tune": tune,
-        "draws": draws,
-        "tuning evaluations": tuning_evaluations,
-        "evaluations": evaluations,
-        "tuning seconds": tuning_seconds,
-        "seconds": seconds,
-        "evals/draw": evaluations / (chains * draws),
-        "R-hat": float(az.rhat(posterior).to_array().max()),
-    }
-    accepted = moved(statistics)
-    if accepted is not None:
-        rests = transitions_per_draw(sampler, dim) * np.array([longest_rest(a) for a in accepted])
-        row |= {"stuck": int((rests >= STUCK_AFTER).sum()), "accepted": accepted.mean()}
-    for kind, options in (("bulk", {}), ("tail", {"prob": (0.05, 0.95)})):
-        size = float(az.ess(posterior, method=kind, **options).to_array().min())
-        row |= {
-            kind: size,
-            f"{kind}/draw": size / (chains * draws),
-            f"{kind}/1k": 1000 * size / evaluations,
-            f"{kind}/1k+t": 1000 * size / (evaluations + tuning_evaluations),
-            f"{kind}/s": size / seconds,
-            f"{kind}/s+t": size / (seconds + tuning_seconds),
+class Tally:
+    """What one sampler drew on one target, and what it cost.
+
+    Parameters
+    ----------
+    target, sampler : str
+    model : pymc.Model
+    initvals : list of dict
+        Starts of all chains.
+    arguments : argparse.Namespace
+    """
+
+    def __init__(self, target: str, sampler: str, model: pm.Model, initvals: list, arguments):
+        self.target, self.sampler, self.model = target, sampler, model
+        self.dim = sum(np.size(value) for value in model.initial_point().values())
+        cost = transitions_per_draw(sampler, self.dim)
+        self.posteriors: list[xr.Dataset] = []
+        self.accepted: list[np.ndarray] = []
+        self._forget_costs()
+        if sampler == "Slice":
+            self.draws = self.tune = PILOT_DRAWS
+            self.run(initvals[:1], SEED)
+            cost = self.evaluations / PILOT_DRAWS
+            self.posteriors.clear()
+            self._forget_costs()
+        self.draws, self.tune = (round(n / cost) for n in (arguments.evaluations, arguments.tuning))
+
+    def _forget_costs(self):
+        self.evaluations = self.tuning_evaluations = 0
+        self.seconds = np.zeros(2)
+
+    def run(self, initvals: list, random_seed: int):
+        """Sample some more chains."""
+        result, seconds = sample(
+            self.model,
+            SAMPLERS[self.sampler],
+            draws=self.draws,
+            tune=self.tune,
+            initvals=initvals,
+            random_seed=random_seed,
+        )
+        statistics = dataset(result, "sample_stats")
+        tuning_statistics = dataset(result, "warmup_sample_stats")
+        self.seconds += seconds
+        self.evaluations += n_evaluations(self.sampler, statistics, self.dim)
+        self.tuning_evaluations += n_evaluations(self.sampler, tuning_statistics, self.dim)
+        if "accepted" in statistics:
+            accepted = statistics["accepted"].values.astype(float)
+            self.accepted += list(accepted.reshape(*accepted.shape[:2], -1))
+        self.posteriors.append(dataset(result)[[rv.name for rv in self.model.free_RVs]].load())
+
+    def row(self) -> dict[str, Any]:
+        """Return one row of the table."""
+        posterior = xr.concat(self.posteriors, "chain")
+        posterior = posterior.assign_coords(chain=np.arange(posterior.sizes["chain"]))
+        chains, evaluations = posterior.sizes["chain"], self.evaluations
+        tuning_seconds, seconds = self.seconds
+        costs = {
+            "draw": chains * self.draws,
+            "1k": evaluations / 1000,
+            "1k+t": (evaluations + self.tuning_evaluations) / 1000,
+            "s": seconds,
+            "s+t": seconds + tuning_seconds,
         }
-    if isinstance(TARGETS[target], Banana):
-        variance = TARGETS[target].variance
-        estimates = (posterior["x"].values[..., 0] ** 2).mean(axis=1)
-        size = chains * 2 * variance**2 / np.mean((estimates - variance) ** 2)
-        row["mse/10k"] = 1e4 * size / evaluations
-        row["mse/10k+t"] = 1e4 * size / (evaluations + tuning_evaluations)
-        row["mse/s"] = size / seconds
-    return row
+        row = {
+            "target": self.target,
+            "sampler": self.sampler,
+            "chains": chains,
+            "tune": self.tune,
+            "draws": self.draws,
+            "tuning evaluations": self.tuning_evaluations,
+            "evaluations": evaluations,
+            "tuning-s": tuning_seconds,
+            "seconds": seconds,
+            "evals/draw": evaluations / costs["draw"],
+            "R-hat": float(az.rhat(posterior).to_array().max()),
+        }
+        if self.accepted:
+            steps = transitions_per_draw(self.sampler, self.dim)
+            rests = steps * np.array([longest_rest(accepted) for accepted in self.accepted])
+            row |= {"stuck": str((rests >= STUCK_AFTER).sum()), "accepted": np.mean(self.accepted)}
+        for kind, options in (("bulk", {}), ("tail", {"prob": (0.05, 0.95)})):
+            row[kind] = float(az.ess(posterior, method=kind, **options).to_array().min())
+            row |= {f"{kind}/{unit}": row[kind] / cost for unit, cost in costs.items()}
+        if isinstance(TARGETS[self.target], Banana):
+            variance = TARGETS[self.target].variance
+            estimates = (posterior["x"].values[..., 0] ** 2).mean(axis=1)
+            size = chains * 2 * variance**2 / np.mean((estimates - variance) ** 2)
+            row |= {f"mse/10{unit[1:]}": 10 * size / costs[unit] for unit in ("1k", "1k+t")}
+            row["mse/s"] = size / seconds
+        return row
 
 
-def ratios(rows: list[dict], target: str) -> list[dict]:
+def ratios(rows: list[dict]) -> list[dict]:
     """Every sampler divided by the first, and whether the default step does what it should."""
+    keys = {f"{kind}/s": f"{kind}/s" for kind in ("bulk", "tail", "mse")}
+    keys |= {"bulk/eval": "bulk/1k", "tail/eval": "tail/1k", "mse/eval": "mse/10k"}
     compared = []
     for row in rows:
-        found = {"target": target, "sampler": row["sampler"]}
-        for kind, per_evaluation in (("bulk", "1k"), ("tail", "1k"), ("mse", "10k")):
-            for name, key in ((f"{kind}/s",) * 2, (f"{kind}/eval", f"{kind}/{per_evaluation}")):
-                if key in row:
-                    found[name] = row[key] / rows[0][key]
+        found = {name: row[key] / rows[0][key] for name, key in keys.items() if key in row}
         if row["sampler"] == "KameleonStep":
-            goals = [("eval", LEAST_PER_EVALUATION)]
-            goals += [("s", LEAST_PER_SECOND)] if TARGETS[target] else []
-            for unit, least in goals:
-                met = "yes" if found[f"bulk/{unit}"] >= least else "NO"
-                found[f"goal/{unit}"] = f">= {least:g} {met}"
-        compared.append(found)
+            for unit, least in (("s", LEAST_PER_SECOND), ("eval", LEAST_PER_EVALUATION)):
+                if unit == "eval" or TARGETS[row["target"]]:
+                    met = "yes" if found[f"bulk/{unit}"] >= least else "NO"
+                    found[f"goal/{unit}"] = f">= {least:g} {met}"
+        compared.append({"target": row["target"], "sampler": row["sampler"]} | found)
     return compared
+
+
+def show_target(target: str, rows: list[dict], lines: str, arguments):
+    """Print and write the tables of one target."""
+    path = arguments.output / f"efficiency-{target}.csv"
+    about = TARGETS[target] or "Hudson Bay pelts, an ODE in a black-box Op, 8 parameters"
+    show(rows, f"{lines}\n\n{target}: {about}", path, columns=COUNTS)
+    show(rows, f"{target}: effective draws", path, columns=RATES, write=False)
+    if rows[0]["sampler"] == REFERENCE:
+        path = arguments.output / f"efficiency-{target}-ratios.csv"
+        show(ratios(rows), f"{target}: ratios to {REFERENCE}", path, columns=RATIOS)
 
 
 def run(arguments):
     lines = heading(
         "efficiency: effective draws (ESS) through pymc.sample(cores=1)",
-        f"Each of {arguments.chains} chains has about {arguments.tuning} evaluations of the log density",
-        f"to tune and {arguments.evaluations} after that. An evaluation is one at a new point:",
-        "a proposal. DEMetropolisZ and Metropolis evaluate the old point again for each and it is not",
-        "counted, nor for Slice, which costs nstep_out + nstep_in + 3 dim, its number of draws being",
-        f"found in a chain of {PILOT_DRAWS} + {PILOT_DRAWS} draws. A draw of Metropolis is dim"
-        " proposals; one of KameleonStep,",
-        "KameleonStep.paper and AdaptiveMetropolis 20 (steps_per_draw=20), of KameleonStep-1 one.",
+        f"{arguments.chains} chains, each with about {arguments.tuning} evaluations of the log "
+        f"density to tune and {arguments.evaluations} after that. An evaluation is one at a new "
+        "point, a proposal. DEMetropolisZ and Metropolis evaluate the old point again with each, "
+        "which is not counted, nor is that of Slice, whose draw costs nstep_out + nstep_in + 3 dim; "
+        f"a chain of {PILOT_DRAWS} + {PILOT_DRAWS} draws finds how many draws it gets. A draw of "
+        "Metropolis is dim proposals; of KameleonStep, .paper and AdaptiveMetropolis 20 "
+        "(steps_per_draw=20); of KameleonStep-1 and DEMetropolisZ one.",
         "Starts: N(0, 3^2), for the Gaussian in units of its scales; prior draws for lynx-hare.",
-        "bulk, tail: ESS over all chains, of the worst coordinate. 1k: per 1000 evaluations; s: per",
-        "CPU second, from stamps of a callback; +t: with tuning counted (without its first draw).",
-        "mse/10k: effective size by the mean squared error of E[x1^2] over chains, per 10 000",
-        f"evaluations. stuck: chains without an accepted move in {STUCK_AFTER} transitions in a row.",
+        "bulk, tail: ESS over all chains, of the worst coordinate. 1k: per 1000 evaluations. s: per "
+        "CPU second between stamps that a callback takes; the samplers take turns in "
+        f"{arguments.batches} batches of chains. +t: with tuning counted, but for its first draw. "
+        "mse/10k: effective size by the mean squared error of E[x1^2] over chains, per 10 000 "
+        f"evaluations. stuck: chains with {STUCK_AFTER} transitions in a row without an accepted "
+        "move.",
     )
     for target in arguments.targets:
         density = TARGETS[target]
         model = lynx_hare_model() if density is None else density.model()
-        rows, title = [], f"{target}: {density or 'Hudson Bay pelts, ODE in a black-box Op'}"
-        path = arguments.output / f"efficiency-{target}.csv"
-        for sampler in arguments.samplers:
-            rows.append(measure(target, sampler, model, arguments))
-            show(rows, lines, path, quiet=True)
-            print(f"{target} {sampler}: {rows[-1]['seconds']:.1f} s", flush=True)
-        show(rows, f"{lines}\n\n{title}", path, columns=COUNTS)
-        show(rows, title, path, columns=RATES)
-        if rows[0]["sampler"] == REFERENCE:
-            title = f"{target}: ratios to {REFERENCE}"
-            compared = ratios(rows, target)
-            show(compared, title, arguments.output / f"efficiency-{target}-ratios.csv", RATIOS)
+        initvals = starting_points(target, model, arguments.chains)
+        tallies = [Tally(target, s, model, initvals, arguments) for s in arguments.samplers]
+        batches = np.array_split(np.arange(arguments.chains), arguments.batches)
+        for seed, chains in enumerate(filter(len, batches), start=SEED):
+            for tally in tallies:
+                tally.run([initvals[i] for i in chains], seed)
+                print(f"{target} {tally.sampler}: {tally.seconds.sum():.1f} s", flush=True)
+        show_target(target, [tally.row() for tally in tallies], lines, arguments)

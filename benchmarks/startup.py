@@ -109,12 +109,12 @@ def show_first_draws(arguments):
         rows.append(row | ({} if sampler == SAMPLERS[0] else mark(more, BOUNDS[cache])))
     lines = heading(
         "startup: CPU seconds to the first draw of pm.sample, compilers included",
-        f"Model: eight schools, non-centred. Medians over {arguments.repeats} new processes.",
-        "cache: cold has an empty NUMBA_CACHE_DIR and an empty base_compiledir of PyTensor, as right",
-        "after installing; new model keeps Numba's folder and empties PyTensor's; warm keeps both.",
-        "import: of pymc_kameleon after pymc, in no other column. step: the construction of the step.",
-        "first draw: that, pm.sample's preparations and the first draw, with its smallest and largest",
-        "value. more: than DEMetropolisZ.",
+        f"Model: eight schools, non-centred. Medians over {arguments.repeats} new processes. "
+        "cache: cold has an empty NUMBA_CACHE_DIR and an empty base_compiledir of PyTensor, as right "
+        "after installing; new model keeps Numba's folder and empties PyTensor's; warm keeps both. "
+        "import: of pymc_kameleon after pymc, in no other column. step: construction of the step. "
+        "first draw: that, pm.sample's preparations and the first draw, with its smallest and "
+        "largest value. more: than DEMetropolisZ.",
     )
     show(rows, lines, arguments.output / "startup-first-draw.csv")
 
@@ -152,9 +152,9 @@ def show_adaptation(arguments):
         )
     lines = heading(
         "startup: CPU seconds of adaptation in a default tuning",
-        "KameleonStep(n_subsample=1000) on Banana(0.03, 100) in 8 dimensions, tune=None of PyMC 6.",
-        "adaptation s is the time in new subsamples, bandwidths and coordinates; the recursions of",
-        "scalings are a part of the compiled transitions.",
+        "KameleonStep(n_subsample=1000) on Banana(0.03, 100) in 8 dimensions, tuned for its "
+        "default_tune_steps. adaptation s: time in new subsamples, bandwidths and coordinates; the "
+        "recursions of scalings are a part of the compiled transitions.",
     )
     show(rows, lines, arguments.output / "startup-adaptation.csv")
 
@@ -180,8 +180,8 @@ def show_state(arguments):
         rows[-1] |= {"growth": growth, "growth met": mark(abs(growth), STATE_GROWTH)["met"]}
     lines = heading(
         "startup: bytes of the pickled sampling_state",
-        "KameleonStep(n_subsample=1000) on Banana(0.03, 100) in 8 dimensions, 1 step a draw.",
-        f"growth is between the two numbers of draws, to be within {STATE_GROWTH:.0%}.",
+        "KameleonStep(n_subsample=1000) on Banana(0.03, 100) in 8 dimensions, 1 step a draw. "
+        f"growth: between the two numbers of draws, to be within {STATE_GROWTH:.0%}.",
     )
     shown = ["phase", "draws", "bytes", "limit", "met", "growth", "growth met"]
     show(rows, lines, arguments.output / "startup-state.csv", columns=shown)

@@ -99,13 +99,13 @@ def compare(driven: DrivenStep, steps: int, reference: DrivenStep, arguments) ->
 def run(arguments):
     lines = heading(
         "transitions: CPU microseconds a transition, and the ratio to pymc.DEMetropolisZ",
-        "Target: Banana(0.03, 100) in dim dimensions, as a PyMC model; every step is tuned first,",
-        "then frozen. us is the time of step.step(point) divided by steps_per_draw; DEMZ us that of",
-        "DEMetropolisZ's step.step(point) on the banana of dimension 8, in blocks of calls that",
-        f"alternate with the step's own; ratio is the median over {arguments.blocks} pairs of",
-        "blocks, with its quartiles. accepted is the share of moves. No options means defaults:",
-        "0.3 of KameleonStep's moves use the kernel; with global_share=0 all of them.",
-        'plain Python: compile_kwargs={"mode": "cvm"}, as for a black-box model.',
+        "Target: Banana(0.03, 100) in dim dimensions as a PyMC model. Every step is tuned first, "
+        "then frozen. us: time of step.step(point) divided by steps_per_draw. DEMZ us: that of "
+        "DEMetropolisZ's step.step(point) on the banana of dimension 8, in blocks of calls that "
+        f"alternate with the step's own. ratio: median over {arguments.blocks} pairs of blocks, "
+        "with quartiles. accepted: share of moves. No options means defaults, where 0.3 of "
+        "KameleonStep's moves use the kernel; with global_share=0 all of them do. plain Python: "
+        'compile_kwargs={"mode": "cvm"}, as for a black-box model.',
     )
     reference = DrivenStep(banana(8), pm.DEMetropolisZ)
     reference.tune(2000)

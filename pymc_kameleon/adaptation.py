@@ -57,11 +57,13 @@ def record(history, position):
         if cursor[0] == points.shape[0]:
             half = points.shape[0] // 2
             for i in range(half):
-                points[i] = points[2 * i]
+                for k in range(points.shape[1]):
+                    points[i, k] = points[2 * i, k]
             cursor[0] = half
             cursor[1] *= 2
         if cursor[2] % cursor[1] == 0:
-            points[cursor[0]] = position
+            for k in range(points.shape[1]):
+                points[cursor[0], k] = position[k]
             cursor[0] += 1
     cursor[2] += 1
 
@@ -124,7 +126,7 @@ def target_acceptance(dim: int) -> float:
 
 
 @register_jitable
-def learn_scaling(log_scaling, acceptance, target, step, largest):
+def learn_scaling(log_scaling, acceptance, target, n_updates, factor, largest):
     """One Robbins-Monro step for a log scaling (Andrieu & Thoms 2008, algorithm 4).
 
     Parameters
@@ -133,15 +135,12 @@ def learn_scaling(log_scaling, acceptance, target, step, largest):
     acceptance : float
         Acceptance probability of the last proposal.
     target : float
-    step : float
-        Step size of the recursion.
+    n_updates : float
+        Number of this update, from 1.
+    factor : float
+        The step of the recursion is factor / sqrt(n_updates).
     largest : float
         Bound: without kernel support every small move is accepted and the recursion would run away.
     """
+    step = factor / math.sqrt(n_updates)
     return min(log_scaling + step * (acceptance - target), largest)
-
-
-@register_jitable
-def robbins_monro_step(n, factor):
-    """Step size factor/sqrt(n) of the n-th update, at most `factor`."""
-    return factor / math.sqrt(max(n, 1.0))

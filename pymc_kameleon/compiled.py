@@ -56,7 +56,8 @@ def _log_density_into(log_density, x, value):
 @overload(_log_density_into)
 def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
-        value[:] = np.nan
+        for i in range(value.size):
+            value[i] = np.nan
         arguments = (x.ctypes.data, value.ctypes.data, log_density.ctypes.data)
         if call_address(log_density[0], arguments) == 0:
             raise RuntimeError("the compiled log density raised an error")
@@ -93,24 +94,16 @@ def evaluate(log_density, x, value, counts):
     return total
 
 
-@register_jitable
 def evaluate_gradients(kernel, x, points, parameters, gradients):
     """Write the gradients of k(., points[:, i]) at `x` into the columns of `gradients`.
 
     `kernel` is an address (an int) in compiled code and a callable in plain Python.
     """
-    _gradients_into(kernel, x, points, parameters, gradients)
-
-
-def _gradients_into(kernel, x, points, parameters, gradients):
     kernel(x, points, parameters, gradients)
 
 
-@overload(_gradients_into)
-def _gradients_into_overload(kernel, x, points, parameters, gradients):
-    if not isinstance(kernel, types.Integer):
-        return None
-
+@overload(evaluate_gradients)
+def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
         sizes = (points.shape[0], points.shape[1], parameters.size)
         pointers = (x.ctypes.data, points.ctypes.data, parameters.ctypes.data)

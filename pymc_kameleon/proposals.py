@@ -1,4 +1,4 @@
-"""Gaussian proposals: the kernel covariance of KAMH, and what its acceptance ratio needs."""
+"""Gaussian proposals: the covariance of KAMH, and the linear algebra of its acceptance ratio."""
 
 import math
 
@@ -6,7 +6,9 @@ import numba
 import numpy as np
 
 __all__ = [
+    "add_into",
     "centred_scatter",
+    "copy_into",
     "factor_difference",
     "factor_times",
     "proposal_factor",
@@ -75,6 +77,20 @@ def proposal_factor(scatter, gamma, nu, out):
 
 
 @numba.njit(cache=True)
+def copy_into(source, out):
+    """Copy a vector. Loops like this one compile in a fraction of the time of array expressions."""
+    for i in range(out.size):
+        out[i] = source[i]
+
+
+@numba.njit(cache=True)
+def add_into(first, second, out):
+    """Write the sum of two vectors into `out`, which may be one of them."""
+    for i in range(out.size):
+        out[i] = first[i] + second[i]
+
+
+@numba.njit(cache=True)
 def factor_times(factor, vector, out):
     """Lower-triangular `factor` times `vector`, into `out`."""
     for i in range(vector.size):
@@ -86,7 +102,7 @@ def factor_times(factor, vector, out):
 
 @numba.njit(cache=True)
 def solve_factor(factor, vector, out):
-    """Solve `factor` @ out = `vector` for a lower-triangular `factor`."""
+    """Solve `factor` @ out = `vector` for a lower-triangular `factor`; `out` may be `vector`."""
     for i in range(vector.size):
         total = vector[i]
         for j in range(i):
@@ -97,11 +113,12 @@ def solve_factor(factor, vector, out):
 @numba.njit(cache=True)
 def factor_difference(factor, points, i, j, scale, noise, normals, out):
     """`factor` @ (scale (points[:, i] - points[:, j]) + noise normals), into `out`."""
-    dim = out.size
-    step = np.empty(dim)
-    for k in range(dim):
-        step[k] = scale * (points[k, i] - points[k, j]) + noise * normals[k]
-    factor_times(factor, step, out)
+    for row in range(out.size):
+        total = 0.0
+        for k in range(row + 1):
+            step = scale * (points[k, i] - points[k, j]) + noise * normals[k]
+            total += factor[row, k] * step
+        out[row] = total
 
 
 @numba.njit(cache=True)
@@ -110,11 +127,10 @@ def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
 
     The factors are those of R(x) and R(x*); x* - x = `displacement` = forward_factor @ normals.
     """
-    dim = normals.size
-    back = np.empty(dim)
+    back = np.empty(normals.size)
     solve_factor(reverse_factor, displacement, back)
     total = 0.0
-    for i in range(dim):
+    for i in range(normals.size):
         total += 0.5 * (normals[i] * normals[i] - back[i] * back[i])
         total += math.log(forward_factor[i, i] / reverse_factor[i, i])
     return total

@@ -135,6 +135,17 @@ def with_data():
     return model
 
 
+def correlated_pair():
+    """Scalar a, vector b, positive c and data that tie them together."""
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1)
+        b = pm.Normal("b", a, 2, shape=2)
+        c = pm.HalfNormal("c", 1)
+        data = pm.Data("data", np.array([0.1, 0.2]))
+        pm.Normal("y", b.sum() + a, c, observed=data, shape=data.shape)
+    return model
+
+
 def mixed_discrete():
     """count ~ Poisson(4), x ~ N(0, 1), y = 3 ~ N(x + count, 1): known by summation."""
     with pm.Model() as model:

@@ -218,7 +218,7 @@ class GradientFreeStep(ArrayStepShared):
             self._begin_at(x)
             return
         inputs_changed = self.target.inputs_changed()
-        if not np.array_equal(x, self.returned):
+        if not (x == self.returned).all():
             self.chain.position[:] = x
             self._moved()
             self._evaluate_current()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from pymc_kameleon.adaptation import learn_scaling, robbins_monro_step
+from pymc_kameleon.adaptation import learn_scaling
 from pymc_kameleon.proposals import factor_times, rank_one_update
 from pymc_kameleon.transitions.metropolis import accept_or_reject, move_component
 
@@ -48,8 +48,10 @@ class Moments(NamedTuple):
 def update_moments(moments, position):
     """Robbins-Monro step of mean and covariance; the factor is updated, not computed again."""
     step = FORGETTING / (moments.n_updates[1] + FORGETTING)
-    difference = position - moments.mean
-    moments.mean[:] += step * difference
+    difference = np.empty(position.size)
+    for i in range(position.size):
+        difference[i] = position[i] - moments.mean[i]
+        moments.mean[i] += step * difference[i]
     rank_one_update(moments.factor, difference, 1.0 - step, step * (1.0 - step))
 
 
@@ -80,8 +82,9 @@ def run_plain(log_density, chain, moments, components, settings, normals, unifor
             )
             continue
         factor_times(moments.factor, normals[t], chain.proposal)
-        chain.proposal[:] *= math.exp(0.5 * moments.log_scaling[0])
-        chain.proposal[:] += chain.position
+        scale = math.exp(0.5 * moments.log_scaling[0])
+        for i in range(chain.position.size):
+            chain.proposal[i] = chain.position[i] + scale * chain.proposal[i]
         acceptance, _ = accept_or_reject(log_density, chain, 0.0, uniforms[t, 1])
         if settings.adapt:
             if settings.learn_scaling:
@@ -90,7 +93,8 @@ def run_plain(log_density, chain, moments, components, settings, normals, unifor
                     moments.log_scaling[0],
                     acceptance,
                     settings.target_accept,
-                    robbins_monro_step(moments.n_updates[0], 1.0),
+                    moments.n_updates[0],
+                    1.0,
                     LARGEST_LOG_SCALING,
                 )
             if settings.learn_covariance:

@@ -14,10 +14,12 @@ import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.adaptation import learn_scaling, record, robbins_monro_step
+from pymc_kameleon.adaptation import learn_scaling, record
 from pymc_kameleon.compiled import evaluate_gradients
 from pymc_kameleon.proposals import (
+    add_into,
     centred_scatter,
+    copy_into,
     factor_difference,
     factor_times,
     proposal_factor,
@@ -108,7 +110,9 @@ class Workspace(NamedTuple):
 @numba.njit(cache=True)
 def standardize(learnt, position, out):
     """Standardised coordinates of one position."""
-    solve_factor(learnt.factor, position - learnt.location, out)
+    for i in range(out.size):
+        out[i] = position[i] - learnt.location[i]
+    solve_factor(learnt.factor, out, out)
 
 
 @register_jitable
@@ -131,8 +135,8 @@ def _move_by_kernel(
         return 0.0
     factor_times(workspace.factor, normals, workspace.displacement)
     factor_times(learnt.factor, workspace.displacement, chain.proposal)
-    chain.proposal[:] += chain.position
-    end[:] = start + workspace.displacement
+    add_into(chain.position, chain.proposal, chain.proposal)
+    add_into(start, workspace.displacement, end)
     _scatter_at(kernel, learnt, end, workspace.gradients, workspace.proposed_scatter)
     if not proposal_factor(
         workspace.proposed_scatter, settings.gamma, nu, workspace.proposed_factor
@@ -143,20 +147,22 @@ def _move_by_kernel(
     )
     acceptance, accepted = accept_or_reject(log_density, chain, log_ratio, uniform)
     if accepted:
-        here.scatter[:] = workspace.proposed_scatter
+        copy_into(workspace.proposed_scatter.ravel(), here.scatter.ravel())
     return acceptance
 
 
 @register_jitable
-def _move_by_difference(log_density, chain, here, learnt, scale, noise, normals, choices, uniform):
+def _move_by_difference(
+    log_density, chain, here, learnt, scale, noise, normals, first, second, uniform
+):
     """Add a multiple of the difference of two history points: symmetric, for these points."""
     n = learnt.points.shape[1]
-    i = int(choices[0] * n)
-    j = int(choices[1] * (n - 1))
+    i = int(first * n)
+    j = int(second * (n - 1))
     if j >= i:
         j += 1
     factor_difference(learnt.factor, learnt.points, i, j, scale, noise, normals, chain.proposal)
-    chain.proposal[:] += chain.position
+    add_into(chain.position, chain.proposal, chain.proposal)
     _, accepted = accept_or_reject(log_density, chain, 0.0, uniform)
     if accepted:
         here.is_current[0] = False
@@ -216,7 +222,7 @@ def run_plain(
                 scale = 1.0 if uniforms[t, 3] < settings.jump_share else settings.difference_scale
                 _move_by_difference(
                     log_density, chain, here, learnt, scale, settings.noise,
-                    normals[t], uniforms[t, 1:3], uniforms[t, 4],
+                    normals[t], uniforms[t, 1], uniforms[t, 2], uniforms[t, 4],
                 )  # fmt: skip
             else:
                 acceptance = _move_by_kernel(
@@ -229,7 +235,8 @@ def run_plain(
                         scaling.log[0],
                         acceptance,
                         settings.target_accept,
-                        robbins_monro_step(scaling.n_updates[0], settings.step_factor),
+                        scaling.n_updates[0],
+                        settings.step_factor,
                         learnt.largest_log_scaling,
                     )
         if settings.adapt:

@@ -7,6 +7,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import evaluate
+from pymc_kameleon.proposals import copy_into
 
 __all__ = ["ACCEPTANCE", "ACCEPTED", "Chain", "Components", "accept_or_reject", "move_component"]
 
@@ -79,8 +80,8 @@ def accept_or_reject(log_density, chain, log_ratio, uniform):
     acceptance = math.exp(min(0.0, difference)) if difference > -700.0 else 0.0
     accepted = uniform < acceptance
     if accepted:
-        chain.position[:] = chain.proposal
-        chain.value[:] = chain.proposed_value
+        copy_into(chain.proposal, chain.position)
+        copy_into(chain.proposed_value, chain.value)
         chain.outcome[ACCEPTED] += 1.0
     chain.outcome[ACCEPTANCE] += acceptance
     return acceptance, accepted
@@ -93,7 +94,7 @@ def move_component(log_density, chain, components, choice, normal, uniform, adap
     Its scale is learnt fast enough to cross many orders of magnitude in a few dozen proposals.
     """
     i = int(choice * chain.position.size)
-    chain.proposal[:] = chain.position
+    copy_into(chain.position, chain.proposal)
     chain.proposal[i] += math.exp(components.log_scale[i]) * normal
     acceptance, accepted = accept_or_reject(log_density, chain, 0.0, uniform)
     if adapt:

@@ -1,0 +1,209 @@
+"""Bad input: errors at construction that name the argument, its value and what to write instead."""
+
+import models
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.exceptions import SamplingError
+
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.normal(2)[0]
+
+
+def refused(error, make, *mentions, **options):
+    """Construction fails, and the message holds every one of `mentions`."""
+    with pytest.raises(error) as caught:
+        make(**options)
+    message = str(caught.value)
+    for mention in mentions:
+        assert mention in message, f"{mention!r} is not in: {message}"
+
+
+SHARED = [
+    ("steps_per_draw", 0, ValueError, "at least 1"),
+    ("steps_per_draw", -3, ValueError, "at least 1"),
+    ("steps_per_draw", 1.5, TypeError, "whole number"),
+    ("steps_per_draw", "2", TypeError, "whole number"),
+    ("steps_per_draw", True, TypeError, "whole number"),
+    ("steps_per_draw", float("nan"), (TypeError, ValueError), "whole number"),
+    ("steps_per_draw", float("inf"), (TypeError, ValueError), "whole number"),
+    ("target_accept", 0, ValueError, "(0, 1)"),
+    ("target_accept", 1, ValueError, "(0, 1)"),
+    ("target_accept", -0.2, ValueError, "(0, 1)"),
+    ("target_accept", 23.4, ValueError, "(0, 1)"),
+    ("target_accept", float("nan"), ValueError, "(0, 1)"),
+    ("target_accept", "high", TypeError, "(0, 1)"),
+    ("scaling", 0, ValueError, "above 0"),
+    ("scaling", -1.0, ValueError, "above 0"),
+    ("scaling", float("inf"), ValueError, "above 0"),
+    ("scaling", "big", TypeError, "above 0"),
+]
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "instead"), SHARED)
+def test_arguments_of_every_step(step_class, model, argument, value, error, instead):
+    options = {argument: value, "model": model}
+    refused(error, step_class, f"{argument}={value!r}", instead, **options)
+
+
+KAMELEON = [
+    ("bandwidth", 0, ValueError, "above 0"),
+    ("bandwidth", -1.0, ValueError, "above 0"),
+    ("bandwidth", float("nan"), ValueError, "above 0"),
+    ("bandwidth", "mean", ValueError, "median"),
+    ("bandwidth", None, TypeError, "above 0"),
+    ("n_subsample", 1, ValueError, "at least 2"),
+    ("n_subsample", 0, ValueError, "at least 2"),
+    ("n_subsample", 10.5, TypeError, "whole number"),
+    ("gamma", -0.1, ValueError, "at least 0"),
+    ("gamma", float("nan"), ValueError, "at least 0"),
+    ("gamma", "x", TypeError, "at least 0"),
+    ("global_share", -0.1, ValueError, "[0, 1]"),
+    ("global_share", 1.1, ValueError, "[0, 1]"),
+    ("learning_rate", 0, ValueError, "above 0"),
+    ("adaptation", 0.5, TypeError, "function"),
+    ("kernel", "rbf", ValueError, "gaussian"),
+    ("kernel", "laplacian", ValueError, "gradient"),
+    ("kernel", "sinc", ValueError, "gradient"),
+    ("kernel", 3, TypeError, "CustomKernel"),
+    ("kernel", models.negative_half_square, TypeError, "CustomKernel"),
+]
+
+
+@pytest.mark.parametrize(("argument", "value", "error", "instead"), KAMELEON)
+def test_arguments_of_kameleon(model, argument, value, error, instead):
+    options = {argument: value, "model": model}
+    refused(error, KameleonStep, f"{argument}={value!r}", instead, **options)
+
+
+@pytest.mark.parametrize("smoothness", [0.5, 1.0, 0.0, -1.5, float("nan"), "1.5"])
+def test_kernels_without_a_gradient_everywhere(smoothness):
+    refused(
+        (ValueError, TypeError),
+        kernels.Matern,
+        f"smoothness={smoothness!r}",
+        "above 1",
+        smoothness=smoothness,
+    )
+
+
+def test_arguments_of_kernels():
+    refused(ValueError, kernels.Polynomial, "degree=0", "at least 1", degree=0)
+    refused(ValueError, kernels.Polynomial, "degree=1.5", "at least 1", degree=1.5)
+    refused(ValueError, kernels.Polynomial, "offset=-1", "at least 0", offset=-1)
+    refused(TypeError, kernels.CustomKernel, "gradient=None", value=max, gradient=None)
+
+
+ADAPTIVE_METROPOLIS = [
+    ({"covariance": "learn"}, ("covariance='learn'", "learned", "identity")),
+    ({"covariance": np.eye(3)}, ("covariance", "(3, 3)", "(2, 2)", "x")),
+    ({"covariance": np.full((2, 2), np.nan)}, ("covariance", "NaN", "finite")),
+    ({"covariance": np.array([[1.0, 0.5], [0.0, 1.0]])}, ("covariance", "symmetric")),
+    ({"covariance": np.array([[1.0, 2.0], [2.0, 1.0]])}, ("covariance", "-1", "diagonal")),
+    ({"initial_covariance": -np.eye(2)}, ("initial_covariance", "-1", "diagonal")),
+    (
+        {"covariance": "identity", "initial_covariance": np.eye(2)},
+        ("initial_covariance", "covariance", "learned"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "mentions"), ADAPTIVE_METROPOLIS)
+def test_arguments_of_adaptive_metropolis(model, options, mentions):
+    refused(ValueError, AdaptiveMetropolisStep, *mentions, model=model, **options)
+
+
+def test_the_suggested_diagonal_helps(model):
+    """An error that says what to write must be right about it."""
+    covariance = np.array([[1.0, 2.0], [2.0, 1.0]])
+    AdaptiveMetropolisStep(model=model, covariance=covariance + 2 * np.eye(2))
+
+
+def test_unknown_argument(step_class, model):
+    refused(TypeError, step_class, "n_subsamples", model=model, n_subsamples=3)
+
+
+# variables and models -----------------------------------------------------------------------------
+
+
+def test_discrete_variables(step_class):
+    model = models.mixed_discrete()
+    refused(ValueError, step_class, "count", "discrete", "vars=[", model=model)
+    refused(ValueError, step_class, "count", "vars=[", model=model, vars=[model["count"]])
+    step_class(model=model, vars=[model["x"]])
+
+
+def test_discrete_variables_one_by_one(step_class):
+    refused(
+        ValueError, step_class, "count", "discrete", model=models.mixed_discrete(), blocked=False
+    )
+
+
+def test_no_variables(step_class):
+    with pm.Model() as empty:
+        pm.Normal("y", 0, 1, observed=1.0)
+    refused(ValueError, step_class, "vars", "free variable", model=empty)
+    refused(ValueError, step_class, "vars", model=models.two_scales(), vars=[])
+
+
+def test_variables_that_are_not_free(step_class):
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        total = pm.Deterministic("total", 2 * x)
+        y = pm.Normal("y", x, 1, observed=1.0)
+    for variable in (total, y):
+        refused((ValueError, TypeError), step_class, variable.name, model=model, vars=[variable])
+    refused((KeyError, ValueError), step_class, "no_such", model=model, vars=["no_such"])
+
+
+def test_missing_model(step_class):
+    refused(TypeError, step_class, "model", "with model:", "model=")
+    refused(TypeError, KameleonStep.paper, "model", "with model:", "model=")
+
+
+# starts -------------------------------------------------------------------------------------------
+
+
+def test_start_without_density_is_pymcs_own_error(make_step):
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        pm.Potential("never", pm.math.switch(x < 50, -np.inf, 0.0))
+    step = make_step(model=model)
+    with pytest.raises(SamplingError, match="Initial evaluation"):
+        models.sample(step, model, draws=5, tune=5)
+
+
+# warm starts --------------------------------------------------------------------------------------
+
+
+WARM = [
+    (np.zeros(2), ("warm_start", "(2,)", "(n, 2)", "x")),
+    (np.zeros((5, 3)), ("warm_start", "(5, 3)", "(n, 2)", "x")),
+    (np.zeros((1, 2)), ("warm_start", "two", "run")),
+    (np.full((9, 2), np.nan), ("warm_start", "finite")),
+    ("yesterday", ("warm_start",)),
+    ({"x": np.zeros(3)}, ("warm_start",)),
+]
+
+
+@pytest.mark.parametrize(("points", "mentions"), WARM)
+def test_warm_starts(step_class, model, points, mentions):
+    refused((ValueError, TypeError), step_class, *mentions, model=model, warm_start=points)
+
+
+def test_warm_start_without_a_variable(step_class):
+    model = models.two_scales()
+    with pm.Model() as smaller:
+        pm.Normal("a", 0, 1)
+    idata = models.sample(pm.Metropolis(model=smaller), smaller, draws=5, tune=5)
+    refused(ValueError, step_class, "warm_start", "b", model=model, warm_start=idata)
+
+
+def test_warm_start_of_another_shape(step_class):
+    first, second = models.normal(2)[0], models.normal(3)[0]
+    idata = models.sample(pm.Metropolis(model=first), first, draws=5, tune=5)
+    refused((ValueError, TypeError), step_class, "warm_start", "x", model=second, warm_start=idata)

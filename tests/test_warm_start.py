@@ -1,0 +1,168 @@
+"""Starting from an earlier run: what is learnt from its points, at every chain start."""
+
+import models
+import numpy as np
+import pymc as pm
+import pytest
+from models import assert_moments, begin, drive, run, sample, values
+from pymc.distributions.transforms import ordered
+
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.correlated()
+
+
+@pytest.fixture(scope="module")
+def exact_draws():
+    rng = np.random.default_rng(1)
+    return rng.multivariate_normal(models.CORRELATED_MEAN, models.CORRELATED_COVARIANCE, size=2000)
+
+
+def assert_correlated(idata):
+    draws = values(idata, "x")
+    sd = np.sqrt(np.diag(models.CORRELATED_COVARIANCE))
+    assert_moments(draws, models.CORRELATED_MEAN, sd, "correlated")
+    difference = draws[..., 0] - draws[..., 1]
+    assert_moments(difference, 3.0, np.sqrt(0.2), "difference of the correlated pair")
+
+
+def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws):
+    step = make_step(model=model, warm_start=exact_draws, steps_per_draw=10)
+    idata = sample(step, model, draws=1500, tune=0, initvals={"x": models.CORRELATED_MEAN})
+    assert_correlated(idata)
+    assert np.ptp(values(idata, "scaling", "sample_stats")) == 0
+
+
+def test_result_of_a_run(make_step, model):
+    """Of the installed generation of PyMC and ArviZ, whichever it is."""
+    first = sample(make_step(model=model, steps_per_draw=10), model, draws=500, tune=300)
+    step = make_step(model=model, warm_start=first, steps_per_draw=10)
+    assert_correlated(
+        sample(step, model, draws=1500, tune=0, initvals={"x": models.CORRELATED_MEAN})
+    )
+
+
+def test_points_are_those_of_the_result(model):
+    idata = sample(pm.Metropolis(model=model), model, chains=2, draws=40, tune=10)
+    step = AdaptiveMetropolisStep(model=model, warm_start=idata)
+    np.testing.assert_allclose(step.warm, values(idata, "x").reshape(-1, 3))
+
+
+def test_arrays_of_two_and_three_dimensions(make_step, model, exact_draws):
+    flat = make_step(model=model, warm_start=exact_draws)
+    chains = make_step(model=model, warm_start=exact_draws.reshape(4, 500, 3))
+    np.testing.assert_array_equal(flat.warm, chains.warm)
+    first, _, _ = run(flat, model, 50, tune=20)
+    second, _, _ = run(chains, model, 50, tune=20)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_what_is_learnt(model, exact_draws):
+    metropolis = AdaptiveMetropolisStep(model=model, warm_start=exact_draws)
+    run(metropolis, model, 1)
+    factor = metropolis.moments.factor
+    np.testing.assert_allclose(factor @ factor.T, np.cov(exact_draws.T), rtol=0.05, atol=0.1)
+    kameleon = KameleonStep(model=model, warm_start=exact_draws, n_subsample=300)
+    run(kameleon, model, 1)
+    assert kameleon.learnt.points.shape == (3, 300)
+    whitened = kameleon.learnt.points
+    np.testing.assert_allclose(np.cov(whitened), np.eye(3), atol=0.5)
+
+
+def test_learnt_anew_at_every_chain(make_step, model, exact_draws):
+    step = make_step(model=model, warm_start=exact_draws)
+    both = values(sample(step, model, chains=2, draws=30, tune=30), "x")
+    again = values(sample(step, model, chains=2, draws=30, tune=30), "x")
+    np.testing.assert_array_equal(both, again)
+
+
+def test_given_array_is_not_changed(make_step, model, exact_draws):
+    before = exact_draws.copy()
+    step = make_step(model=model, warm_start=exact_draws)
+    run(step, model, 300, tune=200)
+    np.testing.assert_array_equal(exact_draws, before)
+
+
+def transformed():
+    with pm.Model() as model:
+        pm.HalfNormal("scale", 2)
+        pm.Dirichlet("simplex", np.array([2.0, 3.0, 4.0]))
+        low = pm.Normal("low", 0, 1)
+        pm.Uniform("interval", low, 3 + pm.math.abs(low))
+        pm.Normal("levels", 0, 1, shape=3, transform=ordered, initval=np.array([-1.0, 0.0, 1.0]))
+        pm.Normal("matrix", 0, 1, shape=(2, 2))
+    return model
+
+
+def test_transforms():
+    """Draws in natural space become the step's raveled coordinates."""
+    model = transformed()
+    step = AdaptiveMetropolisStep(model=model, compile_kwargs={"mode": "FAST_COMPILE"})
+    points, _, _ = run(step, model, 30, tune=20)
+    idata = sample(step, model, draws=30, tune=20)
+    warm = AdaptiveMetropolisStep(
+        model=model, warm_start=idata, compile_kwargs={"mode": "FAST_COMPILE"}
+    )
+    assert warm.warm.shape == (30, points.shape[1])
+    at = {name: values(idata, name)[0] for name in ("scale", "simplex", "low", "interval")}
+    column = {v.name: i for v, i in zip(model.value_vars, _offsets(model), strict=True)}
+    np.testing.assert_allclose(warm.warm[:, column["scale_log__"]], np.log(at["scale"]))
+    upper = 3 + np.abs(at["low"])
+    logit = np.log(at["interval"] - at["low"]) - np.log(upper - at["interval"])
+    np.testing.assert_allclose(warm.warm[:, column["interval_interval__"]], logit)
+    log_simplex = np.log(at["simplex"])
+    start = column["simplex_simplex__"]
+    expected = (log_simplex - log_simplex.mean(axis=1, keepdims=True))[:, :-1]
+    np.testing.assert_allclose(warm.warm[:, start : start + 2], expected)
+    levels = values(idata, "levels")[0]
+    start = column["levels_ordered__"]
+    np.testing.assert_allclose(warm.warm[:, start], levels[:, 0])
+    np.testing.assert_allclose(warm.warm[:, start + 1 : start + 3], np.log(np.diff(levels)))
+
+
+def _offsets(model):
+    sizes = [np.size(model.initial_point()[v.name]) for v in model.value_vars]
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
+
+
+def test_some_of_the_variables(make_step):
+    model = models.two_scales()
+    idata = sample(pm.Metropolis(model=model), model, draws=40, tune=10)
+    step = make_step([model["b"]], model=model, warm_start=idata)
+    np.testing.assert_allclose(np.sort(step.warm[:, 0]), np.sort(values(idata, "b").ravel()))
+
+
+def test_few_and_repeated_points(make_step, model):
+    """A short or stuck earlier run is a poor teacher, and still a valid one."""
+    for points in (np.ones((2, 3)), np.arange(6.0).reshape(2, 3), np.ones((50, 3))):
+        step = make_step(model=model, warm_start=points)
+        draws, statistics, _ = run(step, model, 60, tune=30)
+        assert np.all(np.isfinite(draws))
+        assert all(np.isfinite(s["scaling"]) for s in statistics)
+
+
+def test_points_that_are_not_finite_are_left_out(make_step, model, exact_draws):
+    spoiled = exact_draws.copy()
+    spoiled[3] = np.nan
+    step = make_step(model=model, warm_start=spoiled)
+    assert np.all(np.isfinite(step.warm))
+
+
+def test_warm_start_gives_no_hint_about_short_tuning(make_step, model, exact_draws):
+    step = make_step(model=model, warm_start=exact_draws)
+    _, statistics, _ = run(step, model, 60, tune=0)
+    assert not [s for s in statistics if "warning" in s]
+
+
+def test_longer_run_than_the_history_holds(make_step, model, exact_draws):
+    """Thinned evenly, from the first point to the last."""
+    many = np.tile(exact_draws, (10, 1))
+    step = make_step(model=model, warm_start=many)
+    assert 2 < len(step.warm) <= 10_000
+    np.testing.assert_array_equal(step.warm[[0, -1]], many[[0, -1]])
+    begin(step, tune=10)
+    points, _, _ = drive(step, model.initial_point(), 30, tune=10)
+    assert np.all(np.isfinite(points))

@@ -8,12 +8,22 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 
-from benchmarks.common import SEED, dataset, heading, sample, show
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, dispersed_starts
+from benchmarks.common import SEED, heading, show, write
+from benchmarks.sampling import (
+    REFERENCE,
+    SAMPLERS,
+    dataset,
+    longest_rest,
+    make_step,
+    n_evaluations,
+    sample,
+    transitions_per_draw,
+)
+from pymc_kameleon import dispersed_starts
 from pymc_kameleon.demo import lynx_hare_model
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Flower, Ring, Target
 
-__all__ = ["SAMPLERS", "TARGETS", "add_arguments", "run"]
+__all__ = ["TARGETS", "add_arguments", "run"]
 
 STUCK_AFTER = 1000
 PILOT_DRAWS = 200
@@ -26,17 +36,6 @@ TARGETS: dict[str, Target | None] = {
     "ring": Ring(10.0, 1.0),
     "gaussian": CorrelatedGaussian(20),
     "lynx-hare": None,
-}
-
-REFERENCE = "DEMetropolisZ"
-SAMPLERS = {
-    REFERENCE: pm.DEMetropolisZ,
-    "KameleonStep": partial(KameleonStep, steps_per_draw=20),
-    "KameleonStep.paper": partial(KameleonStep.paper, steps_per_draw=20),
-    "KameleonStep-1": KameleonStep,
-    "AdaptiveMetropolis": partial(AdaptiveMetropolisStep, steps_per_draw=20),
-    "Metropolis": pm.Metropolis,
-    "Slice": pm.Slice,
 }
 
 COUNTS = "sampler draws evals/draw R-hat stuck accepted bulk tail seconds tuning-s".split()
@@ -64,41 +63,8 @@ def starting_points(name: str, model: pm.Model, chains: int) -> list[dict[str, n
     return [{"x": 3.0 * scales * row} for row in normals]
 
 
-def transitions_per_draw(sampler: str, dim: int) -> int:
-    """Moves in a draw, each of which has a proposal of its own."""
-    options = getattr(SAMPLERS[sampler], "keywords", {})
-    return dim if sampler in ("Metropolis", "Slice") else options.get("steps_per_draw", 1)
-
-
-def n_evaluations(sampler: str, statistics: xr.Dataset, dim: int) -> int:
-    """Evaluations of the log density at new points, over all chains and draws."""
-    n_draws = statistics.sizes["chain"] * statistics.sizes["draw"]
-    if sampler == "Slice":
-        # For each coordinate the two ends and one point between; each step is one more.
-        steps = statistics["nstep_out"].sum() + statistics["nstep_in"].sum()
-        return int(steps) + 3 * dim * n_draws
-    if "n_evals" in statistics:
-        return int(statistics["n_evals"].sum())
-    return n_draws * transitions_per_draw(sampler, dim)
-
-
-def longest_rest(accepted: np.ndarray) -> int:
-    """Length of the longest run of draws without an accepted move; shape (draws, moves)."""
-    moves = np.flatnonzero(np.concatenate([[True], accepted.any(axis=1), [True]]))
-    return int(np.diff(moves).max() - 1)
-
-
 class Tally:
-    """What one sampler drew on one target, and what it cost.
-
-    Parameters
-    ----------
-    target, sampler : str
-    model : pymc.Model
-    initvals : list of dict
-        Starts of all chains.
-    arguments : argparse.Namespace
-    """
+    """What one sampler drew on one target, and what it cost."""
 
     def __init__(self, target: str, sampler: str, model: pm.Model, initvals: list, arguments):
         self.target, self.sampler, self.model = target, sampler, model
@@ -123,7 +89,7 @@ class Tally:
         """Sample some more chains."""
         result, seconds = sample(
             self.model,
-            SAMPLERS[self.sampler],
+            partial(make_step, self.sampler, TARGETS[self.target] is None),
             draws=self.draws,
             tune=self.tune,
             initvals=initvals,
@@ -199,13 +165,14 @@ def ratios(rows: list[dict]) -> list[dict]:
 
 def show_target(target: str, rows: list[dict], lines: str, arguments):
     """Print and write the tables of one target."""
-    path = arguments.output / f"efficiency-{target}.csv"
     about = TARGETS[target] or "Hudson Bay pelts, an ODE in a black-box Op, 8 parameters"
-    show(rows, f"{lines}\n\n{target}: {about}", path, columns=COUNTS)
-    show(rows, f"{target}: effective draws", path, columns=RATES, write=False)
+    show(rows, f"{target}: {about}", COUNTS)
+    show(rows, f"{target}: effective draws", RATES)
+    write(rows, lines, arguments.output / f"efficiency-{target}.csv")
     if rows[0]["sampler"] == REFERENCE:
-        path = arguments.output / f"efficiency-{target}-ratios.csv"
-        show(ratios(rows), f"{target}: ratios to {REFERENCE}", path, columns=RATIOS)
+        compared = ratios(rows)
+        show(compared, f"{target}: ratios to {REFERENCE}", RATIOS)
+        write(compared, lines, arguments.output / f"efficiency-{target}-ratios.csv")
 
 
 def run(arguments):
@@ -214,13 +181,14 @@ def run(arguments):
         f"{arguments.chains} chains, each with about {arguments.tuning} evaluations of the log "
         f"density to tune and {arguments.evaluations} after that. An evaluation is one at a new "
         "point, a proposal. DEMetropolisZ and Metropolis evaluate the old point again with each, "
-        "which is not counted, nor is that of Slice, whose draw costs nstep_out + nstep_in + 3 dim; "
-        f"a chain of {PILOT_DRAWS} + {PILOT_DRAWS} draws finds how many draws it gets. A draw of "
+        "which is not counted, nor is it for Slice: its draw costs nstep_out + nstep_in + 3 dim, "
+        f"and {PILOT_DRAWS} + {PILOT_DRAWS} draws of a chain tell how many it gets. A draw of "
         "Metropolis is dim proposals; of KameleonStep, .paper and AdaptiveMetropolis 20 "
         "(steps_per_draw=20); of KameleonStep-1 and DEMetropolisZ one.",
-        "Starts: N(0, 3^2), for the Gaussian in units of its scales; prior draws for lynx-hare.",
-        "bulk, tail: ESS over all chains, of the worst coordinate. 1k: per 1000 evaluations. s: per "
-        "CPU second between stamps that a callback takes; the samplers take turns in "
+        "Starts: N(0, 3^2), for the Gaussian in units of its scales; prior draws for lynx-hare, "
+        "where Slice gets -inf for the NaN of a failed solver, which it would accept.",
+        "bulk, tail: ESS over all chains, of the worst coordinate. 1k: per 1000 evaluations. s: "
+        "per CPU second between stamps that a callback takes; the samplers take turns in "
         f"{arguments.batches} batches of chains. +t: with tuning counted, but for its first draw. "
         "mse/10k: effective size by the mean squared error of E[x1^2] over chains, per 10 000 "
         f"evaluations. stuck: chains with {STUCK_AFTER} transitions in a row without an accepted "

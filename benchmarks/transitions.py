@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from benchmarks.common import DrivenStep, heading, mark, pymc_major, show
+from benchmarks.common import DrivenStep, heading, mark, pymc_major, show, write
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
 from pymc_kameleon.targets import Banana
 
@@ -126,4 +126,6 @@ def run(arguments):
         )
         rows.append(row)
         print(".", end="", flush=True)
-    show(rows, lines, arguments.output / "transitions.csv")
+    print()
+    show(rows)
+    write(rows, lines, arguments.output / "transitions.csv")

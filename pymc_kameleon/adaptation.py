@@ -117,7 +117,8 @@ def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardi
     unit = centred / scale
     correlation = (1 - shrinkage) * (unit.T @ unit) / n
     correlation[np.diag_indices(dim)] = 1.0 + 1e-10
-    return Standardization(location, scale[:, None] * linalg.cholesky(correlation, lower=True))
+    factor = scale[:, None] * linalg.cholesky(correlation, lower=True)
+    return Standardization(location, np.ascontiguousarray(factor))
 
 
 def target_acceptance(dim: int) -> float:

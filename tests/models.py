@@ -1,4 +1,4 @@
-"""Small models with known posteriors, operations without gradients, and how to drive a step by hand.
+"""Small models with known posteriors, operations without gradients, and a step driven by hand.
 
 A step is driven here as `pm.sample` does it, transition by transition, so that a test sees every
 statistic of every draw.
@@ -202,6 +202,11 @@ def estimated_with_other(noise=0.5, entangled=False):
 ESTIMATED_PRECISION = np.array([[3.0, -2.0], [-2.0, 3.0]])
 ESTIMATED_MEAN = np.linalg.solve(ESTIMATED_PRECISION, [1.7, -0.7])
 """Posterior of (own, other) in `estimated_with_other`."""
+
+
+def always(transition):
+    """An adaptation schedule that does not wait for a history."""
+    return 1.0
 
 
 def every_ten(transition):

@@ -168,12 +168,12 @@ def test_missing_model(step_class):
 # starts -------------------------------------------------------------------------------------------
 
 
-def test_start_without_density_is_pymcs_own_error(make_step):
+def test_start_without_density(make_step):
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1)
         pm.Potential("never", pm.math.switch(x < 50, -np.inf, 0.0))
     step = make_step(model=model)
-    with pytest.raises(SamplingError, match="Initial evaluation"):
+    with pytest.raises(SamplingError, match=r"[Ii]nitial"):
         models.sample(step, model, draws=5, tune=5)
 
 

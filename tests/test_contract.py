@@ -25,12 +25,13 @@ from models import assert_mean, assert_moments, begin, drive, run, sample, value
 from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods import STEP_METHODS
 from pymc.step_methods.compound import CompoundStep
-from pytensor.compile.ops import as_op
+from pytensor.compile import ops
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels, register, unregister
 
 PYMC_6 = int(pm.__version__.split(".")[0]) >= 6
 C_LINKER = {"mode": "cvm"}
+wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 needs_c_compiler = pytest.mark.skipif(**models.needs_c_compiler)
 
 
@@ -70,11 +71,12 @@ def test_shapes_and_transforms(make_step):
         backwards = make_step(list(reversed(model.free_RVs)), steps_per_draw=20)
         default = make_step(steps_per_draw=20)
     assert [v.name for v in backwards.vars] == [v.name for v in model.value_vars]
-    idata = sample(default, model, draws=1500, tune=400)
-    for name in ("scale", "simplex", "matrix", "interval"):
-        short = (values(sample(s, model, draws=20, tune=20), name) for s in (backwards, default))
-        np.testing.assert_array_equal(*short)
-    assert values(idata, "matrix").shape == (1, 1500, 2, 2)
+    begin(backwards), begin(default)
+    np.testing.assert_array_equal(
+        *(drive(s, model.initial_point(), 15, tune=10)[0] for s in (backwards, default))
+    )
+    idata = sample(default, model, draws=900, tune=300)
+    assert values(idata, "matrix").shape == (1, 900, 2, 2)
     np.testing.assert_allclose(values(idata, "simplex").sum(axis=-1), 1)
     assert_mean(values(idata, "scale"), 2 * np.sqrt(2 / np.pi), "half-normal")
     assert_mean(values(idata, "simplex"), np.array([2, 3, 4]) / 9, "simplex")
@@ -82,12 +84,14 @@ def test_shapes_and_transforms(make_step):
     assert_moments(values(idata, "interval"), np.ones(2), 4 / np.sqrt(12), "interval")
 
 
-@pytest.mark.parametrize("dim", [1, 100])
+@pytest.mark.parametrize("dim", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_dimensions(make_step, dim):
+    """A batch is ten draws: at d = 100, 3000 transitions, several times the correlation length."""
     model, mean, sd = models.normal(dim)
+    options = {"n_subsample": 30} if make_step is STEPS["kameleon"] else {}
     with model:
-        step = make_step(steps_per_draw=5 if dim == 1 else 100)
-    idata = sample(step, model, draws=600, tune=900 if dim == 100 else 500)
+        step = make_step(steps_per_draw=5 if dim == 1 else 300, **options)
+    idata = sample(step, model, draws=300, tune=300)
     assert_moments(values(idata, "x"), mean, sd, f"d = {dim}")
 
 
@@ -218,7 +222,6 @@ def test_compiled_and_plain_give_the_same_chain(configuration, steps_per_draw):
 # sampling state -----------------------------------------------------------------------------------
 
 ROUND_TRIPS = {
-    "as it is": lambda state: state,
     "pickle": lambda state: pickle.loads(pickle.dumps(state)),
     "cloudpickle": lambda state: cloudpickle.loads(cloudpickle.dumps(state)),
 }
@@ -235,8 +238,9 @@ def assert_same_continuation(first, second):
         )
 
 
-@pytest.mark.parametrize("round_trip", list(ROUND_TRIPS))
-@pytest.mark.parametrize("saved_at", [5, 180, 400])
+@pytest.mark.parametrize(
+    ("saved_at", "round_trip"), [(5, "pickle"), (180, "cloudpickle"), (400, "pickle")]
+)
 def test_saved_and_restored_state_continues_the_chain(make_step, saved_at, round_trip):
     """Saved in the first phase of tuning, late in tuning, and after it."""
     model, _, _ = models.normal(2)
@@ -325,7 +329,7 @@ def test_state_of_other_variables_is_refused(make_step):
     with model:
         a, both = make_step([model["a"]]), make_step()
     run(a, model, 5)
-    with pytest.raises(ValueError, match="vars"):
+    with pytest.raises(ValueError, match="var"):
         both.sampling_state = a.sampling_state
 
 
@@ -385,6 +389,18 @@ def test_adapt_after_tune_goes_on(make_step):
     assert len({s["scaling"] for s in statistics[300:]}) > 1
 
 
+@pytest.mark.parametrize("schedule", [models.always, models.every_ten])
+def test_own_schedule_from_the_first_transition(schedule):
+    """An update that comes before there is a history waits for one."""
+    model, _, _ = models.normal(2)
+    step = KameleonStep(model=model, adaptation=schedule, n_subsample=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        points, statistics, _ = run(step, model, 300, tune=250)
+    assert np.all(np.isfinite(points)) and len(np.unique(points[250:, 0])) > 5
+    assert all(np.isfinite(s["scaling"]) and s["scaling"] < 1e6 for s in statistics)
+
+
 def test_starts_of_chains_come_from_initvals(make_step):
     model, _, _ = models.normal(1)
     starts = [{"x": np.array([5.0])}, {"x": np.array([-5.0])}]
@@ -410,7 +426,10 @@ def test_two_of_ours(make_step):
     idata = sample(steps, model, draws=900, tune=300)
     assert_moments(values(idata, "b"), 10, 0.1, "b")
     assert values(idata, "accept", "sample_stats").shape == (1, 900, 2)
-    assert values(idata, "n_evals", "sample_stats")[0, 1:].sum() == 899 * 4
+    counts = values(idata, "n_evals", "sample_stats")[0, 1:]
+    moved = values(idata, "accepted", "sample_stats")[0] > 0
+    np.testing.assert_array_equal(counts[:, 0], 3 + moved[:-1, 1])
+    np.testing.assert_array_equal(counts[:, 1], 1 + moved[1:, 0])
 
 
 def test_kameleon_beside_adaptive_metropolis():
@@ -439,10 +458,10 @@ def test_with_metropolis_on_a_discrete_variable(make_step):
     model = models.mixed_discrete()
     with model:
         step = make_step([model["x"]], steps_per_draw=5)
-    idata = sample([step], model, draws=6000, tune=600)
+    idata = sample([step], model, draws=3000, tune=300)
     for name, expected in models.mixed_discrete_means().items():
         assert_mean(values(idata, name), expected, name)
-    assert values(idata, "accepted", "sample_stats").shape == (1, 6000, 2)
+    assert values(idata, "accepted", "sample_stats").shape == (1, 3000, 2)
 
 
 def test_with_binary_gibbs(make_step):
@@ -538,16 +557,16 @@ def test_evaluated_again_only_if_other_variables_changed(make_step, shift):
 
 
 @pytest.mark.parametrize("compile_kwargs", [None, C_LINKER])
-@pytest.mark.parametrize("length", [4, 9])
+@pytest.mark.parametrize("length", [9])
 def test_new_data_between_two_samplings(make_step, length, compile_kwargs):
     if compile_kwargs is not None and not pytensor.config.cxx:
         pytest.skip(models.needs_c_compiler["reason"])
     model = models.with_data()
     with model:
         step = make_step(steps_per_draw=4, compile_kwargs=compile_kwargs)
-        before = sample(step, draws=600, tune=300)
+        before = sample(step, draws=300, tune=150)
         pm.set_data({"y": np.full(length, 5.0)})
-        after = sample(step, draws=600, tune=300)
+        after = sample(step, draws=300, tune=150)
     for idata, level, n in ((before, 0.0, 4), (after, 5.0, length)):
         precision = n + 0.01
         assert_moments(values(idata, "mu"), level * n / precision, precision**-0.5, "mu")
@@ -644,38 +663,27 @@ def test_entangled_estimates_are_refused(make_step):
 
 # progress bars and statistics ---------------------------------------------------------------------
 
-BARS = [True, "combined", "split", "combined+stats", "split+stats"]
-
 
 @pytest.mark.parametrize("compound", [False, True])
-@pytest.mark.parametrize("bar", BARS)
+@pytest.mark.parametrize("bar", [True, "combined+stats", "split"])
 def test_progress_bars(make_step, bar, compound, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
+    # PyMC 5 keeps the stream that was there when it was imported.
+    monkeypatch.setattr("pymc.progress_bar.rich_progress.stderr", sys.stderr, raising=False)
     model = models.two_scales()
-    with model:
-        compile_kwargs = C_LINKER if pytensor.config.cxx else None
-        step = make_step([model["a"]], compile_kwargs=compile_kwargs)
-        other = pm.Metropolis([model["b"]])
-    step = [step, other] if compound else [step, make_step([model["b"]])]
-    sample(step, model, draws=20, tune=20, progressbar=bar)
-    captured = capsys.readouterr()
-    shown = captured.out + captured.err
-    assert "Draws" in shown
-    if bar is not True and "stats" in bar:
-        for column in ("Acceptance", "Scaling", "Evaluations/draw"):
-            assert column in shown
-
-
-@pytest.mark.parametrize("bar", [True, "split+stats"])
-def test_progress_bar_of_one_step(make_step, bar, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    model, _, _ = models.normal(1)
-    with model:
-        step = make_step()
+    compile_kwargs = C_LINKER if pytensor.config.cxx else None
+    if compound:
+        with model:
+            ours = make_step([model["a"]], compile_kwargs=compile_kwargs)
+            step = [ours, pm.Metropolis([model["b"]])]
+    else:
+        step = make_step(model=model, compile_kwargs=compile_kwargs)
     sample(step, model, chains=2, draws=20, tune=20, progressbar=bar)
     captured = capsys.readouterr()
-    for column in ("Acceptance", "Scaling", "Evaluations/draw"):
-        assert column in captured.out + captured.err
+    shown = captured.out + captured.err
+    assert "Draw" in shown
+    for column in ("Acceptance", "Scaling", "Eval"):
+        assert (column in shown) == (bar != "split")
 
 
 def test_statistics_are_as_declared(make_step):
@@ -814,7 +822,7 @@ def test_register_and_unregister():
 
 
 def test_registered_step_is_chosen_without_gradients(registered, caplog):
-    model, operation = models.black_box()
+    model, _ = models.black_box()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with model, caplog.at_level(logging.INFO):
@@ -855,7 +863,7 @@ def test_black_box_falls_back_by_itself(make_step, caplog):
         warnings.simplefilter("error", UserWarning)
         with model:
             step = make_step()
-        _, statistics, _ = run(step, model, 30, tune=20)
+        run(step, model, 30, tune=20)
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("pymc_kameleon")]
     assert len(lines) == 1 and "BlackBox" in lines[0] and "Python" in lines[0]
 
@@ -902,7 +910,7 @@ def test_black_box_on_two_cores(make_step):
     np.testing.assert_allclose(values(two, "x"), values(one, "x"), rtol=1e-6)
 
 
-@as_op(itypes=[pt.dvector], otypes=[pt.dscalar])
+@wrap_python(itypes=[pt.dvector], otypes=[pt.dscalar])
 def wrapped_function(x):
     return np.array(models.negative_half_square(x))
 
@@ -1005,22 +1013,16 @@ def test_single_precision():
     assert result.returncode == 0, result.stderr
 
 
-def test_import_gives_no_warning():
-    """PyMC first, whose own warnings are not ours."""
-    code = (
-        "import pymc, warnings; warnings.simplefilter('error'); import pymc_kameleon; "
-        "from pymc.step_methods import STEP_METHODS; "
+def test_import_gives_no_warning_and_registers_nothing():
+    """Warnings are errors, but for those of PyMC's own import, which comes first where it warns."""
+    check = (
+        "import pymc_kameleon; from pymc.step_methods import STEP_METHODS; "
         "assert not any('kameleon' in m.__module__ for m in STEP_METHODS)"
     )
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
-
-
-def test_import_under_warnings_as_errors():
-    bare = run_python("import pymc", "-W", "error")
-    if bare.returncode:
-        pytest.skip("PyMC itself warns when it is imported")
-    result = run_python("import pymc_kameleon", "-W", "error")
+    result = run_python(check, "-W", "error")
+    if result.returncode and "pymc_kameleon" not in result.stderr.splitlines()[-1]:
+        pymc_first = "import warnings, pymc; warnings.simplefilter('error'); "
+        result = run_python(pymc_first + check)
     assert result.returncode == 0, result.stderr
 
 

@@ -74,7 +74,7 @@ def test_kameleon_is_invariant(kernel, standardize, global_share):
     "kernel", [Matern(3.0), CustomKernel(_value, _plain_gradient)], ids=["matern-3", "plain"]
 )
 def test_kameleon_is_invariant_with_a_kernel_in_python(kernel):
-    found = p_values(KameleonStep, n=400, kernel=kernel, global_share=0.3)
+    found = p_values(KameleonStep, n=250, kernel=kernel, global_share=0.3)
     assert min(found.values()) > BOUND, found
 
 

@@ -163,7 +163,7 @@ class AdaptiveMetropolisStep(GradientFreeStep):
         if not np.allclose(matrix, matrix.T):
             raise ValueError(f"{name} is not symmetric: take a covariance matrix.")
         try:
-            return linalg.cholesky(matrix, lower=True)
+            return np.ascontiguousarray(linalg.cholesky(matrix, lower=True))
         except linalg.LinAlgError as error:
             smallest = linalg.eigvalsh(matrix)[0]
             raise ValueError(

@@ -108,7 +108,7 @@ class KameleonStep(GradientFreeStep):
         Work in coordinates whitened by the covariance of the history, which makes all defaults free
         of scale, and learn each coordinate's scale at the start.
     global_share : float, optional
-        Share of difference moves in [0, 1]; default 0.7.
+        Share of difference moves in [0, 1]; default 0.8.
     steps_per_draw : int
         Transitions per stored draw. They run in one compiled call where the model compiles.
     pseudo_marginal : bool
@@ -212,7 +212,7 @@ class KameleonStep(GradientFreeStep):
         self.standardize = bool(standardize)
         self.learn_scaling = bool(learn_scaling)
         self.global_share = (
-            0.7 if global_share is None else checked_share("global_share", global_share)
+            0.8 if global_share is None else checked_share("global_share", global_share)
         )
         self.learning_rate = checked_number("learning_rate", learning_rate, above=0)
         super().__init__(

@@ -127,7 +127,7 @@ def target_acceptance(dim: int) -> float:
 
 
 @register_jitable
-def learn_scaling(log_scaling, acceptance, target, n_updates, factor, largest):
+def learn_scaling(log_scaling, acceptance, target, n_updates, factor, smallest, largest):
     """One Robbins-Monro step for a log scaling (Andrieu & Thoms 2008, algorithm 4).
 
     Parameters
@@ -140,8 +140,9 @@ def learn_scaling(log_scaling, acceptance, target, n_updates, factor, largest):
         Number of this update, from 1.
     factor : float
         The step of the recursion is factor / sqrt(n_updates).
-    largest : float
-        Bound: without kernel support every small move is accepted and the recursion would run away.
+    smallest, largest : float
+        Bounds: without kernel support every small move is accepted and the recursion would run
+        away; where all moves fail, it would shrink to nothing.
     """
     step = factor / math.sqrt(n_updates)
-    return min(log_scaling + step * (acceptance - target), largest)
+    return min(max(log_scaling + step * (acceptance - target), smallest), largest)

@@ -5,7 +5,7 @@ import numpy as np
 from pymc_kameleon._compat import group_dataset, is_result, stacked
 from pymc_kameleon.unconstrain import unconstraining_function
 
-__all__ = ["warm_points"]
+__all__ = ["warm_points", "warm_scaling"]
 
 
 def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
@@ -43,6 +43,27 @@ def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
     if len(points) < 2:
         raise ValueError("warm_start holds fewer than two finite points; take a longer run.")
     return points
+
+
+def warm_scaling(warm_start, present: set[str], absent: set[str]) -> float | None:
+    """Scaling that an earlier run of the same kind of step ended with, the median over its chains.
+
+    Parameters
+    ----------
+    warm_start : result of `pm.sample`, or array
+    present, absent : set of str
+        Sampler statistics that tell such a run from those of other steps.
+
+    Returns
+    -------
+    float or None
+        None if the points do not come from such a run, or from several steps at once.
+    """
+    statistics = group_dataset(warm_start, "sample_stats") if is_result(warm_start) else None
+    if statistics is None or not present <= set(statistics) or absent & set(statistics):
+        return None
+    last = statistics["scaling"].isel(draw=-1)
+    return float(last.median()) if last.dims == ("chain",) else None
 
 
 def _some_rows(array, largest):

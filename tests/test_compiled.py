@@ -1,4 +1,4 @@
-"""What is compiled once stays compiled once: settings and life cycle never ask for a second version."""
+"""What is compiled once stays so: settings and life cycle never ask for a second version."""
 
 import numpy as np
 import pytest

@@ -77,12 +77,10 @@ class AdaptiveMetropolisStep(GradientFreeStep):
 
     References
     ----------
-    ---------- .. [1] H. Haario, E. Saksman and J. Tamminen, "An adaptive Metropolis algorithm",
-    Bernoulli 7, 2001.
-       doi:10.2307/3318737
+    .. [1] H. Haario, E. Saksman and J. Tamminen, "An adaptive Metropolis algorithm", Bernoulli 7,
+       2001. doi:10.2307/3318737
     .. [2] C. Andrieu and J. Thoms, "A tutorial on adaptive MCMC", Statistics and Computing 18,
-    2008,
-       algorithm 4. doi:10.1007/s11222-008-9110-y
+       2008, algorithm 4. doi:10.1007/s11222-008-9110-y
 
     Examples
     --------
@@ -144,7 +142,7 @@ class AdaptiveMetropolisStep(GradientFreeStep):
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
-        self.initial_scaling = 2.38**2 / self.dim if scaling is None else scaling
+        self.initial_scaling = scaling or self.warm_scaling or 2.38**2 / self.dim
         self._start_factor = None
         if not isinstance(covariance, str):
             self._start_factor = self._cholesky("covariance", covariance)

@@ -22,7 +22,7 @@ from pymc_kameleon.compiled import EVALUATIONS, NONFINITE
 from pymc_kameleon.target import N_TERMS, LogDensity
 from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
 from pymc_kameleon.validation import checked_integer, checked_share
-from pymc_kameleon.warm_start import warm_points
+from pymc_kameleon.warm_start import warm_points, warm_scaling
 
 __all__ = ["GradientFreeState", "GradientFreeStep"]
 
@@ -114,9 +114,12 @@ class GradientFreeStep(ArrayStepShared):
         }
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
         super().__init__(self.target.vars, self.target.shared, blocked=blocked, rng=rng)
-        self.warm = None
+        self.warm = self.warm_scaling = None
         if warm_start is not None:
             self.warm = warm_points(warm_start, model, self.target, self._history_capacity())
+            own = set(self.stats_dtypes_shapes) - {"warning"}
+            others = {"bandwidth"} - own
+            self.warm_scaling = warm_scaling(warm_start, own, others)
         self._begin_chain(None)
 
     def _transitions_to_tune(self) -> int:

@@ -40,6 +40,9 @@ JUMP_SHARE = 0.1
 NOISE = 0.01
 """Standard deviation of the noise of difference moves, in standardised coordinates."""
 
+LARGEST_LOG_SCALING = 15.0
+"""Bound of log nu in raw coordinates; in standardised ones it follows the size of the moves."""
+
 BANDWIDTH_POINTS = 200
 SCATTER_POINTS = 20
 
@@ -91,9 +94,12 @@ class KameleonStep(GradientFreeStep):
         linear in it.
     gamma : float, optional
         Standard deviation of the isotropic part of kernel moves, at least 0. Default
-        :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones.
+        :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones. The first makes larger
+        moves than the acceptance target asks for where the posterior bends sharply, which paid on
+        all of `targets`; :math:`\nu` then shrinks to its lower bound. A smaller value leaves more
+        to the kernel.
     scaling : float, optional
-        Start of :math:`\nu`. By default it is chosen from the first subsample.
+        Start of :math:`\nu`. By default that of the warm start, or chosen from the first subsample.
     learn_scaling : bool
         Learn :math:`\nu` while tuning, from kernel moves.
     target_accept : float, optional
@@ -136,7 +142,7 @@ class KameleonStep(GradientFreeStep):
     accept          mean acceptance probability of the draw's transitions
     accepted        share of them that were accepted
     scaling         :math:`\nu`
-    bandwidth       length scale of the kernel (NaN for kernels without one)
+    bandwidth       length scale of the kernel (NaN: none, or not learnt yet)
     n_evals         log-density evaluations
     n_nonfinite     those that were NaN or +inf (and rejected)
     =============== ====================================================================
@@ -147,12 +153,10 @@ class KameleonStep(GradientFreeStep):
 
     References
     ----------
-    ---------- .. [1] D. Sejdinovic, H. Strathmann, M. Lomeli Garcia, C. Andrieu and A. Gretton,
-    "Kernel Adaptive
-       Metropolis-Hastings", ICML 2014. arXiv:1307.5302
+    .. [1] D. Sejdinovic, H. Strathmann, M. Lomeli Garcia, C. Andrieu and A. Gretton, "Kernel
+       Adaptive Metropolis-Hastings", ICML 2014. arXiv:1307.5302
     .. [2] C. J. F. ter Braak and J. A. Vrugt, "Differential Evolution Markov Chain with snooker
-    updater
-       and fewer chains", Statistics and Computing 18, 2008. doi:10.1007/s11222-008-9104-9
+       updater and fewer chains", Statistics and Computing 18, 2008. doi:10.1007/s11222-008-9104-9
 
     Examples
     --------
@@ -278,7 +282,7 @@ class KameleonStep(GradientFreeStep):
 
     def _begin(self, position):
         self.history = new_history(self._history_capacity(), self.dim)
-        start = self.initial_scaling if self.initial_scaling is not None else 1.0
+        start = self.initial_scaling or self.warm_scaling or 1.0
         self.scaling = Scaling(np.array([math.log(start)]), np.zeros(1))
         self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
         self.learnt = Learnt(
@@ -286,7 +290,8 @@ class KameleonStep(GradientFreeStep):
             location=np.zeros(self.dim),
             factor=np.eye(self.dim),
             parameters=self.kernel.parameters(self._bandwidth_of(np.zeros((self.dim, 0)))),
-            largest_log_scaling=15.0,
+            smallest_log_scaling=-LARGEST_LOG_SCALING,
+            largest_log_scaling=LARGEST_LOG_SCALING,
         )
         self.next_update = max(100, 25 * self.dim)
         if self.warm is not None:
@@ -393,7 +398,8 @@ class KameleonStep(GradientFreeStep):
             location=location,
             factor=factor,
             parameters=self.kernel.parameters(bandwidth),
-            largest_log_scaling=15.0,
+            smallest_log_scaling=-LARGEST_LOG_SCALING,
+            largest_log_scaling=LARGEST_LOG_SCALING,
         )
         self._workspace = _new_workspace(*points.shape)
         self.here.is_current[0] = False
@@ -428,18 +434,27 @@ class KameleonStep(GradientFreeStep):
         unit = -0.5 * math.log(typical) + math.log(2.38 / math.sqrt(self.dim))
         if self.typical_scatter > 0:
             self.scaling.log[0] += 0.5 * math.log(self.typical_scatter / typical)
-        elif self.initial_scaling is None:
+        elif self.initial_scaling is None and self.warm_scaling is None:
             self.scaling.log[0] = unit + math.log(0.5)
         self.typical_scatter = typical
-        largest = unit + math.log(100.0)
-        self.scaling.log[0] = min(self.scaling.log[0], largest)
-        self.learnt = self.learnt._replace(largest_log_scaling=largest)
+        smallest, largest = unit + math.log(0.05), unit + math.log(100.0)
+        if self.initial_scaling is None:
+            self.scaling.log[0] = min(max(self.scaling.log[0], smallest), largest)
+        self.learnt = self.learnt._replace(
+            smallest_log_scaling=smallest, largest_log_scaling=largest
+        )
 
     def _scaling_statistics(self):
         return {
             "scaling": math.exp(self.scaling.log[0]),
-            "bandwidth": self.learnt.parameters[-1] if self.kernel.has_bandwidth else math.nan,
+            "bandwidth": self._learnt_bandwidth(),
         }
+
+    def _learnt_bandwidth(self):
+        unknown = self.bandwidth == "median" and self.learnt.points.shape[1] == 0
+        if unknown or not self.kernel.has_bandwidth:
+            return math.nan
+        return float(self.learnt.parameters[-1])
 
 
 def _new_workspace(dim, n):

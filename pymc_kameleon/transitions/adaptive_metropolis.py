@@ -95,6 +95,7 @@ def run_plain(log_density, chain, moments, components, settings, normals, unifor
                     settings.target_accept,
                     moments.n_updates[0],
                     1.0,
+                    -LARGEST_LOG_SCALING,
                     LARGEST_LOG_SCALING,
                 )
             if settings.learn_covariance:

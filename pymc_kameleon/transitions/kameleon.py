@@ -70,14 +70,15 @@ class Learnt(NamedTuple):
         Lower Cholesky factor of the standardisation.
     parameters : array
         What the kernel's `gradients` takes.
-    largest_log_scaling : float
-        Bound of the log scaling of kernel moves.
+    smallest_log_scaling, largest_log_scaling : float
+        Bounds of the log scaling of kernel moves.
     """
 
     points: np.ndarray
     location: np.ndarray
     factor: np.ndarray
     parameters: np.ndarray
+    smallest_log_scaling: float
     largest_log_scaling: float
 
 
@@ -237,6 +238,7 @@ def run_plain(
                         settings.target_accept,
                         scaling.n_updates[0],
                         settings.step_factor,
+                        learnt.smallest_log_scaling,
                         learnt.largest_log_scaling,
                     )
         if settings.adapt:

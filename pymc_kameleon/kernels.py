@@ -7,6 +7,7 @@ the same for all.
 """
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -202,7 +203,8 @@ class Matern(Kernel):
     """
 
     def __init__(self, smoothness: float = 2.5):
-        if not (np.isscalar(smoothness) and np.isfinite(smoothness) and smoothness > 1):
+        is_number = isinstance(smoothness, numbers.Real)
+        if not (is_number and np.isfinite(smoothness) and smoothness > 1):
             raise ValueError(
                 f"smoothness={smoothness!r}: a Matern kernel of smoothness <= 1 has no gradient at "
                 "zero distance, which Kernel Adaptive Metropolis-Hastings needs; take a number "

@@ -23,7 +23,7 @@ from pymc_kameleon.compiled import as_pointer
 
 __all__ = ["LogDensity", "select_variables"]
 
-_log = logging.getLogger("pymc_kameleon")
+_log = logging.getLogger("pymc.kameleon")
 
 N_TERMS = 3
 """Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
@@ -135,7 +135,8 @@ class LogDensity:
             initial_point, outputs, self.vars, self.shared
         )
         self._model = model
-        self._compile_kwargs = compile_kwargs
+        # PyMC 6 passes {} to a step that it chose itself: nothing that a user asked for.
+        self._compile_kwargs = compile_kwargs or None
         self._function = self._compile(self._outputs)
         self._compilable = hasattr(getattr(self._function, "vm", None), "jit_fn")
         self._rest = self._compile(self._outputs[:2]) if estimated and self.shared else None

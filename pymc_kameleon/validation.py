@@ -9,7 +9,8 @@ __all__ = ["checked_array", "checked_integer", "checked_number", "checked_share"
 
 def checked_integer(name: str, value, smallest: int) -> int:
     """`value` as an int of at least `smallest`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or int(value) != value:
+    whole = isinstance(value, numbers.Real) and np.isfinite(value) and int(value) == value
+    if isinstance(value, bool) or not whole:
         raise TypeError(f"{name}={value!r}: take a whole number of at least {smallest}.")
     if value < smallest:
         raise ValueError(f"{name}={value!r}: take a whole number of at least {smallest}.")

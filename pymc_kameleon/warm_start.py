@@ -32,7 +32,13 @@ def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
     if is_result(warm_start):
         points = _from_result(warm_start, model, target, largest)
     else:
-        points = np.asarray(warm_start, dtype=float)
+        try:
+            points = np.asarray(warm_start, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"warm_start={warm_start!r}: take a result of pm.sample, or an array of shape "
+                f"(n, {target.dim}), the raveled unconstrained {', '.join(target.names)}."
+            ) from error
         if points.ndim < 2 or points.shape[-1] != target.dim:
             raise ValueError(
                 f"warm_start has shape {points.shape}: take a result of pm.sample, or points of "
@@ -80,6 +86,15 @@ def _from_result(result, model, target, largest):
             "free variables in the posterior group."
         )
     draws = {rv: stacked(posterior, rv.name) for rv in model.free_RVs}
+    for rv, values in draws.items():
+        static = rv.type.shape
+        if len(static) != values.ndim - 1 or any(
+            n is not None and n != m for n, m in zip(static, values.shape[1:], strict=True)
+        ):
+            raise ValueError(
+                f"warm_start has {rv.name} of shape {values.shape[1:]}, the model has {static}; "
+                "take a result of this model."
+            )
     chosen = _some_rows(np.arange(len(next(iter(draws.values())))), largest)
     to_values = unconstraining_function(model, target.vars)
     return np.array(

@@ -859,12 +859,12 @@ def test_registered_step_leaves_discrete_variables_alone(registered):
 def test_black_box_falls_back_by_itself(make_step, caplog):
     """With one log line, no error, and no complaint of Numba's."""
     model, _ = models.black_box()
-    with warnings.catch_warnings(), caplog.at_level(logging.INFO, logger="pymc_kameleon"):
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO, logger="pymc.kameleon"):
         warnings.simplefilter("error", UserWarning)
         with model:
             step = make_step()
         run(step, model, 30, tune=20)
-    lines = [r.getMessage() for r in caplog.records if r.name.startswith("pymc_kameleon")]
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("pymc.kameleon")]
     assert len(lines) == 1 and "BlackBox" in lines[0] and "Python" in lines[0]
 
 
@@ -919,11 +919,11 @@ def test_wrapped_python_function(make_step, caplog):
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=2)
         pm.Potential("simulator", wrapped_function(x))
-        with caplog.at_level(logging.INFO, logger="pymc_kameleon"):
+        with caplog.at_level(logging.INFO, logger="pymc.kameleon"):
             step = make_step()
     idata = sample(step, model, draws=20, tune=20)
     assert values(idata, "x").shape == (1, 20, 2)
-    assert len([r for r in caplog.records if r.name.startswith("pymc_kameleon")]) == 1
+    assert len([r for r in caplog.records if r.name.startswith("pymc.kameleon")]) == 1
 
 
 def raising(x):

@@ -159,7 +159,7 @@ def test_only_a_potential():
 
 def test_black_box_has_no_gradient(caplog):
     model, operation = models.black_box()
-    with caplog.at_level(logging.INFO, logger="pymc_kameleon"):
+    with caplog.at_level(logging.INFO, logger="pymc.kameleon"):
         target = LogDensity(model)
     assert len(caplog.records) == 1 and "BlackBox" in caplog.text
     assert target.compiled() is None

@@ -1,5 +1,6 @@
 """Adaptive Metropolis as a PyMC step method: SM, AM-FS and AM-LS."""
 
+import hashlib
 import math
 from typing import Any
 
@@ -134,7 +135,8 @@ class AdaptiveMetropolisStep(GradientFreeStep):
             configuration={
                 "scaling": scaling,
                 "learn_scaling": self.learn_scaling,
-                "covariance": covariance if isinstance(covariance, str) else "fixed",
+                "covariance": covariance if isinstance(covariance, str) else _digest(covariance),
+                "initial_covariance": _digest(initial_covariance),
             },
             model=model,
             rng=rng,
@@ -240,3 +242,10 @@ class AdaptiveMetropolisStep(GradientFreeStep):
 
     def _scaling_statistics(self):
         return {"scaling": math.exp(self.moments.log_scaling[0])}
+
+
+def _digest(array) -> str | None:
+    """Return a short text that tells arrays apart, to compare configurations."""
+    if array is None:
+        return None
+    return hashlib.sha256(np.asarray(array, dtype=float).tobytes()).hexdigest()[:16]

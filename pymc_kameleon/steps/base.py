@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from pymc.blocking import RaveledVars
+from pymc.exceptions import SamplingError
 from pymc.model import modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.arraystep import ArrayStepShared
@@ -65,11 +66,17 @@ class GradientFreeStep(ArrayStepShared):
     def __new__(cls, *args, **kwargs):
         """Create a step, or one per variable if `blocked=False`."""
         try:
-            modelcontext(kwargs.get("model"))
+            model = modelcontext(kwargs.get("model"))
         except TypeError as error:
             raise TypeError(
                 f"model: {cls.__name__} needs one. Create it inside `with model:`, or pass model=."
             ) from error
+        vars = args[0] if args else kwargs.get("vars")
+        if not model.value_vars or (isinstance(vars, list | tuple) and not vars):
+            raise ValueError(
+                "vars: there is no free variable to sample. Give the model one, and leave vars out "
+                "or name at least one."
+            )
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -228,6 +235,7 @@ class GradientFreeStep(ArrayStepShared):
         elif inputs_changed and self.target.keeps_estimates:
             self.chain.counts[EVALUATIONS] += 1
             self.chain.value[:2] = self.target.rest(self.chain.position)
+            self._mark_impossible()
         elif inputs_changed:
             self._evaluate_current()
 
@@ -244,16 +252,30 @@ class GradientFreeStep(ArrayStepShared):
         self.components = Components(np.zeros(self.dim), np.zeros(self.dim))
         self.target.inputs_changed()
         self._evaluate_current()
+        if self.chain.value[0] == -np.inf:
+            self.chain = None
+            raise SamplingError(
+                f"Initial evaluation of {', '.join(self.target.names)} failed: the log density "
+                f"at the start {np.array2string(x, threshold=20)} (raveled, unconstrained) is not "
+                "finite. Give a start with a positive probability: "
+                "pm.sample(initvals=dispersed_starts(model, chains)), or see model.debug()."
+            )
         self._begin(position)
         if not self.tune:
             self._end_tuning()
+            if self.warm is None:
+                self._check_tuning()
 
     def _evaluate_current(self):
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
         self.target.plain()[0](chain.position, chain.value)
-        if not math.isfinite(chain.value.sum()):
-            chain.value[:] = (-np.inf, 0.0, 0.0)
+        self._mark_impossible()
+
+    def _mark_impossible(self):
+        """Let a chain that was put where there is no density leave by any move."""
+        if not math.isfinite(self.chain.value.sum()):
+            self.chain.value[:] = (-np.inf, 0.0, 0.0)
 
     def _run(self, compiled, plain, kernel, *arguments):
         """Run transitions compiled, or plain where log density or kernel are not compiled."""
@@ -338,9 +360,7 @@ class GradientFreeStep(ArrayStepShared):
         columns = [
             TextColumn("{task.fields[accept]:0.2f}", table_column=Column("Acceptance", ratio=1)),
             TextColumn("{task.fields[scaling]:0.3g}", table_column=Column("Scaling", ratio=1)),
-            TextColumn(
-                "{task.fields[n_evals]:0.0f}", table_column=Column("Evaluations/draw", ratio=1)
-            ),
+            TextColumn("{task.fields[n_evals]:0.0f}", table_column=Column("Evals/draw", ratio=1)),
         ]
         return columns, {name: [0.0] * n_chains for name in ("accept", "scaling", "n_evals")}
 

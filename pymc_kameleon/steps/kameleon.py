@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from pymc.step_methods.compound import Competence
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation import History, new_history, standardization, thinned
@@ -57,6 +58,7 @@ class KameleonState(GradientFreeState):
     here: Here | None
     typical_scatter: float
     next_update: int
+    spare: np.ndarray
 
 
 class KameleonStep(GradientFreeStep):
@@ -235,6 +237,7 @@ class KameleonStep(GradientFreeStep):
                 "learn_scaling": self.learn_scaling,
                 "standardize": self.standardize,
                 "global_share": self.global_share,
+                "adaptation": getattr(adaptation, "__qualname__", adaptation),
                 "learning_rate": self.learning_rate,
             },
             model=model,
@@ -279,6 +282,7 @@ class KameleonStep(GradientFreeStep):
         self.history = self.learnt = self.scaling = self.here = self._workspace = None
         self.typical_scatter = 0.0
         self.next_update = 0
+        self.spare = np.zeros((self.dim, self.n_subsample))
 
     def _begin(self, position):
         self.history = new_history(self._history_capacity(), self.dim)
@@ -307,6 +311,10 @@ class KameleonStep(GradientFreeStep):
             if len(np.unique(later, axis=0)) > 2 * self.dim:
                 self._update(later)
 
+    def __getstate__(self):
+        """Leave scratch memory out of what is sent to other processes."""
+        return self.__dict__ | {"_workspace": None}
+
     def _moved(self):
         self.here.is_current[0] = False
 
@@ -321,7 +329,9 @@ class KameleonStep(GradientFreeStep):
                 self._make_transitions(count, settings)
                 done += count
             if done < n:
-                self._update(self.history.later_half())
+                history = self.history.later_half()
+                if len(history) and np.any(history != history[0]):
+                    self._update(history)
                 settings = self._current_settings()
                 self._make_transitions(1, settings)
                 done += 1
@@ -402,6 +412,8 @@ class KameleonStep(GradientFreeStep):
             largest_log_scaling=LARGEST_LOG_SCALING,
         )
         self._workspace = _new_workspace(*points.shape)
+        # With the columns that are still free, the size of the state does not depend on the draws.
+        self.spare = np.zeros((self.dim, self.n_subsample - points.shape[1]))
         self.here.is_current[0] = False
         if self.standardize:
             self._rescale()
@@ -443,6 +455,13 @@ class KameleonStep(GradientFreeStep):
         self.learnt = self.learnt._replace(
             smallest_log_scaling=smallest, largest_log_scaling=largest
         )
+
+    @staticmethod
+    def competence(var, has_grad):
+        """Ideal where there is no gradient, once `register` has put the step on PyMC's list."""
+        competence = GradientFreeStep.competence(var, has_grad)
+        usable = competence == Competence.COMPATIBLE and not has_grad
+        return Competence.IDEAL if usable else competence
 
     def _scaling_statistics(self):
         return {

@@ -19,8 +19,8 @@ from benchmarks.sampling import (
     sample,
     transitions_per_draw,
 )
-from pymc_kameleon import dispersed_starts
 from pymc_kameleon.demo import lynx_hare_model
+from pymc_kameleon.demo.run import plausible_starts
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Flower, Ring, Target
 
 __all__ = ["TARGETS", "add_arguments", "run"]
@@ -57,7 +57,7 @@ def starting_points(name: str, model: pm.Model, chains: int) -> list[dict[str, n
     """Draw starts that are not exact draws, which would hide how long a sampler takes to arrive."""
     target = TARGETS[name]
     if target is None:
-        return dispersed_starts(model, chains, SEED)
+        return plausible_starts(model, chains, SEED)
     scales = target.scales if isinstance(target, CorrelatedGaussian) else np.ones(target.dim)
     normals = np.random.default_rng(SEED).standard_normal((chains, target.dim))
     return [{"x": 3.0 * scales * row} for row in normals]

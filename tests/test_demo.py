@@ -11,8 +11,9 @@ from scipy import stats
 from scipy.integrate import solve_ivp
 
 from pymc_kameleon import __main__, demo
+from pymc_kameleon.demo import model as demo_model
 
-TIMES = demo.YEARS - demo.YEARS[0]
+TIMES = demo_model.YEARS - demo_model.YEARS[0]
 TYPICAL = {
     "alpha": 0.55,
     "beta": 0.028,
@@ -40,7 +41,7 @@ ABSURD = [
 
 
 def reference_trajectory(values):
-    alpha, beta, gamma, delta, hares, lynx = (values[name] for name in demo.PARAMETERS[:6])
+    alpha, beta, gamma, delta, hares, lynx = (values[name] for name in demo_model.PARAMETERS[:6])
     solution = solve_ivp(
         lambda _, y: [(alpha - beta * y[1]) * y[0], (-gamma + delta * y[0]) * y[1]],
         (TIMES[0], TIMES[-1]),
@@ -72,8 +73,8 @@ def reference_log_density(values, trajectory):
     )
     log_trajectory = np.log(trajectory)
     likelihood = (
-        log_normal(demo.HARE_PELTS, log_trajectory[:, 0], values["sigma_hare"]).sum()
-        + log_normal(demo.LYNX_PELTS, log_trajectory[:, 1], values["sigma_lynx"]).sum()
+        log_normal(demo_model.HARE_PELTS, log_trajectory[:, 0], values["sigma_hare"]).sum()
+        + log_normal(demo_model.LYNX_PELTS, log_trajectory[:, 1], values["sigma_lynx"]).sum()
     )
     return prior + likelihood
 
@@ -91,7 +92,7 @@ def log_density(model):
 def value_point(values):
     # Every parameter is positive and sampled on the log scale.
     transforms = {name: f"{name}_log__" for name in values}
-    for name in demo.RATES:
+    for name in demo_model.RATES:
         transforms[name] = f"{name}_interval__"
     return {transforms[name]: np.log(value) for name, value in values.items()}
 
@@ -100,7 +101,7 @@ def value_point(values):
 def test_op_solves_the_equations(values):
     parameters = pt.dvector()
     solve = pytensor.function([parameters], demo.LotkaVolterra(TIMES)(parameters), mode="cvm")
-    solution = solve([values[name] for name in demo.PARAMETERS[:6]])
+    solution = solve([values[name] for name in demo_model.PARAMETERS[:6]])
     np.testing.assert_allclose(solution, np.log(reference_trajectory(values)), atol=1e-5)
 
 
@@ -123,7 +124,7 @@ def test_failing_solver_gives_nan(parameters, capfd):
 
 def test_solver_comes_back_wherever_the_parameters_are():
     rng = np.random.default_rng(3)
-    centre = np.log([TYPICAL[name] for name in demo.PARAMETERS[:6]])
+    centre = np.log([TYPICAL[name] for name in demo_model.PARAMETERS[:6]])
     start = time.perf_counter()
     for scale in (1.0, 3.0, 10.0, 50.0):
         for _ in range(25):
@@ -135,7 +136,7 @@ def test_solver_comes_back_wherever_the_parameters_are():
 
 @pytest.mark.parametrize("values", OTHERS)
 def test_log_density(log_density, values):
-    parameters = np.array([values[name] for name in demo.PARAMETERS[:6]])
+    parameters = np.array([values[name] for name in demo_model.PARAMETERS[:6]])
     trajectory = np.exp(demo.solve_lotka_volterra(parameters, TIMES))
     computed = float(log_density(value_point(values)))
     assert computed == pytest.approx(reference_log_density(values, trajectory), abs=1e-8, rel=1e-12)
@@ -149,7 +150,7 @@ def test_log_density_where_the_solver_fails(log_density):
 
 
 def test_model_has_no_gradient(model):
-    assert [variable.name for variable in model.free_RVs] == list(demo.PARAMETERS)
+    assert [variable.name for variable in model.free_RVs] == list(demo_model.PARAMETERS)
     with pytest.raises((NotImplementedError, AttributeError)):
         model.compile_dlogp(mode="FAST_COMPILE")
 
@@ -174,7 +175,7 @@ def runs(model):
 def test_tables(runs):
     summary = demo.summary_table(runs[0].idata)
     assert list(summary.columns) == ["mean", "sd", "ess_bulk", "ess_tail", "r_hat"]
-    assert list(summary.index) == list(demo.PARAMETERS)
+    assert list(summary.index) == list(demo_model.PARAMETERS)
     mean = runs[0].idata["posterior"]["alpha"].values.mean()
     assert summary.loc["alpha", "mean"] == pytest.approx(mean)
     table = demo.comparison_table(runs)

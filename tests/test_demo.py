@@ -12,6 +12,7 @@ from scipy.integrate import solve_ivp
 
 from pymc_kameleon import __main__, demo
 from pymc_kameleon.demo import model as demo_model
+from pymc_kameleon.demo import run as demo_run
 
 TIMES = demo_model.YEARS - demo_model.YEARS[0]
 TYPICAL = {
@@ -194,7 +195,7 @@ def test_picture(runs, tmp_path):
 
 
 def test_report_writes_what_it_says(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "sample_both", lambda model, **arguments: runs)
+    monkeypatch.setattr(demo_run, "sample_both", lambda model, **arguments: runs)
     __main__.main(["--quick", "--output", str(tmp_path / "new" / "folder")])
     printed = capsys.readouterr().out
     for name in ("A.nc", "B.nc", "lynx_hare.png"):

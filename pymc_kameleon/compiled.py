@@ -15,6 +15,7 @@ from numba.extending import intrinsic, overload, register_jitable
 __all__ = [
     "EVALUATIONS",
     "NONFINITE",
+    "SIMD",
     "as_pointer",
     "evaluate",
     "evaluate_gradients",
@@ -23,6 +24,10 @@ __all__ = [
 
 EVALUATIONS, NONFINITE = 0, 1
 """Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""
+
+
+SIMD = {"contract", "nsz", "reassoc"}
+"""Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
 
 
 @intrinsic

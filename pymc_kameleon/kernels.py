@@ -17,7 +17,7 @@ from numba.core.registry import CPUDispatcher
 from scipy import special
 from scipy.spatial.distance import cdist, pdist
 
-from pymc_kameleon.compiled import gradients_address
+from pymc_kameleon.compiled import SIMD, gradients_address
 
 __all__ = [
     "CustomKernel",
@@ -30,11 +30,8 @@ __all__ = [
     "median_bandwidth",
 ]
 
-_SIMD = {"contract", "nsz", "reassoc"}
-"""Freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
 
-
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def _squared_distances(x, points, out):
     for j in range(points.shape[1]):
         out[j] = 0.0
@@ -44,14 +41,14 @@ def _squared_distances(x, points, out):
             out[j] += difference * difference
 
 
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def _weighted_differences(x, points, weights, out):
     for i in range(points.shape[0]):
         for j in range(points.shape[1]):
             out[i, j] = weights[j] * (points[i, j] - x[i])
 
 
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def _gaussian_gradients(x, points, parameters, out):
     precision = 1.0 / parameters[0] ** 2
     weights = np.empty(points.shape[1])
@@ -61,7 +58,7 @@ def _gaussian_gradients(x, points, parameters, out):
     _weighted_differences(x, points, weights, out)
 
 
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def _matern_three_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(3.0) / parameters[0]
     weights = np.empty(points.shape[1])
@@ -71,7 +68,7 @@ def _matern_three_halves_gradients(x, points, parameters, out):
     _weighted_differences(x, points, weights, out)
 
 
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def _matern_five_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(5.0) / parameters[0]
     weights = np.empty(points.shape[1])
@@ -87,7 +84,7 @@ def _linear_gradients(x, points, parameters, out):
     out[:] = points
 
 
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def _polynomial_gradients(x, points, parameters, out):
     degree, offset = parameters
     weights = np.full(points.shape[1], offset)

@@ -5,6 +5,8 @@ import math
 import numba
 import numpy as np
 
+from pymc_kameleon.compiled import SIMD
+
 __all__ = [
     "add_into",
     "centred_scatter",
@@ -17,10 +19,8 @@ __all__ = [
     "solve_factor",
 ]
 
-_SIMD = {"contract", "nsz", "reassoc"}
 
-
-@numba.njit(cache=True, fastmath=_SIMD)
+@numba.njit(cache=True, fastmath=SIMD)
 def centred_scatter(gradients, out):
     """M H M^T, with M = 2 `gradients` (d, n) and H = I - 11^T/n, into `out` (d, d).
 

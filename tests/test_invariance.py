@@ -11,6 +11,7 @@ import pytest
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
 from pymc_kameleon.kernels import CustomKernel, Gaussian, Linear, Matern, Polynomial
+from pymc_kameleon.proposals import centred_scatter
 from pymc_kameleon.targets import Banana, Flower
 from pymc_kameleon.testing import frozen, invariance_p_values
 from pymc_kameleon.transitions import kameleon
@@ -129,3 +130,28 @@ def test_a_wrong_reverse_density_is_caught(monkeypatch):
     options = RAW | {"global_share": 0.0, "compile_kwargs": {"mode": "cvm"}}
     found = p_values(KameleonStep, n=1000, **options)
     assert min(found.values()) < BOUND, found
+
+
+def test_the_covariance_here_is_that_of_the_present_state_after_every_update():
+    step = KameleonStep(
+        model=TARGET.model(), global_share=0.0, adaptation=_every_third, n_subsample=50
+    )
+    point, updates, checked = {"x": np.array([1.0, -9.0])}, 0, 0
+    learnt = None
+    for _ in range(300):
+        point, _ = step.step(point)
+        updates += step.learnt is not learnt
+        learnt = step.learnt
+        if step.here.is_current[0]:
+            position = np.linalg.solve(learnt.factor, step.chain.position - learnt.location)
+            gradients, scatter = np.empty(learnt.points.shape), np.empty((2, 2))
+            step.kernel.gradients(position, learnt.points, learnt.parameters, gradients)
+            centred_scatter(gradients, scatter)
+            np.testing.assert_allclose(step.here.scatter, scatter, rtol=1e-6, atol=1e-9)
+            checked += 1
+    assert updates > 50
+    assert checked > 100
+
+
+def _every_third(transition):
+    return 1 / 3

@@ -86,11 +86,12 @@ def test_shapes_and_transforms(make_step):
 
 @pytest.mark.parametrize("dim", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_dimensions(make_step, dim):
-    """A batch is ten draws: at d = 100, 3000 transitions, several times the correlation length."""
+    """A batch is ten draws: at d = 100, 5000 transitions, many times the correlation length."""
     model, mean, sd = models.normal(dim)
-    options = {"n_subsample": 30} if make_step is STEPS["kameleon"] else {}
+    # More points than dimensions, so that their differences reach every direction.
+    options = {"n_subsample": 200} if make_step is STEPS["kameleon"] else {}
     with model:
-        step = make_step(steps_per_draw=5 if dim == 1 else 300, **options)
+        step = make_step(steps_per_draw=5 if dim == 1 else 500, **options)
     idata = sample(step, model, draws=300, tune=300)
     assert_moments(values(idata, "x"), mean, sd, f"d = {dim}")
 

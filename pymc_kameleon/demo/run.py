@@ -20,8 +20,8 @@ from pymc_kameleon.unconstrain import unconstraining_function
 
 __all__ = ["SamplerRun", "comparison_table", "run_demo", "sample_both", "summary_table"]
 
-DRAWS = 800
-TUNE = 400
+DRAWS = 600
+TUNE = 300
 CHAINS = 4
 STEPS_PER_DRAW = 20
 STARTS_PER_CHAIN = 150

@@ -3,13 +3,20 @@
 from pymc_kameleon import kernels, targets
 from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
-from pymc_kameleon.steps import AdaptiveMetropolisStep, KameleonStep
+from pymc_kameleon.steps import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    KameleonStep,
+    PCAKameleonStep,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveMetropolisStep",
+    "FastKameleonStep",
     "KameleonStep",
+    "PCAKameleonStep",
     "dispersed_starts",
     "kernels",
     "register",

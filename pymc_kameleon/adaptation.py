@@ -9,15 +9,23 @@ from numba.extending import register_jitable
 from scipy import linalg
 
 __all__ = [
+    "RECENT",
     "History",
+    "RunningCovariance",
     "Standardization",
     "learn_scaling",
+    "new_covariance",
     "new_history",
     "record",
     "standardization",
     "target_acceptance",
     "thinned",
+    "update_covariance",
 ]
+
+
+RECENT = 3
+"""Position in a history's `cursor`: number of recent positions."""
 
 
 class History(NamedTuple):
@@ -31,11 +39,15 @@ class History(NamedTuple):
     ----------
     points : array, shape (capacity, d)
         Raw positions; row i is from transition i * stride.
-    cursor : int64 array, shape (3,)
-        Number of points held, stride, and number of positions seen.
+    recent : array, shape (m, d)
+        The last positions, without gaps, if m > 0: room for `cursor[RECENT]` of them to be used
+        and taken out (`cursor[RECENT] = 0`) before there are m.
+    cursor : int64 array, shape (4,)
+        Number of points held, stride, number of positions seen, and number of recent ones.
     """
 
     points: np.ndarray
+    recent: np.ndarray
     cursor: np.ndarray
 
     def later_half(self) -> np.ndarray:
@@ -44,9 +56,9 @@ class History(NamedTuple):
         return self.points[count // 2 : count]
 
 
-def new_history(capacity: int, dim: int) -> History:
+def new_history(capacity: int, dim: int, n_recent: int = 0) -> History:
     """Return an empty history of at most `capacity` (an even number of) points."""
-    return History(np.zeros((capacity, dim)), np.array([0, 1, 0]))
+    return History(np.zeros((capacity, dim)), np.zeros((n_recent, dim)), np.array([0, 1, 0, 0]))
 
 
 @numba.njit(cache=True)
@@ -66,6 +78,10 @@ def record(history, position):
                 points[cursor[0], k] = position[k]
             cursor[0] += 1
     cursor[2] += 1
+    if history.recent.shape[0] > 0:
+        for k in range(points.shape[1]):
+            history.recent[cursor[RECENT], k] = position[k]
+        cursor[RECENT] += 1
 
 
 def thinned(points: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -121,13 +137,61 @@ def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardi
     return Standardization(location, np.ascontiguousarray(factor))
 
 
+class RunningCovariance(NamedTuple):
+    """Mean and scatter of all rows seen so far, updated in blocks.
+
+    Attributes
+    ----------
+    mean : array, shape (k,)
+    scatter : array, shape (k, k)
+        Sum of outer products of the centred rows; the lower triangle is filled.
+    weight : array, shape (1,)
+        Sum of the weights of the rows.
+    """
+
+    mean: np.ndarray
+    scatter: np.ndarray
+    weight: np.ndarray
+
+
+def new_covariance(k: int) -> RunningCovariance:
+    """Return the running covariance of no rows of length `k`."""
+    return RunningCovariance(np.zeros(k), np.zeros((k, k)), np.zeros(1))
+
+
+def update_covariance(covariance: RunningCovariance, rows: np.ndarray, weight: float = 1.0):
+    """Show a block of rows to a running covariance (Welford 1962, for blocks; in place).
+
+    Each block is centred at its own mean, so nothing cancels however large the mean is.
+
+    Parameters
+    ----------
+    covariance : RunningCovariance
+    rows : array, shape (n, k)
+    weight : float
+        Weight of each row.
+    """
+    old, new = covariance.weight[0], weight * len(rows)
+    if new == 0:
+        return
+    mean = rows.mean(axis=0)
+    shift = mean - covariance.mean
+    block = np.empty((len(rows) + 1, len(mean)))
+    np.subtract(rows, mean, out=block[:-1])
+    block[:-1] *= math.sqrt(weight)
+    block[-1] = math.sqrt(old * new / (old + new)) * shift
+    linalg.blas.dsyrk(1.0, block.T, beta=1.0, c=covariance.scatter.T, lower=0, overwrite_c=1)
+    covariance.mean[:] += new / (old + new) * shift
+    covariance.weight[0] += new
+
+
 def target_acceptance(dim: int) -> float:
     """Return the acceptance that a scaling is learnt for: 0.44 in one dimension, else 0.234."""
     return 0.44 if dim == 1 else 0.234
 
 
 @register_jitable
-def learn_scaling(log_scaling, acceptance, target, n_updates, factor, smallest, largest):
+def learn_scaling(log_scaling, acceptance, target, step, smallest, largest):
     """One Robbins-Monro step for a log scaling (Andrieu & Thoms 2008, algorithm 4).
 
     Parameters
@@ -136,13 +200,10 @@ def learn_scaling(log_scaling, acceptance, target, n_updates, factor, smallest, 
     acceptance : float
         Acceptance probability of the last proposal.
     target : float
-    n_updates : float
-        Number of this update, from 1.
-    factor : float
-        The step of the recursion is factor / sqrt(n_updates).
+    step : float
+        Step of the recursion, which vanishes with the number of updates.
     smallest, largest : float
         Bounds: without kernel support every small move is accepted and the recursion would run
         away; where all moves fail, it would shrink to nothing.
     """
-    step = factor / math.sqrt(n_updates)
     return min(max(log_scaling + step * (acceptance - target), smallest), largest)

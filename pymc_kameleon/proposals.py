@@ -14,6 +14,7 @@ __all__ = [
     "factor_difference",
     "factor_times",
     "proposal_factor",
+    "rank_one_log_ratio",
     "rank_one_update",
     "reverse_log_density",
     "solve_factor",
@@ -134,6 +135,26 @@ def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
         total += 0.5 * (normals[i] * normals[i] - back[i] * back[i])
         total += math.log(forward_factor[i, i] / reverse_factor[i, i])
     return total
+
+
+@numba.njit(cache=True)
+def rank_one_log_ratio(forward, reverse, displacement, gamma, nu):
+    """Return log N(x; x*, R*) - log N(x*; x, R) for R = gamma^2 I + nu^2 c c^T.
+
+    c is `forward` in R and `reverse` in R*; x* - x = `displacement`. Inverse and determinant of a
+    rank-one covariance are those of Sherman and Morrison.
+    """
+    forward_size, reverse_size, forward_dot, reverse_dot = 0.0, 0.0, 0.0, 0.0
+    for i in range(displacement.size):
+        forward_size += forward[i] * forward[i]
+        reverse_size += reverse[i] * reverse[i]
+        forward_dot += forward[i] * displacement[i]
+        reverse_dot += reverse[i] * displacement[i]
+    isotropic, rank_one = gamma * gamma, nu * nu
+    forward_variance = isotropic + rank_one * forward_size
+    reverse_variance = isotropic + rank_one * reverse_size
+    explained = reverse_dot**2 / reverse_variance - forward_dot**2 / forward_variance
+    return 0.5 * (rank_one / isotropic * explained + math.log(forward_variance / reverse_variance))
 
 
 @numba.njit(cache=True)

@@ -22,11 +22,7 @@ def frozen(step, random_seed: int | None = None):
     step
         The same step, with adaptation frozen.
     """
-    rng = np.random.default_rng(random_seed)
-    if hasattr(step, "setup_chain"):
-        step.setup_chain(rng, 0, 1)
-    else:
-        step.set_rng(rng)
+    step.setup_chain(np.random.default_rng(random_seed), 0, 1)
     step.stop_tuning()
     return step
 

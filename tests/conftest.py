@@ -4,15 +4,27 @@ import functools
 
 import pytest
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    KameleonStep,
+    PCAKameleonStep,
+)
 
 STEPS = {
     "kameleon": functools.partial(KameleonStep, n_subsample=100),
+    "fast_kameleon": functools.partial(FastKameleonStep, n_features=60),
+    "pca_kameleon": functools.partial(PCAKameleonStep, n_subsample=100),
     "adaptive_metropolis": AdaptiveMetropolisStep,
 }
 """Name -> how to make one with the options that keep a test short."""
 
-DEFAULTS = {"kameleon": KameleonStep, "adaptive_metropolis": AdaptiveMetropolisStep}
+DEFAULTS = {
+    "kameleon": KameleonStep,
+    "fast_kameleon": FastKameleonStep,
+    "pca_kameleon": PCAKameleonStep,
+    "adaptive_metropolis": AdaptiveMetropolisStep,
+}
 
 
 @pytest.fixture(params=list(STEPS))

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from pymc_kameleon.adaptation import new_history, record, standardization, thinned
+from pymc_kameleon.adaptation import (
+    RECENT,
+    new_covariance,
+    new_history,
+    record,
+    standardization,
+    thinned,
+    update_covariance,
+)
 from pymc_kameleon.transitions.adaptive_metropolis import FORGETTING, Moments, update_moments
 
 
@@ -12,7 +20,7 @@ def test_history_is_evenly_spaced_bounded_and_reaches_the_present(n):
     history = new_history(8, 1)
     for t in range(n):
         record(history, np.array([float(t)]))
-    count, stride, seen = history.cursor
+    count, stride, seen = history.cursor[:3]
     assert seen == n
     assert count <= 8
     np.testing.assert_array_equal(history.points[:count, 0], stride * np.arange(count))
@@ -20,6 +28,54 @@ def test_history_is_evenly_spaced_bounded_and_reaches_the_present(n):
     later = history.later_half()[:, 0]
     assert np.all(later >= (n // 2) - stride)
     assert len(later) >= min(2, count)
+
+
+def test_recent_positions_are_kept_without_gaps():
+    history = new_history(4, 1, n_recent=6)
+    for t in range(20):
+        if history.cursor[RECENT] == 6:
+            history.cursor[RECENT] = 0
+        record(history, np.array([float(t)]))
+    assert history.cursor[RECENT] == 2
+    np.testing.assert_array_equal(history.recent[:2, 0], [18.0, 19.0])
+
+
+def test_covariance_in_blocks_equals_two_passes_far_from_zero():
+    rng = np.random.default_rng(4)
+    rows = 1e6 + rng.normal(size=(100_000, 5)) @ rng.normal(size=(5, 5))
+    covariance, start = new_covariance(5), 0
+    while start < len(rows):
+        size = int(rng.integers(1, 400))
+        update_covariance(covariance, rows[start : start + size])
+        start += size
+    centred = rows - rows.mean(axis=0)
+    expected = centred.T @ centred / len(rows)
+    found = np.tril(covariance.scatter) / covariance.weight[0]
+    tolerance = 1e-10 * np.abs(expected).max()
+    np.testing.assert_allclose(found, np.tril(expected), rtol=0, atol=tolerance)
+    np.testing.assert_allclose(covariance.mean, rows.mean(axis=0), rtol=1e-13)
+
+
+def test_one_update_a_row_equals_two_passes_far_from_zero():
+    rng = np.random.default_rng(5)
+    rows = 1e6 + rng.normal(size=(100_000, 2)) @ rng.normal(size=(2, 2))
+    covariance = new_covariance(2)
+    for row in rows:
+        update_covariance(covariance, row[None])
+    expected = np.cov(rows.T, bias=True)
+    found = np.tril(covariance.scatter) / covariance.weight[0]
+    tolerance = 1e-10 * np.abs(expected).max()
+    np.testing.assert_allclose(found, np.tril(expected), rtol=0, atol=tolerance)
+
+
+def test_a_weighted_row_counts_as_so_many_rows():
+    rows = np.random.default_rng(6).normal(size=(30, 3))
+    weighted, repeated = new_covariance(3), new_covariance(3)
+    update_covariance(weighted, rows[:10], 4.0)
+    update_covariance(weighted, rows[10:])
+    update_covariance(repeated, np.concatenate([np.repeat(rows[:10], 4, axis=0), rows[10:]]))
+    for one, other in zip(weighted, repeated, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-13)
 
 
 def test_thinning_draws_rows_without_replacement():

@@ -68,7 +68,17 @@ KAMELEON = [
     ("adaptation", 0.5, TypeError, "function"),
     ("kernel", "rbf", ValueError, "gaussian"),
     ("kernel", "laplacian", ValueError, "gradient"),
-    ("kernel", "sinc", ValueError, "gradient"),
+    ("kernel", "laplacian", ValueError, "FastKameleonStep"),
+    ("kernel", "triangular", ValueError, "sinc_squared"),
+    ("kernel", kernels.Matern(0.5), ValueError, "Matern(smoothness) above 1"),
+    ("kernel", kernels.Matern(1.0), ValueError, "Matern(smoothness) above 1"),
+    ("kernel", kernels.Laplacian, ValueError, "gradient"),
+    (
+        "kernel",
+        kernels.CustomKernel(models.negative_half_square, frequencies=max),
+        ValueError,
+        "CustomKernel(value, gradient)",
+    ),
     ("kernel", 3, TypeError, "CustomKernel"),
     ("kernel", models.negative_half_square, TypeError, "CustomKernel"),
 ]
@@ -80,22 +90,36 @@ def test_arguments_of_kameleon(model, argument, value, error, instead):
     refused(error, KameleonStep, f"{argument}={value!r}", instead, **options)
 
 
-@pytest.mark.parametrize("smoothness", [0.5, 1.0, 0.0, -1.5, float("nan"), "1.5"])
-def test_kernels_without_a_gradient_everywhere(smoothness):
-    refused(
-        (ValueError, TypeError),
-        kernels.Matern,
-        f"smoothness={smoothness!r}",
-        "above 1",
-        smoothness=smoothness,
-    )
+@pytest.mark.parametrize("value", [0.0, -1.5, float("nan"), float("inf"), "1.5", True])
+def test_parameters_above_zero(value):
+    error = (ValueError, TypeError)
+    refused(error, kernels.Matern, f"smoothness={value!r}", "above 0", smoothness=value)
+    refused(error, kernels.InverseMultiquadric, f"exponent={value!r}", "above 0", exponent=value)
 
 
 def test_arguments_of_kernels():
     refused(ValueError, kernels.Polynomial, "degree=0", "at least 1", degree=0)
     refused(ValueError, kernels.Polynomial, "degree=1.5", "at least 1", degree=1.5)
     refused(ValueError, kernels.Polynomial, "offset=-1", "at least 0", offset=-1)
-    refused(TypeError, kernels.CustomKernel, "gradient=None", value=max, gradient=None)
+
+
+def test_arguments_of_custom_kernels():
+    custom = kernels.CustomKernel
+    refused(TypeError, custom, "gradient=None", "frequencies=None", "at least one", value=max)
+    refused(TypeError, custom, "value=None", "(x, y, bandwidth)", value=None, gradient=max)
+    refused(TypeError, custom, "gradient=2", "(x, y, bandwidth)", value=max, gradient=2)
+    refused(TypeError, custom, "frequencies=2", "(size, dim", value=max, frequencies=2)
+
+
+def test_kernels_without_a_spectral_density():
+    for kernel in (kernels.Linear(), kernels.Polynomial(), kernels.CustomKernel(max, min)):
+        mentions = (repr(kernel), "spectral density", "'laplacian'", "frequencies=")
+        refused(ValueError, kernels.as_kernel, *mentions, kernel=kernel, needs="spectrum")
+        arguments = {"size": 2, "dim": 1, "bandwidth": 1.0, "rng": np.random.default_rng(0)}
+        refused(ValueError, kernel.frequencies, *mentions, **arguments)
+    refused(
+        ValueError, kernels.as_kernel, "needs='value'", "'spectrum'", kernel="sinc", needs="value"
+    )
 
 
 ADAPTIVE_METROPOLIS = [

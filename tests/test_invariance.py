@@ -5,16 +5,34 @@ again. Each p-value has null probability 1e-6 of falling below the bound; a wron
 falls far below.
 """
 
+import functools
+
 import numba
 import numpy as np
 import pytest
+from scipy import stats
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
-from pymc_kameleon.kernels import CustomKernel, Gaussian, Linear, Matern, Polynomial
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    KameleonStep,
+    PCAKameleonStep,
+)
+from pymc_kameleon.kernels import (
+    CustomKernel,
+    Gaussian,
+    InverseMultiquadric,
+    Laplacian,
+    Linear,
+    Matern,
+    Polynomial,
+    Sinc,
+    SincSquared,
+)
 from pymc_kameleon.proposals import centred_scatter
 from pymc_kameleon.targets import Banana, Flower
 from pymc_kameleon.testing import frozen, invariance_p_values
-from pymc_kameleon.transitions import kameleon
+from pymc_kameleon.transitions import fast_kameleon, kameleon, mixture, pca_kameleon
 
 BOUND = 1e-6
 TRANSITIONS = 150
@@ -53,6 +71,9 @@ COMPILED_KERNELS = {
     "linear": Linear(),
     "polynomial": Polynomial(2, 1.0),
     "custom": CustomKernel(_value, _gradient),
+    "inverse multiquadric": InverseMultiquadric(),
+    "sinc": Sinc(),
+    "sinc squared": SincSquared(),
 }
 RAW = {"standardize": False, "gamma": 1.0, "scaling": 6.0, "bandwidth": 8.0}
 RAW_WITHOUT_BANDWIDTH = {"standardize": False, "gamma": 1.0, "scaling": 0.05}
@@ -109,7 +130,71 @@ def test_adaptive_metropolis_is_invariant(options):
     assert min(found.values()) > BOUND, found
 
 
-@pytest.mark.parametrize("make", [KameleonStep, AdaptiveMetropolisStep])
+def _cauchy(size, dim, bandwidth, rng):
+    return rng.standard_cauchy((size, dim)) / bandwidth
+
+
+SPECTRAL_KERNELS = {
+    "gaussian": Gaussian(),
+    "laplacian": Laplacian(),
+    "matern-0.5": Matern(0.5),
+    "matern-1.5": Matern(1.5),
+    "inverse multiquadric": InverseMultiquadric(),
+    "sinc": Sinc(),
+    "sinc squared": SincSquared(),
+    "custom": CustomKernel(_value, frequencies=_cauchy),
+}
+FAST_RAW = RAW | {"scaling": 100.0}
+
+
+@pytest.mark.filterwarnings("ignore:.*no second moment:UserWarning")
+@pytest.mark.parametrize("options", [{"global_share": 0.0}, FAST_RAW], ids=["standardised", "raw"])
+@pytest.mark.parametrize("embedding", ["pairs", "shifted"])
+@pytest.mark.parametrize("kernel", SPECTRAL_KERNELS)
+def test_fast_kameleon_is_invariant(kernel, embedding, options):
+    found = p_values(
+        FastKameleonStep,
+        n=3000,
+        kernel=SPECTRAL_KERNELS[kernel],
+        embedding=embedding,
+        n_features=60,
+        **options,
+    )
+    assert min(found.values()) > BOUND, found
+
+
+@pytest.mark.parametrize("rank_share", [0.5, 1.0])
+def test_fast_kameleon_is_invariant_whatever_its_rank(rank_share):
+    options = FAST_RAW | {"global_share": 0.0, "n_features": 100}
+    found = p_values(FastKameleonStep, rank_share=rank_share, **options)
+    assert min(found.values()) > BOUND, found
+
+
+def test_fast_kameleon_is_invariant_in_eight_dimensions():
+    found = p_values(FastKameleonStep, target=Banana(0.03, dim=8))
+    assert min(found.values()) > BOUND, found
+
+
+@pytest.mark.parametrize(
+    "options", [{"global_share": 0.0}, {"global_share": 0.7}, RAW], ids=["std", "mixed", "raw"]
+)
+@pytest.mark.parametrize("kernel", COMPILED_KERNELS)
+def test_pca_kameleon_is_invariant(kernel, options):
+    if options is RAW and not COMPILED_KERNELS[kernel].has_bandwidth:
+        options = RAW_WITHOUT_BANDWIDTH
+    found = p_values(PCAKameleonStep, n=3000, kernel=COMPILED_KERNELS[kernel], **options)
+    assert min(found.values()) > BOUND, found
+
+
+def test_pca_kameleon_is_invariant_in_eight_dimensions_with_few_components():
+    found = p_values(PCAKameleonStep, target=Banana(0.03, dim=8), n_components=3)
+    assert min(found.values()) > BOUND, found
+
+
+KERNEL_STEPS = [KameleonStep, FastKameleonStep, PCAKameleonStep]
+
+
+@pytest.mark.parametrize("make", [*KERNEL_STEPS, AdaptiveMetropolisStep])
 def test_a_step_that_never_tuned_is_invariant(make):
     rng = np.random.default_rng(3)
     step = frozen(make(model=TARGET.model(), steps_per_draw=TRANSITIONS), 4)
@@ -117,18 +202,34 @@ def test_a_step_that_never_tuned_is_invariant(make):
     assert min(found.values()) > BOUND, found
 
 
+right_reverse = mixture.reverse_log_density
+right_rank_one = pca_kameleon.rank_one_log_ratio
+
+
 def _reverse_density_of_the_forward_covariance(forward, reverse, normals, displacement):
-    return kameleon_reverse(forward, forward, normals, displacement)
+    return right_reverse(forward, forward, normals, displacement)
 
 
-kameleon_reverse = kameleon.reverse_log_density
+def _rank_one_ratio_of_the_forward_direction(forward, reverse, displacement, gamma, nu):
+    return right_rank_one(forward, forward, displacement, gamma, nu)
 
 
-def test_a_wrong_reverse_density_is_caught(monkeypatch):
-    monkeypatch.setattr(kameleon, "reverse_log_density", _reverse_density_of_the_forward_covariance)
-    monkeypatch.setattr(kameleon, "run_compiled", None)
-    options = RAW | {"global_share": 0.0, "compile_kwargs": {"mode": "cvm"}}
-    found = p_values(KameleonStep, n=1000, **options)
+WRONG = [
+    (KameleonStep, kameleon, RAW),
+    (FastKameleonStep, fast_kameleon, FAST_RAW | {"n_features": 60}),
+    (PCAKameleonStep, pca_kameleon, RAW | {"n_components": 5}),
+]
+
+
+@pytest.mark.parametrize(("make", "module", "options"), WRONG, ids=[w[0].__name__ for w in WRONG])
+def test_a_wrong_reverse_density_is_caught(make, module, options, monkeypatch):
+    monkeypatch.setattr(mixture, "reverse_log_density", _reverse_density_of_the_forward_covariance)
+    monkeypatch.setattr(
+        pca_kameleon, "rank_one_log_ratio", _rank_one_ratio_of_the_forward_direction
+    )
+    monkeypatch.setattr(module, "run_compiled", None)
+    plain = {"global_share": 0.0, "compile_kwargs": {"mode": "cvm"}}
+    found = p_values(make, n=1000, **(options | plain))
     assert min(found.values()) < BOUND, found
 
 
@@ -155,3 +256,32 @@ def test_the_covariance_here_is_that_of_the_present_state_after_every_update():
 
 def _every_third(transition):
     return 1 / 3
+
+
+@pytest.mark.parametrize(
+    "make", [FastKameleonStep, functools.partial(FastKameleonStep.thesis, bandwidth=8.0)]
+)
+def test_continuous_adaptation_keeps_the_quantiles(make):
+    """The share of a long chain in each quantile region, within the error by 50 batches.
+
+    The nine t-statistics have 49 degrees of freedom; each exceeds 6.3 with probability 8e-8.
+    """
+    step = make(
+        model=TARGET.model(), adapt_after_tune=True, n_features=60, steps_per_draw=20, rng=5
+    )
+    point = {"x": np.array([0.0, -9.0])}
+    draws = np.empty((40_000, 2))
+    for _ in range(500):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    refreshed = step.features.factor
+    for i in range(len(draws)):
+        point, _ = step.step(point)
+        draws[i] = point["x"]
+    assert step.features.factor is not refreshed
+    statistic = TARGET.quantile_statistic(draws)
+    for q in np.linspace(0.1, 0.9, 9):
+        inside = statistic < stats.chi2.ppf(q, TARGET.degrees_of_freedom)
+        batches = inside.reshape(50, -1).mean(axis=1)
+        t = (batches.mean() - q) / (batches.std(ddof=1) / np.sqrt(50))
+        assert abs(t) < 6.3, (q, t)

@@ -9,6 +9,7 @@ from pymc_kameleon.proposals import (
     centred_scatter,
     factor_difference,
     proposal_factor,
+    rank_one_log_ratio,
     rank_one_update,
     reverse_log_density,
     solve_factor,
@@ -65,6 +66,20 @@ def test_log_ratio_matches_scipy_densities():
     ) - stats.multivariate_normal(x, forward @ forward.T).logpdf(x + displacement)
     ratio = reverse_log_density(forward, reverse, normals, displacement)
     assert ratio == pytest.approx(expected, abs=1e-10)
+
+
+def test_rank_one_log_ratio_matches_scipy_densities():
+    rng = np.random.default_rng(8)
+    for dim in (1, 3, 9):
+        forward, reverse, displacement = rng.normal(size=(3, dim))
+        gamma, nu = 0.4, 1.7
+        one, other = (
+            stats.multivariate_normal(cov=gamma**2 * np.eye(dim) + nu**2 * np.outer(c, c))
+            for c in (forward, reverse)
+        )
+        expected = other.logpdf(displacement) - one.logpdf(displacement)
+        found = rank_one_log_ratio(forward, reverse, displacement, gamma, nu)
+        assert found == pytest.approx(expected, abs=1e-10)
 
 
 def test_factorisation_reports_failure_instead_of_nonsense():

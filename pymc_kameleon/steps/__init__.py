@@ -1,6 +1,8 @@
 """Step methods for `pm.sample`."""
 
 from pymc_kameleon.steps.adaptive_metropolis import AdaptiveMetropolisStep
+from pymc_kameleon.steps.fast_kameleon import FastKameleonStep
 from pymc_kameleon.steps.kameleon import KameleonStep
+from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
 
-__all__ = ["AdaptiveMetropolisStep", "KameleonStep"]
+__all__ = ["AdaptiveMetropolisStep", "FastKameleonStep", "KameleonStep", "PCAKameleonStep"]

@@ -72,7 +72,7 @@ class AdaptiveMetropolisStep(GradientFreeStep):
 
     Notes
     -----
-    ----- Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (:math:`\lambda`),
+    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (:math:`\lambda`),
     `n_evals`, `n_nonfinite`, as for `KameleonStep`. The proposal is symmetric and, after tuning,
     fixed, so the target is exactly invariant.
 
@@ -239,6 +239,34 @@ class AdaptiveMetropolisStep(GradientFreeStep):
             self.rng.standard_normal((n, self.dim)),
             self.rng.random((n, N_UNIFORMS)),
         )
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    def proposal_covariance(self, x) -> np.ndarray:
+        r"""Covariance :math:`\lambda \Sigma` of a move, the same at every place.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Raveled, unconstrained positions, in the order of the model's variables.
+
+        Returns
+        -------
+        array, shape (..., d, d)
+
+        Raises
+        ------
+        RuntimeError
+            If the step has learnt nothing.
+        """
+        x = self._checked_places(x)
+        if self.chain is None and self.warm is not None and self.moments is None:
+            self._begin(self.warm[-1])
+        if self.moments is None or self.initial_transitions:
+            raise RuntimeError(self._nothing_learnt())
+        factor = self.moments.factor
+        covariance = math.exp(self.moments.log_scaling[0]) * factor @ factor.T
+        return np.broadcast_to(covariance, (*x.shape, self.dim)).copy()
 
     def _scaling_statistics(self):
         return {"scaling": math.exp(self.moments.log_scaling[0])}

@@ -125,7 +125,7 @@ class GradientFreeStep(ArrayStepShared):
         if warm_start is not None:
             self.warm = warm_points(warm_start, model, self.target, self._history_capacity())
             own = set(self.stats_dtypes_shapes) - {"warning"}
-            others = {"bandwidth"} - own
+            others = {"bandwidth", "rank", "component"} - own
             self.warm_scaling = warm_scaling(warm_start, own, others)
         self._begin_chain(None)
 
@@ -249,7 +249,7 @@ class GradientFreeStep(ArrayStepShared):
             counts=np.zeros(2, dtype=np.int64),
             outcome=np.zeros(2),
         )
-        self.components = Components(np.zeros(self.dim), np.zeros(self.dim))
+        self._begin_components()
         self.target.inputs_changed()
         self._evaluate_current()
         if self.chain.value[0] == -np.inf:
@@ -265,6 +265,9 @@ class GradientFreeStep(ArrayStepShared):
             self._end_tuning()
             if self.warm is None:
                 self._check_tuning()
+
+    def _begin_components(self):
+        self.components = Components(np.zeros(self.dim), np.zeros(self.dim))
 
     def _evaluate_current(self):
         chain = self.chain
@@ -347,6 +350,35 @@ class GradientFreeStep(ArrayStepShared):
                 f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
                 "compare several chains.",
             )
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def proposal_covariance(self, x) -> np.ndarray:
+        """Covariance of the step's own move from `x` (..., d), shape (..., d, d)."""
+
+    def _checked_places(self, x):
+        names, dim = ", ".join(self.target.names), self.dim
+        try:
+            places = np.asarray(x, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"x={x!r}: take an array of shape (..., {dim}), the raveled unconstrained {names}."
+            ) from error
+        if places.ndim == 0 or places.shape[-1] != dim:
+            raise ValueError(
+                f"x has shape {places.shape}: take shape (..., {dim}), the raveled unconstrained "
+                f"{names}."
+            )
+        if not np.all(np.isfinite(places)):
+            raise ValueError(f"x has NaN or infinite entries: take finite values of {names}.")
+        return places
+
+    def _nothing_learnt(self):
+        return (
+            f"This {type(self).__name__} has learnt nothing, so there is no proposal to show. Make "
+            f"one from earlier draws: {type(self).__name__}(warm_start=idata)."
+        )
 
     # what PyMC asks -------------------------------------------------------------------------------
 

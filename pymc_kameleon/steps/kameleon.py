@@ -6,62 +6,19 @@ from typing import Any
 
 import numpy as np
 from pymc.step_methods.compound import Competence
-from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.adaptation import History, new_history, standardization, thinned
-from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel, median_bandwidth
+from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.proposals import centred_scatter
-from pymc_kameleon.steps.base import GradientFreeState, GradientFreeStep
+from pymc_kameleon.steps.base import GradientFreeStep
+from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveStep
 from pymc_kameleon.transitions import kameleon
-from pymc_kameleon.transitions.kameleon import (
-    N_UNIFORMS,
-    Here,
-    Learnt,
-    Scaling,
-    Settings,
-    Workspace,
-)
-from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+from pymc_kameleon.transitions.kameleon import KernelWorkspace
+from pymc_kameleon.transitions.mixture import Here, new_workspace
 
-__all__ = ["KameleonState", "KameleonStep"]
-
-GROWTH = 1.1
-"""Factor between the transitions at which a new subsample is drawn, by default."""
-
-COMPONENT_SHARE = 0.2
-"""Share of one-coordinate moves while tuning, after the initial phase of nothing else.
-
-They learn the scale of each coordinate from nothing; without them a chain on a correlated 20-d
-Gaussian that starts in the tail needs four times as many evaluations to arrive.
-"""
-
-JUMP_SHARE = 0.1
-"""Share of the difference moves that add the whole difference, which crosses between modes."""
-
-NOISE = 0.01
-"""Standard deviation of the noise of difference moves, in standardised coordinates."""
-
-LARGEST_LOG_SCALING = 15.0
-"""Bound of log nu in raw coordinates; in standardised ones it follows the size of the moves."""
-
-BANDWIDTH_POINTS = 200
-SCATTER_POINTS = 20
+__all__ = ["KameleonStep"]
 
 
-@dataclass_state
-class KameleonState(GradientFreeState):
-    """State of a `KameleonStep`."""
-
-    history: History | None
-    learnt: Learnt | None
-    scaling: Scaling | None
-    here: Here | None
-    typical_scatter: float
-    next_update: int
-    spare: np.ndarray
-
-
-class KameleonStep(GradientFreeStep):
+class KameleonStep(KernelAdaptiveStep):
     r"""Kernel Adaptive Metropolis-Hastings: proposals that follow the local shape of the posterior.
 
     For models without gradients whose posterior is curved or badly scaled. Where a gradient exists,
@@ -127,6 +84,8 @@ class KameleonStep(GradientFreeStep):
     learning_rate : float
         Factor of the steps of the recursion for :math:`\log\nu`; 0.5 is the recursion for
         :math:`\log\nu^2` of the published runs.
+    learning_decay : float
+        Power of the number of kernel moves so far by which these steps fall.
     model, rng, initial_point, compile_kwargs, blocked
         As for every PyMC step. `compile_kwargs` is for `model.compile_fn`; by default the model is
         compiled with Numba, or with PyTensor's default linker if it holds a black-box operation.
@@ -167,9 +126,7 @@ class KameleonStep(GradientFreeStep):
     """
 
     name = "kameleon"
-    default_tune_steps = 2000
-    stats_dtypes_shapes = GradientFreeStep.stats_dtypes_shapes | {"bandwidth": (np.float64, [])}
-    _state_class = KameleonState
+    transitions = kameleon
 
     def __init__(
         self,
@@ -185,70 +142,49 @@ class KameleonStep(GradientFreeStep):
         adaptation: Callable[[int], float] | None = None,
         adapt_after_tune: bool = False,
         standardize: bool = True,
-        global_share: float | None = None,
+        global_share: float = 0.8,
         steps_per_draw: int = 1,
         pseudo_marginal: bool = False,
         warm_start=None,
         learning_rate: float = 1.0,
+        learning_decay: float = 0.5,
         model=None,
         rng=None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        self.kernel = Gaussian() if kernel is None else as_kernel(kernel)
-        if isinstance(bandwidth, str):
-            if bandwidth != "median":
-                raise ValueError(f'bandwidth={bandwidth!r}: take a number above 0, or "median".')
-            self.bandwidth = bandwidth
-        else:
-            self.bandwidth = checked_number("bandwidth", bandwidth, above=0)
-        self.n_subsample = checked_integer("n_subsample", n_subsample, 2)
-        if gamma is not None:
-            gamma = checked_number("gamma", gamma, at_least=0)
-        self.initial_scaling = (
-            None if scaling is None else checked_number("scaling", scaling, above=0)
-        )
         if not (adaptation is None or callable(adaptation)):
             raise TypeError(
                 f"adaptation={adaptation!r}: pass a function of the number of transitions that "
                 "returns a probability, or None for the default schedule."
             )
         self.adaptation = adaptation
-        self.standardize = bool(standardize)
-        self.learn_scaling = bool(learn_scaling)
-        self.global_share = (
-            0.8 if global_share is None else checked_share("global_share", global_share)
-        )
-        self.learning_rate = checked_number("learning_rate", learning_rate, above=0)
         super().__init__(
             vars,
-            steps_per_draw=steps_per_draw,
+            kernel=Gaussian() if kernel is None else as_kernel(kernel),
+            bandwidth=bandwidth,
+            n_subsample=n_subsample,
+            gamma=gamma,
+            default_gamma=1.4,
+            scaling=scaling,
+            learn_scaling=learn_scaling,
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
+            standardize=standardize,
+            global_share=global_share,
+            steps_per_draw=steps_per_draw,
             pseudo_marginal=pseudo_marginal,
             warm_start=warm_start,
-            configuration={
-                "kernel": repr(self.kernel),
-                "bandwidth": self.bandwidth,
-                "n_subsample": self.n_subsample,
-                "gamma": gamma,
-                "scaling": scaling,
-                "learn_scaling": self.learn_scaling,
-                "standardize": self.standardize,
-                "global_share": self.global_share,
-                "adaptation": getattr(adaptation, "__qualname__", adaptation),
-                "learning_rate": self.learning_rate,
-            },
+            learning_rate=learning_rate,
+            learning_decay=learning_decay,
+            configuration={"adaptation": getattr(adaptation, "__qualname__", adaptation)},
             model=model,
             rng=rng,
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
-        if gamma is None:
-            gamma = 1.4 / math.sqrt(self.dim) if self.standardize else 0.2
-        self.gamma = gamma
 
     @classmethod
     def paper(cls, vars=None, *, bandwidth="median", gamma=0.2, **kwargs):
@@ -273,188 +209,50 @@ class KameleonStep(GradientFreeStep):
         }
         return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))
 
-    # life cycle -----------------------------------------------------------------------------------
-
-    def _history_capacity(self):
-        return 4 * self.n_subsample
-
-    def _forget(self):
-        self.history = self.learnt = self.scaling = self.here = self._workspace = None
-        self.typical_scatter = 0.0
-        self.next_update = 0
-        self.spare = np.zeros((self.dim, self.n_subsample))
-
-    def _begin(self, position):
-        self.history = new_history(self._history_capacity(), self.dim)
-        start = self.initial_scaling or self.warm_scaling or 1.0
-        self.scaling = Scaling(np.array([math.log(start)]), np.zeros(1))
-        self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
-        self.learnt = Learnt(
-            points=np.zeros((self.dim, 0)),
-            location=np.zeros(self.dim),
-            factor=np.eye(self.dim),
-            parameters=self.kernel.parameters(self._bandwidth_of(np.zeros((self.dim, 0)))),
-            smallest_log_scaling=-LARGEST_LOG_SCALING,
-            largest_log_scaling=LARGEST_LOG_SCALING,
-        )
-        self.next_update = max(100, 25 * self.dim)
-        if self.warm is not None:
-            points = self.warm[self.rng.permutation(len(self.warm))]
-            self.history.points[: len(points)] = points
-            self.history.cursor[:] = (len(points), 1, len(points))
-            self.components.log_scale[:] = np.log(points.std(axis=0) + 1e-300)
-            self._update(points)
-
-    def _end_tuning(self):
-        if self.learnt.points.shape[1] == 0 and self.adaptation is None and self.standardize:
-            later = self.history.later_half()
-            if len(np.unique(later, axis=0)) > 2 * self.dim:
-                self._update(later)
-
-    def __getstate__(self):
-        """Leave scratch memory out of what is sent to other processes."""
-        return self.__dict__ | {"_workspace": None}
-
-    def _moved(self):
-        self.here.is_current[0] = False
-
-    # transitions ----------------------------------------------------------------------------------
-
-    def _advance(self, n):
-        settings = self._current_settings()
-        done = 0
-        while done < n:
-            count = self._transitions_before_update(self.transition + done, n - done)
-            if count:
-                self._make_transitions(count, settings)
-                done += count
-            if done < n:
-                history = self.history.later_half()
-                if len(history) and np.any(history != history[0]):
-                    self._update(history)
-                settings = self._current_settings()
-                self._make_transitions(1, settings)
-                done += 1
-
-    def _make_transitions(self, n, settings):
-        if self._workspace is None:
-            self._workspace = _new_workspace(*self.learnt.points.shape)
-        self._run(
-            kameleon.run_compiled,
-            kameleon.run_plain,
-            self.kernel,
-            self.chain,
-            self.here,
-            self.learnt,
-            self.scaling,
-            self.components,
-            self.history,
-            self._workspace,
-            settings,
-            self.rng.standard_normal((n, self.dim)),
-            self.rng.random((n, N_UNIFORMS)),
-        )
-
-    def _current_settings(self):
-        has_points = self.learnt.points.shape[1] > 0
-        component_share = 0.0
-        if self.standardize:
-            component_share = (COMPONENT_SHARE if self.tune else 0.0) if has_points else 1.0
-        return Settings(
-            gamma=self.gamma,
-            component_share=component_share,
-            global_share=(1.0 - component_share) * self.global_share,
-            difference_scale=2.38 / math.sqrt(2 * self.dim),
-            jump_share=JUMP_SHARE,
-            noise=NOISE,
-            target_accept=self.target_accept,
-            step_factor=self.learning_rate,
-            learn=self.learn_scaling,
-            adapt=self.adapts,
-        )
+    def _follows_schedule(self):
+        return self.adaptation is None
 
     def _transitions_before_update(self, transition, n):
-        """Transitions, at most `n`, before the next subsample is drawn."""
-        if not self.adapts:
-            return n
-        if self.adaptation is None:
-            while self.next_update < transition:
-                self.next_update = math.ceil(GROWTH * self.next_update)
-            if self.next_update == transition:
-                self.next_update = math.ceil(GROWTH * self.next_update)
-                return 0
-            return min(n, self.next_update - transition)
+        if self.adaptation is None or not self.adapts:
+            return super()._transitions_before_update(transition, n)
         uniforms = self.rng.random(n)
         for i in range(n):
             if uniforms[i] < self.adaptation(transition + i):
                 return i
         return n
 
-    # adaptation -----------------------------------------------------------------------------------
+    # the proposal ---------------------------------------------------------------------------------
+
+    def _begin_local(self):
+        self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
+
+    def _local(self):
+        return ()
+
+    def _new_workspace(self):
+        return KernelWorkspace(new_workspace(self.dim), np.zeros(self.learnt.points.shape))
 
     def _update(self, history):
         """Draw a new subsample, and learn coordinates and bandwidth from it."""
-        points = thinned(history, self.n_subsample, self.rng)
-        location, factor = np.zeros(self.dim), np.eye(self.dim)
-        if self.standardize:
-            learnt = standardization(history, np.exp(self.components.log_scale))
-            location, factor = learnt
-            points = learnt.whiten(points)
-        else:
-            points = np.ascontiguousarray(points.T)
-        bandwidth = self._bandwidth_of(points)
-        self.learnt = Learnt(
-            points=points,
-            location=location,
-            factor=factor,
-            parameters=self.kernel.parameters(bandwidth),
-            smallest_log_scaling=-LARGEST_LOG_SCALING,
-            largest_log_scaling=LARGEST_LOG_SCALING,
-        )
-        self._workspace = _new_workspace(*points.shape)
-        # With the columns that are still free, the size of the state does not depend on the draws.
-        self.spare = np.zeros((self.dim, self.n_subsample - points.shape[1]))
-        self.here.is_current[0] = False
+        self._learn_coordinates(history)
+        self._keep_size()
         if self.standardize:
             self._rescale()
 
-    def _bandwidth_of(self, points):
-        if not self.kernel.has_bandwidth:
-            return math.nan
-        if self.bandwidth != "median":
-            return self.bandwidth
-        return median_bandwidth(thinned(points.T, BANDWIDTH_POINTS, self.rng).T)
+    def _scatter_at(self, standardized):
+        gradients, scatter = np.empty(self.learnt.points.shape), np.empty((self.dim, self.dim))
+        self.kernel.gradients(standardized, self.learnt.points, self.learnt.parameters, gradients)
+        centred_scatter(gradients, scatter)
+        return scatter
 
-    def _rescale(self):
-        """Keep the size of kernel moves across an update, and bound it.
+    def _move_sizes(self, points):
+        traces = [np.trace(self._scatter_at(np.ascontiguousarray(u))) for u in points.T]
+        return np.array([np.mean(traces) / self.dim])
 
-        The size is nu^2 times the mean diagonal of M H M^T over some points of the subsample.
-        """
-        points, scatter = self.learnt.points, np.zeros((self.dim, self.dim))
-        chosen = self.rng.integers(points.shape[1], size=SCATTER_POINTS)
-        total = 0.0
-        for i in chosen:
-            self.kernel.gradients(
-                np.ascontiguousarray(points[:, i]),
-                points,
-                self.learnt.parameters,
-                self._workspace.gradients,
-            )
-            centred_scatter(self._workspace.gradients, scatter)
-            total += np.trace(scatter) / (self.dim * SCATTER_POINTS)
-        typical = max(total, 1e-300)
-        unit = -0.5 * math.log(typical) + math.log(2.38 / math.sqrt(self.dim))
-        if self.typical_scatter > 0:
-            self.scaling.log[0] += 0.5 * math.log(self.typical_scatter / typical)
-        elif self.initial_scaling is None and self.warm_scaling is None:
-            self.scaling.log[0] = unit + math.log(0.5)
-        self.typical_scatter = typical
-        smallest, largest = unit + math.log(0.05), unit + math.log(100.0)
-        if self.initial_scaling is None:
-            self.scaling.log[0] = min(max(self.scaling.log[0], smallest), largest)
-        self.learnt = self.learnt._replace(
-            smallest_log_scaling=smallest, largest_log_scaling=largest
-        )
+    def _local_covariance(self, standardized):
+        """R(y) of proposition 2."""
+        nu = math.exp(self.scaling.log[0])
+        return self.gamma**2 * np.eye(self.dim) + nu**2 * self._scatter_at(standardized)
 
     @staticmethod
     def competence(var, has_grad):
@@ -462,30 +260,6 @@ class KameleonStep(GradientFreeStep):
         competence = GradientFreeStep.competence(var, has_grad)
         usable = competence == Competence.COMPATIBLE and not has_grad
         return Competence.IDEAL if usable else competence
-
-    def _scaling_statistics(self):
-        return {
-            "scaling": math.exp(self.scaling.log[0]),
-            "bandwidth": self._learnt_bandwidth(),
-        }
-
-    def _learnt_bandwidth(self):
-        unknown = self.bandwidth == "median" and self.learnt.points.shape[1] == 0
-        if unknown or not self.kernel.has_bandwidth:
-            return math.nan
-        return float(self.learnt.parameters[-1])
-
-
-def _new_workspace(dim, n):
-    return Workspace(
-        proposed_scatter=np.zeros((dim, dim)),
-        factor=np.zeros((dim, dim)),
-        proposed_factor=np.zeros((dim, dim)),
-        gradients=np.zeros((dim, n)),
-        standardized=np.zeros(dim),
-        displacement=np.zeros(dim),
-        step=np.zeros(dim),
-    )
 
 
 def _after_five_hundred(transition: int) -> float:

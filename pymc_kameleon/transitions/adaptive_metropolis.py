@@ -93,8 +93,7 @@ def run_plain(log_density, chain, moments, components, settings, normals, unifor
                     moments.log_scaling[0],
                     acceptance,
                     settings.target_accept,
-                    moments.n_updates[0],
-                    1.0,
+                    1.0 / math.sqrt(moments.n_updates[0]),
                     -LARGEST_LOG_SCALING,
                     LARGEST_LOG_SCALING,
                 )

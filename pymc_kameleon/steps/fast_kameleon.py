@@ -1,0 +1,400 @@
+"""Fast Kernel Adaptive Metropolis-Hastings as a PyMC step method (Kotlicki 2015)."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from pymc.step_methods.state import dataclass_state
+from scipy import linalg
+
+from pymc_kameleon.adaptation import (
+    RECENT,
+    RunningCovariance,
+    new_covariance,
+    thinned,
+    update_covariance,
+)
+from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
+from pymc_kameleon.random_features import checked_n_features, draw_features, features
+from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveState, KernelAdaptiveStep
+from pymc_kameleon.transitions import fast_kameleon
+from pymc_kameleon.transitions.fast_kameleon import Features, FeatureWorkspace, feature_scatter
+from pymc_kameleon.transitions.mixture import Here, new_workspace
+from pymc_kameleon.validation import checked_share
+
+__all__ = ["FastKameleonState", "FastKameleonStep"]
+
+N_POINTS = 1000
+"""Points of the history that difference moves use."""
+
+BLOCK = 256
+"""Positions that enter the running covariance together."""
+
+
+@dataclass_state
+class FastKameleonState(KernelAdaptiveState):
+    """State of a `FastKameleonStep`."""
+
+    features: Features | None
+    covariance: RunningCovariance | None
+    next_redraw: int
+
+
+class FastKameleonStep(KernelAdaptiveStep):
+    r"""Kernel Adaptive Metropolis-Hastings on the whole history, by random Fourier features.
+
+    Where `KameleonStep` sums over a subsample of the history, this step keeps a running covariance
+    of random features of all of it, so the cost of a move does not depend on how much was learnt.
+    Kernels without a gradient work here. For the same posteriors as `KameleonStep`; a few hundred
+    features blur the kernel, most of all in many dimensions.
+
+    A kernel move from x draws from :math:`N(x, \gamma^2 I + \eta^2 J^\top C J)` with the Jacobian J
+    of the features at x and their covariance C; the acceptance ratio uses the same C and
+    :math:`\eta` at both ends. With probability `global_share` the move is instead
+    :math:`x + g (z_i - z_j)`, plus small noise, with two points of the history.
+
+    ::
+
+        draw a move: kernel, or difference of two history points
+        propose x*; evaluate the log density at x* only
+        accept with probability min(1, p(x*) q(x | x*) / p(x) q(x* | x))
+        while tuning: learn eta; whenever the chain is twice as long, learn coordinates and
+                      bandwidth and draw new frequencies; add every position to C
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        Continuous free variables of the model; default all of them.
+    kernel : Kernel or str
+        Any kernel of `pymc_kameleon.kernels` with a spectrum: `Gaussian()` (default),
+        `Matern(smoothness)`, `Laplacian()`, `InverseMultiquadric(exponent)`, `Sinc()`,
+        `SincSquared()`, one of their names, or `CustomKernel(value, frequencies=...)`.
+    bandwidth : float or "median"
+        Length scale of the kernel, in standardised coordinates if `standardize`. "median" (default)
+        is the median distance within the history divided by :math:`\sqrt 2`.
+    n_features : int
+        Number D of random features, at least 2; even for "pairs".
+    embedding : "pairs" or "shifted"
+        Sine and cosine of each frequency, or cosines with a random phase; see `random_features`.
+    rank_share : float
+        C is replaced by its leading eigenvectors with this share of its trace, in (0, 1]. The
+        default leaves out less than 1 % of the proposal's covariance and halves the cost; 1 keeps
+        all.
+    gamma : float, optional
+        Standard deviation of the isotropic part of kernel moves, at least 0. Default
+        :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones.
+    scaling : float, optional
+        Start of :math:`\eta`. By default that of the warm start, or chosen from the first history.
+    learn_scaling : bool
+        Learn :math:`\eta` while tuning, from kernel moves.
+    target_accept : float, optional
+        Acceptance that :math:`\eta` is learnt for; default 0.44 for d = 1, else 0.234.
+    adapt_after_tune : bool
+        Go on adding positions to C and learning :math:`\eta` after tuning, with steps that vanish:
+        a position has weight 1/t. Coordinates and frequencies stay. False freezes the step, which
+        makes it exactly invariant.
+    standardize : bool
+        Work in coordinates whitened by the covariance of the history, which makes all defaults free
+        of scale, and learn each coordinate's scale at the start.
+    global_share : float
+        Share of difference moves in [0, 1].
+    steps_per_draw : int
+        Transitions per stored draw. They run in one compiled call where the model compiles.
+    pseudo_marginal : bool
+        The black-box terms of the likelihood are unbiased estimates: keep the accepted one.
+    warm_start : result of `pm.sample` or array (n, d), optional
+        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
+        start.
+    learning_rate : float
+        Factor of the steps of the recursion for :math:`\log\eta`.
+    learning_decay : float
+        Power of the number of kernel moves so far by which these steps fall.
+    model, rng, initial_point, compile_kwargs, blocked
+        As for every PyMC step; see `KameleonStep`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        At construction, for a bad argument, a kernel without a spectrum or a discrete variable,
+        naming it.
+
+    Warns
+    -----
+    UserWarning
+        If `n_features` is odd with "pairs" (one more is taken), or the kernel is so rough that its
+        frequencies have no second moment: the proposal is valid, but does not settle as D grows.
+
+    Notes
+    -----
+    Sampler statistics, float64, per draw:
+
+    =============== ====================================================================
+    accept          mean acceptance probability of the draw's transitions
+    accepted        share of them that were accepted
+    scaling         :math:`\eta`
+    bandwidth       length scale of the kernel (NaN: none, or not learnt yet)
+    rank            number of eigenvectors of C that the proposal uses
+    n_evals         log-density evaluations
+    n_nonfinite     those that were NaN or +inf (and rejected)
+    =============== ====================================================================
+
+    With :math:`\nu = \eta / (2 \sqrt n)` and `rank_share=1` the proposal is that of KAMH with the
+    kernel :math:`\phi(x)^\top \phi(y)` and the whole history as subsample.
+
+    References
+    ----------
+    .. [1] A. Kotlicki, "Fast Kernel Adaptive Metropolis-Hastings", thesis, University of Oxford,
+       2015.
+    .. [2] A. Rahimi and B. Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = pm.sample(step=FastKameleonStep(steps_per_draw=20))
+    """
+
+    name = "fast_kameleon"
+    stats_dtypes_shapes = KernelAdaptiveStep.stats_dtypes_shapes | {"rank": (np.float64, [])}
+    _state_class = FastKameleonState
+    transitions = fast_kameleon
+    n_recent = BLOCK
+    growth = 1.2
+
+    def __init__(
+        self,
+        vars=None,
+        *,
+        kernel: Kernel | str | None = None,
+        bandwidth: float | str = "median",
+        n_features: int = 300,
+        embedding: str = "pairs",
+        rank_share: float = 0.95,
+        gamma: float | None = None,
+        scaling: float | None = None,
+        learn_scaling: bool = True,
+        target_accept: float | None = None,
+        adapt_after_tune: bool = False,
+        standardize: bool = True,
+        global_share: float = 0.8,
+        steps_per_draw: int = 1,
+        pseudo_marginal: bool = False,
+        warm_start=None,
+        learning_rate: float = 1.0,
+        learning_decay: float = 0.5,
+        model=None,
+        rng=None,
+        initial_point: dict[str, np.ndarray] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        blocked: bool = True,
+    ):
+        self.n_features = checked_n_features(n_features, embedding)
+        self.embedding = embedding
+        if checked_share("rank_share", rank_share) == 0:
+            raise ValueError("rank_share=0: take a number in (0, 1]; 1 keeps all eigenvectors.")
+        self.rank_share = float(rank_share)
+        kernel = Gaussian() if kernel is None else as_kernel(kernel, needs="spectrum")
+        if not kernel.has_finite_frequencies:
+            warnings.warn(
+                f"kernel={kernel!r} is so rough that its frequencies have no second moment: the "
+                "sampler is exact, but its proposals differ from one set of frequencies to the "
+                "next, however many features there are. Matern(smoothness) above 1 settles.",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().__init__(
+            vars,
+            kernel=kernel,
+            bandwidth=bandwidth,
+            n_subsample=N_POINTS,
+            gamma=gamma,
+            default_gamma=1.4,
+            scaling=scaling,
+            learn_scaling=learn_scaling,
+            target_accept=target_accept,
+            adapt_after_tune=adapt_after_tune,
+            standardize=standardize,
+            global_share=global_share,
+            steps_per_draw=steps_per_draw,
+            pseudo_marginal=pseudo_marginal,
+            warm_start=warm_start,
+            learning_rate=learning_rate,
+            learning_decay=learning_decay,
+            configuration={
+                "n_features": self.n_features,
+                "embedding": embedding,
+                "rank_share": self.rank_share,
+            },
+            model=model,
+            rng=rng,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            blocked=blocked,
+        )
+
+    @classmethod
+    def thesis(cls, vars=None, *, bandwidth="median", gamma=0.5, **kwargs):
+        r"""Return a step with the settings of the published experiments.
+
+        Raw coordinates, no difference moves, the whole covariance of the features, learnt from the
+        chain for ever; :math:`\log\eta` moves by 1/t times the distance of the acceptance from
+        0.234. Here the acceptance is the probability rather than whether a move was accepted, and
+        what was learnt enters the proposal at transition counts that grow by a fifth.
+
+        Parameters
+        ----------
+        vars, bandwidth, gamma, **kwargs
+            As for `FastKameleonStep`.
+        """
+        settings = {
+            "scaling": 1.0,
+            "learning_decay": 1.0,
+            "standardize": False,
+            "global_share": 0.0,
+            "rank_share": 1.0,
+            "adapt_after_tune": True,
+        }
+        return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))
+
+    # life cycle -----------------------------------------------------------------------------------
+
+    def _forget(self):
+        super()._forget()
+        self.features = self.covariance = None
+        self.next_redraw = 0
+
+    def _begin_local(self):
+        self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
+        m = self.n_features // 2 if self.embedding == "pairs" else self.n_features
+        self.features = Features(
+            np.zeros((self.dim, m)), np.zeros(m), np.zeros((0, self.n_features))
+        )
+        self.covariance = new_covariance(self.n_features)
+
+    def _end_tuning(self):
+        super()._end_tuning()
+        if self._has_points():
+            self._absorb()
+            self._refresh()
+
+    def _kernel_of_transitions(self):
+        return None
+
+    def _local(self):
+        return (self.features,)
+
+    def _new_workspace(self):
+        rank, m = len(self.features.factor), self.features.phases.size
+        return FeatureWorkspace(
+            new_workspace(self.dim), np.zeros((rank, m)), np.zeros((rank, self.dim))
+        )
+
+    def _make_transitions(self, n, settings):
+        if not settings.adapt:
+            super()._make_transitions(n, settings)
+            return
+        cursor = self.history.cursor
+        while n > 0:
+            count = min(n, BLOCK - int(cursor[RECENT]))
+            super()._make_transitions(count, settings)
+            n -= count
+            if cursor[RECENT] == BLOCK:
+                self._absorb()
+
+    # adaptation -----------------------------------------------------------------------------------
+
+    def _kernel_parameters(self, points):
+        return np.array([self._bandwidth_of(points)])
+
+    def _update(self, history):
+        seen = int(self.history.cursor[2])
+        nothing_yet = not self._has_points()
+        if nothing_yet or (self.tune and self._coordinates_move() and seen >= self.next_redraw):
+            self._redraw(history)
+            self.next_redraw = 2 * seen
+        else:
+            self._absorb()
+            points = thinned(history, self.n_subsample, self.rng)
+            self.learnt = self.learnt._replace(points=self._whiten(points))
+        self._refresh()
+
+    def _coordinates_move(self):
+        """Whether what the features depend on is learnt."""
+        return self.standardize or self.bandwidth == "median"
+
+    def _redraw(self, history):
+        """Learn coordinates and bandwidth, draw frequencies, and learn their covariance anew.
+
+        Each row of `history` stands for as many positions as the history's stride.
+        """
+        self._learn_coordinates(history)
+        frequencies, phases = draw_features(
+            self.kernel,
+            self.n_features,
+            self.embedding,
+            self.dim,
+            self._learnt_bandwidth(),
+            self.rng,
+        )
+        self.features = self.features._replace(frequencies=frequencies, phases=phases)
+        self.covariance = new_covariance(self.n_features)
+        update_covariance(
+            self.covariance, self._features_of(history), float(self.history.cursor[1])
+        )
+        self.history.cursor[RECENT] = 0
+
+    def _absorb(self):
+        """Add the positions since the last time to the covariance of the features."""
+        count = int(self.history.cursor[RECENT])
+        if count and self._has_points():
+            update_covariance(self.covariance, self._features_of(self.history.recent[:count]))
+        self.history.cursor[RECENT] = 0
+
+    def _features_of(self, rows):
+        drawn = self.features
+        return features(self._whiten(rows).T, drawn.frequencies, drawn.phases, self.embedding)
+
+    def _refresh(self):
+        """Factor the covariance of the features, for the transitions to come."""
+        covariance = self.covariance.scatter / self.covariance.weight[0]
+        eigenvalues, vectors = linalg.eigh(covariance, lower=True, driver="evd")
+        eigenvalues, vectors = np.maximum(eigenvalues[::-1], 0.0), vectors[:, ::-1]
+        rank = int(np.count_nonzero(eigenvalues))
+        if self.rank_share < 1:
+            shares = np.cumsum(eigenvalues)
+            rank = min(rank, 1 + int(np.searchsorted(shares, self.rank_share * shares[-1])))
+        factor = np.ascontiguousarray((vectors[:, :rank] * np.sqrt(eigenvalues[:rank])).T)
+        self.features = self.features._replace(factor=factor)
+        self.here.is_current[0] = False
+        self._keep_size()
+        if self.standardize:
+            self._rescale()
+        else:
+            self.learnt = self.learnt._replace()
+
+    def _size(self):
+        return super()._size() + self.features.factor.size
+
+    def _largest_size(self):
+        return super()._largest_size() + self.n_features**2
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    def _scatter_at(self, standardized):
+        scatter, workspace = np.empty((self.dim, self.dim)), self._new_workspace()
+        feature_scatter(
+            self.features, standardized, workspace.weights, workspace.projections, scatter
+        )
+        return scatter
+
+    def _move_sizes(self, points):
+        traces = [np.trace(self._scatter_at(np.ascontiguousarray(u))) for u in points.T]
+        return np.array([np.mean(traces) / self.dim])
+
+    def _local_covariance(self, standardized):
+        """Equation 4.5 of the thesis."""
+        eta = math.exp(self.scaling.log[0])
+        return self.gamma**2 * np.eye(self.dim) + eta**2 * self._scatter_at(standardized)
+
+    def _scaling_statistics(self):
+        return super()._scaling_statistics() | {"rank": float(len(self.features.factor))}

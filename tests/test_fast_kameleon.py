@@ -1,0 +1,175 @@
+"""F-KAMH: its covariance against that of KAMH, what it learns from, and bad input."""
+
+import numpy as np
+import pytest
+
+from pymc_kameleon import FastKameleonStep, KameleonStep
+from pymc_kameleon.kernels import CustomKernel, Gaussian, Laplacian, Linear
+from pymc_kameleon.random_features import features, jacobians
+from pymc_kameleon.targets import Banana
+
+TARGET = Banana(bananicity=0.1, variance=100.0, dim=3)
+MODEL = TARGET.model()
+POINTS = TARGET.draw(300, np.random.default_rng(1))
+PLACES = TARGET.draw(5, np.random.default_rng(2)) + 0.3
+
+
+def random_feature_kernel(step):
+    """The kernel phi(x)^T phi(y) of a step's features, and its gradient."""
+    drawn, embedding = step.features, step.embedding
+
+    def phi(x):
+        return features(x[None], drawn.frequencies, drawn.phases, embedding)[0]
+
+    def value(x, y, bandwidth):
+        return phi(x) @ phi(y)
+
+    def gradient(x, y, bandwidth):
+        return jacobians(x[None], drawn.frequencies, drawn.phases, embedding)[0].T @ phi(y)
+
+    return CustomKernel(value, gradient)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("embedding", ["pairs", "shifted"])
+def test_covariance_is_that_of_kameleon_with_the_kernel_of_the_features(embedding, standardize):
+    options = {
+        "model": MODEL,
+        "warm_start": POINTS,
+        "standardize": standardize,
+        "bandwidth": 1.5 if standardize else 9.0,
+        "gamma": 0.3,
+    }
+    eta = 7.0
+    fast = FastKameleonStep(
+        n_features=40, embedding=embedding, rank_share=1, scaling=eta, **options
+    )
+    found = fast.proposal_covariance(PLACES)
+    slow = KameleonStep(
+        kernel=random_feature_kernel(fast),
+        n_subsample=300,
+        scaling=eta / (2 * np.sqrt(300)),
+        **options,
+    )
+    # An update keeps the size of moves; here both scalings are to stay as they were given.
+    fast.scaling.log[0] = np.log(eta)
+    slow.proposal_covariance(PLACES)
+    slow.scaling.log[0] = np.log(eta / (2 * np.sqrt(300)))
+    found, expected = fast.proposal_covariance(PLACES), slow.proposal_covariance(PLACES)
+    assert found.shape == (5, 3, 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
+
+
+def error_of_covariance(n_features, seed):
+    options = {"model": MODEL, "warm_start": POINTS, "standardize": False, "bandwidth": 9.0}
+    fast = FastKameleonStep(
+        n_features=n_features, rank_share=1, scaling=2 * np.sqrt(300), **options
+    )
+    fast.rng = np.random.default_rng(seed)
+    fast._begin_components()
+    fast._begin(POINTS[0])
+    slow = KameleonStep(n_subsample=300, scaling=1.0, **options)
+    difference = fast.proposal_covariance(PLACES) - slow.proposal_covariance(PLACES)
+    return np.linalg.norm(difference, axis=(1, 2)).mean()
+
+
+def test_covariance_approaches_that_of_the_true_kernel():
+    """Sixteen times the features make the error four times smaller.
+
+    Over 30 sets of frequencies the ratio of the two means has a relative standard error below 10 %,
+    so a ratio below 2.4 lies four standard errors off.
+    """
+    few = np.mean([error_of_covariance(40, seed) for seed in range(30)])
+    many = np.mean([error_of_covariance(640, seed) for seed in range(30, 60)])
+    assert few / many > 2.4
+
+
+def test_a_smaller_rank_share_changes_little():
+    whole, most = (
+        FastKameleonStep(model=MODEL, warm_start=POINTS, rank_share=share, n_features=200)
+        for share in (1, 0.95)
+    )
+    expected, found = whole.proposal_covariance(PLACES), most.proposal_covariance(PLACES)
+    assert len(most.features.factor) < 0.5 * len(whole.features.factor)
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def driven(step, n, start=None):
+    """Draws of a step that is called by hand, shape (n, d)."""
+    point, positions = {"x": np.array([0.0, -9.0]) if start is None else start}, []
+    for _ in range(n):
+        point, statistics = step.step(point)
+        positions.append(point["x"])
+    return np.array(positions), statistics[0]
+
+
+def test_what_is_learnt_is_the_covariance_of_all_positions_since_the_middle_of_the_last_redraw():
+    step = FastKameleonStep(model=Banana(0.1, dim=2).model(), n_features=30, rng=3)
+    redraws, frequencies, positions = [], None, []
+    point = {"x": np.array([0.0, -9.0])}
+    for t in range(700):
+        point, _ = step.step(point)
+        positions.append(point["x"])
+        if step.features.frequencies is not frequencies:
+            frequencies = step.features.frequencies
+            redraws.append(t)
+    step.stop_tuning()
+    assert redraws[-1] > 400
+    assert len(redraws) == 4
+    kept = np.array(positions)[redraws[-1] // 2 :]
+    u = step._whiten(kept).T
+    rows = features(u, step.features.frequencies, step.features.phases, "pairs")
+    expected = np.cov(rows.T, bias=True)
+    found = np.tril(step.covariance.scatter) / step.covariance.weight[0]
+    assert step.covariance.weight[0] == len(kept)
+    np.testing.assert_allclose(found, np.tril(expected), atol=1e-12)
+
+
+def test_nothing_is_learnt_after_tuning_unless_asked():
+    for adapts in (False, True):
+        step = FastKameleonStep(
+            model=Banana(0.1, dim=2).model(), n_features=30, adapt_after_tune=adapts, rng=3
+        )
+        driven(step, 600)
+        step.stop_tuning()
+        weight, frequencies = step.covariance.weight[0], step.features.frequencies
+        driven(step, 900, step.chain.position.copy())
+        assert (step.covariance.weight[0] > weight) == adapts
+        assert step.features.frequencies is frequencies
+
+
+def test_rank_is_a_statistic():
+    step = FastKameleonStep(model=Banana(0.1, dim=2).model(), n_features=30, rng=3)
+    _, first = driven(step, 1)
+    assert first["rank"] == 0
+    _, last = driven(step, 300)
+    assert last["rank"] == len(step.features.factor) > 0
+
+
+def test_odd_number_of_features_is_rounded_up():
+    with pytest.warns(UserWarning, match="32"):
+        step = FastKameleonStep(model=MODEL, n_features=31)
+    assert step.n_features == 32
+    assert FastKameleonStep(model=MODEL, n_features=31, embedding="shifted").n_features == 31
+
+
+def test_rough_kernels_are_named_in_a_warning():
+    with pytest.warns(UserWarning, match="Laplacian.*no second moment"):
+        FastKameleonStep(model=MODEL, kernel=Laplacian())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_features": 1}, "n_features"),
+        ({"embedding": "both"}, "embedding"),
+        ({"kernel": Linear()}, "no spectral density"),
+        ({"kernel": "polynomial"}, "no spectral density"),
+        ({"rank_share": 0}, "rank_share"),
+        ({"rank_share": 1.2}, "rank_share"),
+        ({"kernel": CustomKernel(Gaussian(), lambda x, y, c: x)}, "frequencies"),
+    ],
+)
+def test_bad_input_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        FastKameleonStep(model=MODEL, **options)

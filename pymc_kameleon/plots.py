@@ -25,11 +25,10 @@ MOST_POINTS = 1000
 CROWDED = 0.8
 """Share of the history, its most crowded part, from which places are chosen: no lone points."""
 
-LARGEST_STRETCH = 3.0
+LARGEST_STRETCH = 2.0
 """Ratio of the ranges of two coordinates up to which both have one scale."""
 
 N_ANGLES = 200
-SMOOTHING = 1.5
 
 
 def plot_proposals(
@@ -107,8 +106,8 @@ def plot_proposals(
     ...     step = KameleonStep(warm_start=idata)
     >>> plot_proposals(step, variables=("rate", "x[0]"))
     """
-    _check_step(step)
-    pair = [_coordinate(step, variable) for variable in _checked_pair(variables)]
+    names = _checked_names(step)
+    pair = _checked_pair(variables, names)
     n_points = checked_integer("n_points", n_points, 1)
     grid_size = checked_integer("grid_size", grid_size, 2)
     radius = math.sqrt(chi2.ppf(checked_share("level", level, open_interval=True), 2))
@@ -117,7 +116,7 @@ def plot_proposals(
     if points is None:
         places = _spread(_required(history, step), pair, n_points)
     else:
-        places = _checked_points(points, step)
+        places = _checked_points(points, names)
     covariances = step.proposal_covariance(places)[:, pair][:, :, pair]
     contours = _ellipses(places[:, pair], covariances, radius)
 
@@ -133,39 +132,22 @@ def plot_proposals(
         ax.plot(*drawn.T, ".", ms=2.5, mew=0, color=HISTORY_COLOR, alpha=0.35, zorder=1)
     _draw_contours(ax, places[:, pair], contours, color, label)
     if is_first:
-        names = _labels(step)
-        ax.set(xlabel=names[pair[0]], ylabel=names[pair[1]])
+        ax.set(xlabel=names[pair[0]][0], ylabel=names[pair[1]][0])
         ranges = np.ptp(shown, axis=0)
         if ranges.max() < LARGEST_STRETCH * ranges.min():
             ax.set_aspect("equal")
     return ax
 
 
-def _check_step(step):
+def _checked_names(step) -> list[list[str]]:
+    """For each raveled coordinate, the names it goes by, the one for its axis first."""
     if not hasattr(step, "proposal_covariance"):
         raise TypeError(
             f"step={type(step).__name__}: take a step of pymc_kameleon (one of the `methods` of a "
             "compound step)."
         )
-    if step.dim < 2:
-        raise ValueError(
-            f"step moves only {_labels(step)[0]}: proposals are drawn in the plane of two "
-            "coordinates, so take a step with at least two."
-        )
-
-
-def _checked_pair(variables):
-    if isinstance(variables, str) or not isinstance(variables, Sequence | np.ndarray):
-        raise TypeError(f"variables={variables!r}: take a pair, as in variables=(0, 1).")
-    if len(variables) != 2 or variables[0] == variables[1]:
-        raise ValueError(f"variables={variables!r}: take two different ones, as in (0, 1).")
-    return variables
-
-
-def _names(step) -> list[list[str]]:
-    """For each raveled coordinate, the names it goes by, the one for its axis first."""
     names = []
-    # Shapes that depend on data or dims are not known from the variables alone.
+    # Shapes may depend on data, so that the variables alone do not tell them.
     start = step.target._model.initial_point()
     for name in step.target.names:
         natural, transform = name, ""
@@ -175,28 +157,41 @@ def _names(step) -> list[list[str]]:
         for index in np.ndindex(np.shape(start[name])):
             element = f"[{', '.join(map(str, index))}]" if index else ""
             names.append([natural + element + transform, natural + element, name + element])
+    if len(names) < 2:
+        raise ValueError(
+            f"step moves only {names[0][0]}: proposals are drawn in the plane of two coordinates, "
+            "so take a step with at least two."
+        )
     return names
 
 
-def _labels(step) -> list[str]:
-    return [names[0] for names in _names(step)]
+def _checked_pair(variables, names) -> list[int]:
+    if isinstance(variables, str) or not isinstance(variables, Sequence | np.ndarray):
+        raise TypeError(f"variables={variables!r}: take a pair, as in variables=(0, 1).")
+    pair = [_coordinate(variable, names) for variable in variables]
+    if len(pair) != 2 or pair[0] == pair[1]:
+        raise ValueError(f"variables={variables!r}: take two different ones, as in (0, 1).")
+    return pair
 
 
-def _coordinate(step, variable: int | str) -> int:
+def _coordinate(variable: int | str, names) -> int:
     if isinstance(variable, str):
-        names = _names(step)
         matches = [i for i, known in enumerate(names) if variable in known]
         if len(matches) == 1:
             return matches[0]
         known = ", ".join(name for _, name, _ in names[:20])
         raise ValueError(f"variables: there is no coordinate {variable!r}; there are {known}.")
     index = checked_integer("variables", variable, 0)
-    if index >= step.dim:
+    if index >= len(names):
         raise ValueError(
-            f"variables: there is no coordinate {index}; take 0 to {step.dim - 1}, or names: "
-            f"{', '.join(_labels(step)[:20])}."
+            f"variables: there is no coordinate {index}; take 0 to {len(names) - 1}, or names: "
+            f"{_listed(names)}."
         )
     return index
+
+
+def _listed(names) -> str:
+    return ", ".join(label for label, _, _ in names[:20])
 
 
 def _check_density(density):
@@ -228,13 +223,14 @@ def _required(history, step):
     return history
 
 
-def _checked_points(points, step) -> np.ndarray:
-    meaning = f"places of shape (k, {step.dim}), the raveled unconstrained {', '.join(_labels(step)[:20])}"
+def _checked_points(points, names) -> np.ndarray:
+    dim = len(names)
+    meaning = f"places of shape (k, {dim}), the raveled unconstrained {_listed(names)}"
     try:
         places = np.atleast_2d(np.asarray(points, dtype=float))
     except (TypeError, ValueError) as error:
         raise TypeError(f"points={points!r}: take {meaning}.") from error
-    if places.ndim != 2 or places.shape[1] != step.dim or not len(places):
+    if places.ndim != 2 or places.shape[1] != dim or not len(places):
         raise ValueError(f"points has shape {np.shape(points)}: take {meaning}.")
     if not np.all(np.isfinite(places)):
         raise ValueError(f"points has NaN or infinite entries: take {meaning}, all finite.")
@@ -269,7 +265,8 @@ def _ellipses(centres: np.ndarray, covariances: np.ndarray, radius: float) -> np
     """Points at Mahalanobis distance `radius` from each centre, shape (k, N_ANGLES, 2)."""
     angles = np.linspace(0, 2 * np.pi, N_ANGLES)
     circle = radius * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
-    factors = np.linalg.cholesky(covariances)
+    eigenvalues, vectors = np.linalg.eigh(covariances)
+    factors = vectors * np.sqrt(np.maximum(eigenvalues, 0.0))[:, None]
     return centres[:, None] + circle @ np.swapaxes(factors, -1, -2)
 
 
@@ -324,7 +321,7 @@ def _log_densities(step, places: np.ndarray) -> np.ndarray:
 
 
 def _smoothed_histogram(rows: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Counts around the crossings of the grid lines, smoothed over a 40th of the picture."""
+    """Count rows around each crossing of the grid lines, smoothed over a 40th of the picture."""
     half = 0.5 * (lines[1] - lines[0])
     edges = np.concatenate([lines - half, lines[-1:] + half])
     counts = np.histogram2d(*rows.T, bins=list(edges.T))[0].T

@@ -245,6 +245,9 @@ class PCAKameleonStep(KernelAdaptiveStep):
         means = matrix.mean(axis=0)
         matrix = matrix - means - means[:, None] + means.mean()
         n = len(matrix)
+        found = self._no_components(n)
+        if np.trace(matrix) <= 0:
+            return found
         count = min(self._capacity, n)
         eigenvalues, vectors = linalg.eigh(matrix, subset_by_index=[n - count, n - 1])
         eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
@@ -252,7 +255,6 @@ class PCAKameleonStep(KernelAdaptiveStep):
         if isinstance(self.n_components, float):
             shares = np.cumsum(eigenvalues[:rank]) / np.trace(matrix)
             rank = min(rank, 1 + int(np.searchsorted(shares, self.n_components)))
-        found = self._no_components(n)
         found.vectors[:rank] = vectors[:, :rank].T
         found.weights[:rank] = eigenvalues[:rank] / eigenvalues[:rank].sum()
         found.thresholds[: rank - 1] = np.cumsum(found.weights[: rank - 1])

@@ -1,0 +1,286 @@
+"""What `plot_proposals` draws, read back from the axes."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.stats import chi2
+
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+from pymc_kameleon.plots import plot_proposals
+from pymc_kameleon.targets import Banana
+
+COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])
+SEED = 3
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def gaussian_model(dim):
+    with pm.Model() as model:
+        pm.Normal("x", shape=dim)
+    return model
+
+
+def fixed_step(dim):
+    """A step whose proposal is known: N(x, COVARIANCE) everywhere."""
+    points = np.random.default_rng(SEED).normal(size=(300, dim))
+    with gaussian_model(dim):
+        return AdaptiveMetropolisStep(
+            covariance=COVARIANCE[:dim, :dim], scaling=1.0, warm_start=points
+        )
+
+
+@pytest.fixture(scope="module")
+def flat_step():
+    return fixed_step(2)
+
+
+@pytest.fixture(scope="module")
+def solid_step():
+    return fixed_step(3)
+
+
+@pytest.fixture(scope="module")
+def banana_step():
+    banana = Banana(0.1, dim=2)
+    with banana.model():
+        return KameleonStep(warm_start=banana.draw(500, np.random.default_rng(SEED)))
+
+
+def contours(ax):
+    return [line.get_xydata() for line in ax.lines if line.get_linestyle() == "-"]
+
+
+def centres(ax):
+    (markers,) = [line for line in ax.lines if line.get_marker() == "o"]
+    return markers.get_xydata()
+
+
+def squared_radii(contour, centre, covariance):
+    away = contour - centre
+    return np.einsum("ni,ij,nj->n", away, np.linalg.inv(covariance), away)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("variables", [(0, 1), (2, 0), ("x[1]", "x[2]"), ["x[2]", 1]])
+def test_contours_are_those_of_the_marginal_covariance(solid_step, variables, level):
+    points = np.array([[0.0, 1.0, 2.0], [-3.0, 0.5, 0.25]])
+    ax = plot_proposals(solid_step, points, variables=variables, level=level)
+    pair = [int(v.strip("x[]")) if isinstance(v, str) else v for v in variables]
+    covariance = COVARIANCE[np.ix_(pair, pair)]
+    drawn = contours(ax)
+    assert len(drawn) == 2
+    np.testing.assert_array_equal(centres(ax), points[:, pair])
+    for contour, centre in zip(drawn, points[:, pair], strict=True):
+        np.testing.assert_allclose(
+            squared_radii(contour, centre, covariance), chi2.ppf(level, 2), rtol=1e-9
+        )
+        np.testing.assert_allclose(contour[0], contour[-1], atol=1e-9)
+        angles = np.unwrap(np.arctan2(*(contour - centre).T))
+        assert abs(angles[-1] - angles[0]) == pytest.approx(2 * np.pi)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == tuple(f"x[{i}]" for i in pair)
+
+
+def test_contours_of_a_local_proposal_differ_from_place_to_place(banana_step):
+    points = np.array([[-15.0, 12.5], [0.0, -10.0], [15.0, 12.5]])
+    ax = plot_proposals(banana_step, points)
+    covariances = banana_step.proposal_covariance(points)
+    for contour, centre, covariance in zip(contours(ax), points, covariances, strict=True):
+        np.testing.assert_allclose(
+            squared_radii(contour, centre, covariance), chi2.ppf(0.95, 2), rtol=1e-9
+        )
+    assert covariances[0, 0, 1] < 0 < covariances[2, 0, 1]
+
+
+def test_a_single_place(flat_step):
+    ax = plot_proposals(flat_step, [1.0, 2.0])
+    np.testing.assert_array_equal(centres(ax), [[1.0, 2.0]])
+
+
+def test_default_places_are_spread_over_the_history(banana_step):
+    first, again = (centres(plot_proposals(banana_step)) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert len(first) == 8
+    rows = {tuple(row) for row in banana_step.warm}
+    assert all(tuple(place) in rows for place in first)
+    gaps = np.linalg.norm(first[:, None] - first, axis=-1)[np.triu_indices(8, 1)]
+    assert gaps.min() > 3
+    assert np.ptp(first[:, 0]) > 20
+    assert len(centres(plot_proposals(banana_step, n_points=3))) == 3
+
+
+def test_no_more_places_than_points():
+    with gaussian_model(2):
+        step = KameleonStep(warm_start=[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert len(centres(plot_proposals(step, n_points=8))) == 3
+
+
+def heights(ax):
+    (mesh,) = ax.collections
+    return mesh.get_coordinates(), mesh.get_array()
+
+
+@pytest.mark.parametrize("variables", [(0, 1), (1, 0)])
+def test_density_of_two_coordinates_is_that_of_the_model(banana_step, variables):
+    before = banana_step.target.n_evaluations
+    ax = plot_proposals(banana_step, variables=variables, grid_size=30)
+    places, found = heights(ax)
+    assert found.shape == (30, 30)
+    expected = Banana(0.1, dim=2).log_density(places[..., list(variables)])
+    np.testing.assert_allclose(found, np.exp(expected - expected.max()), rtol=1e-6, atol=1e-12)
+    assert banana_step.target.n_evaluations == before
+
+
+def test_density_of_more_coordinates_is_a_histogram_of_the_history(solid_step):
+    places, found = heights(plot_proposals(solid_step, grid_size=60))
+    assert found.max() == pytest.approx(1)
+    centre = np.sum(places * found[..., None], axis=(0, 1)) / found.sum()
+    np.testing.assert_allclose(centre, solid_step.warm.mean(axis=0)[:2], atol=0.1)
+
+
+def test_density_of_ones_own(solid_step):
+    places, found = heights(
+        plot_proposals(solid_step, density=lambda x: -((x[:, 0] - 2 * x[:, 1]) ** 2), grid_size=20)
+    )
+    expected = np.exp(-((places[..., 0] - 2 * places[..., 1]) ** 2))
+    np.testing.assert_allclose(found, expected / expected.max(), rtol=1e-9)
+
+
+def test_impossible_places_have_no_density(flat_step):
+    def density(x):
+        return np.where(x[:, 0] > 0, 0.0, np.nan)
+
+    places, found = heights(plot_proposals(flat_step, density=density, grid_size=20))
+    np.testing.assert_array_equal(found, places[..., 0] > 0)
+    ax = plot_proposals(flat_step, density=lambda x: np.full(len(x), -np.inf), grid_size=20)
+    assert not heights(ax)[1].any()
+
+
+def test_overlay_takes_another_color_and_both_names(flat_step, banana_step):
+    ax = plot_proposals(banana_step, label="one")
+    limits, drawn = ax.get_xlabel(), len(ax.lines)
+    same = plot_proposals(
+        flat_step, [[0.0, 0.0]], density=None, show_history=False, ax=ax, label="other"
+    )
+    assert same is ax
+    assert len(ax.lines) == drawn + 2
+    assert len(ax.collections) == 1
+    assert ax.get_xlabel() == limits
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "other"]
+    colors = [line.get_color() for line in ax.lines if line.get_linestyle() == "-"]
+    assert len(set(colors[:-1])) == 1
+    assert colors[-1] != colors[0]
+
+
+def test_bare_picture(flat_step):
+    ax = plot_proposals(flat_step, density=None, show_history=False, color="red", n_points=2)
+    assert len(ax.lines) == 3
+    assert not ax.collections
+    assert ax.get_legend() is None
+    assert {line.get_color() for line in ax.lines} == {"red"}
+
+
+def test_equal_aspect_only_for_like_ranges(flat_step):
+    assert plot_proposals(flat_step).get_aspect() == 1
+    with gaussian_model(2):
+        unlike = KameleonStep(warm_start=flat_step.warm * [1.0, 100.0])
+    assert plot_proposals(unlike).get_aspect() == "auto"
+
+
+def test_after_sampling_a_model_with_a_transform():
+    with pm.Model(coords={"group": ["a", "b"]}) as model:
+        pm.HalfNormal("rate")
+        pm.Normal("effect", dims="group")
+    with model:
+        step = KameleonStep(steps_per_draw=10)
+        with pytest.raises(RuntimeError, match="warm_start"):
+            plot_proposals(step)
+        idata = pm.sample(
+            draws=20,
+            tune=100,
+            chains=1,
+            cores=1,
+            step=step,
+            random_seed=1,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+        warm = KameleonStep(warm_start=idata)
+    for variables in [(0, 2), ("rate", "effect[1]"), ("rate_log__", 2)]:
+        ax = plot_proposals(step, variables=variables)
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("rate (log)", "effect[1]")
+        assert len(contours(ax)) == 8
+    assert len(contours(plot_proposals(warm))) == 8
+    with pytest.raises(ValueError, match=r"'effect'.*effect\[0\], effect\[1\]"):
+        plot_proposals(step, variables=("rate", "effect"))
+
+
+def test_a_step_without_history_asks_for_places():
+    with gaussian_model(2) as model:
+        step = AdaptiveMetropolisStep()
+        pm.sample(
+            draws=5,
+            tune=300,
+            chains=1,
+            cores=1,
+            step=step,
+            random_seed=1,
+            progressbar=False,
+            compute_convergence_checks=False,
+            model=model,
+        )
+    with pytest.raises(ValueError, match="pass points"):
+        plot_proposals(step)
+    assert len(contours(plot_proposals(step, [[0.0, 0.0], [1.0, 1.0]]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"points": np.zeros((4, 2))}, ValueError, r"points has shape \(4, 2\).*\(k, 3\)"),
+        ({"points": np.zeros((0, 3))}, ValueError, r"points has shape \(0, 3\)"),
+        ({"points": np.full((1, 3), np.nan)}, ValueError, "points has NaN"),
+        ({"points": "abc"}, TypeError, "points='abc'"),
+        ({"variables": (0, 3)}, ValueError, "no coordinate 3; take 0 to 2"),
+        ({"variables": (0, -1)}, ValueError, "variables=-1"),
+        ({"variables": (0, "y")}, ValueError, r"no coordinate 'y'; there are x\[0\]"),
+        ({"variables": (1, 1)}, ValueError, "two different"),
+        ({"variables": ("x[1]", 1)}, ValueError, "two different"),
+        ({"variables": (0, 1, 2)}, ValueError, "two different"),
+        ({"variables": "x"}, TypeError, "take a pair"),
+        ({"variables": 1}, TypeError, "take a pair"),
+        ({"level": 95}, ValueError, "level=95"),
+        ({"level": 1.0}, ValueError, "level=1.0"),
+        ({"n_points": 0}, ValueError, "n_points=0"),
+        ({"grid_size": 1}, ValueError, "grid_size=1"),
+        ({"density": "kde"}, ValueError, "density='kde'"),
+        ({"density": 3}, TypeError, "density=3"),
+    ],
+)
+def test_bad_arguments(solid_step, arguments, error, match):
+    with pytest.raises(error, match=match):
+        plot_proposals(solid_step, **arguments)
+    assert not plt.get_fignums()
+
+
+def test_one_coordinate_is_too_few():
+    with gaussian_model(1):
+        step = KameleonStep(warm_start=np.random.default_rng(1).normal(size=(50, 1)))
+    with pytest.raises(ValueError, match=r"moves only x\[0\]"):
+        plot_proposals(step)
+
+
+def test_other_steps_are_refused():
+    with gaussian_model(2):
+        step = pm.Metropolis()
+    with pytest.raises(TypeError, match="take a step of pymc_kameleon"):
+        plot_proposals(step)

@@ -1,6 +1,5 @@
 """Fast Kernel Adaptive Metropolis-Hastings as a PyMC step method (Kotlicki 2015)."""
 
-import math
 import warnings
 from typing import Any
 
@@ -381,20 +380,12 @@ class FastKameleonStep(KernelAdaptiveStep):
     # what was learnt ------------------------------------------------------------------------------
 
     def _scatter_at(self, standardized):
+        """J^T C J of equation 4.5."""
         scatter, workspace = np.empty((self.dim, self.dim)), self._new_workspace()
         feature_scatter(
             self.features, standardized, workspace.weights, workspace.projections, scatter
         )
         return scatter
-
-    def _move_sizes(self, points):
-        traces = [np.trace(self._scatter_at(np.ascontiguousarray(u))) for u in points.T]
-        return np.array([np.mean(traces) / self.dim])
-
-    def _local_covariance(self, standardized):
-        """Equation 4.5 of the thesis."""
-        eta = math.exp(self.scaling.log[0])
-        return self.gamma**2 * np.eye(self.dim) + eta**2 * self._scatter_at(standardized)
 
     def _scaling_statistics(self):
         return super()._scaling_statistics() | {"rank": float(len(self.features.factor))}

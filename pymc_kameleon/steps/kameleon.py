@@ -240,19 +240,11 @@ class KameleonStep(KernelAdaptiveStep):
             self._rescale()
 
     def _scatter_at(self, standardized):
+        """M H M^T of proposition 2."""
         gradients, scatter = np.empty(self.learnt.points.shape), np.empty((self.dim, self.dim))
         self.kernel.gradients(standardized, self.learnt.points, self.learnt.parameters, gradients)
         centred_scatter(gradients, scatter)
         return scatter
-
-    def _move_sizes(self, points):
-        traces = [np.trace(self._scatter_at(np.ascontiguousarray(u))) for u in points.T]
-        return np.array([np.mean(traces) / self.dim])
-
-    def _local_covariance(self, standardized):
-        """R(y) of proposition 2."""
-        nu = math.exp(self.scaling.log[0])
-        return self.gamma**2 * np.eye(self.dim) + nu**2 * self._scatter_at(standardized)
 
     @staticmethod
     def competence(var, has_grad):

@@ -151,12 +151,18 @@ class KernelAdaptiveStep(GradientFreeStep):
         """Scratch arrays of the transitions."""
 
     @abstractmethod
-    def _move_sizes(self, points: np.ndarray) -> np.ndarray:
-        """Mean variance of a coordinate under each scaling of 1, over places `points` (d, k)."""
+    def _scatter_at(self, standardized: np.ndarray) -> np.ndarray:
+        """Covariance (d, d) of a local move under a scaling of 1, without its isotropic part."""
 
-    @abstractmethod
-    def _local_covariance(self, standardized: np.ndarray) -> np.ndarray:
+    def _local_covariance(self, standardized):
         """Covariance (d, d) of a local move from a place, in standardised coordinates."""
+        variance = math.exp(2 * self.scaling.log[0])
+        return self.gamma**2 * np.eye(self.dim) + variance * self._scatter_at(standardized)
+
+    def _move_sizes(self, points):
+        """Mean variance of a coordinate under each scaling of 1, over places `points` (d, k)."""
+        traces = [np.trace(self._scatter_at(np.ascontiguousarray(u))) for u in points.T]
+        return np.array([np.mean(traces) / self.dim])
 
     # life cycle -----------------------------------------------------------------------------------
 

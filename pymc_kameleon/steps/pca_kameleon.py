@@ -289,12 +289,15 @@ class PCAKameleonStep(KernelAdaptiveStep):
         found = [self._directions(np.ascontiguousarray(u)) for u in points.T]
         return np.sum(np.mean(np.square(found), axis=0), axis=1) / self.dim
 
+    def _scatter_at(self, standardized):
+        """Covariance of the mixture over the eigenfunctions, all scalings being 1."""
+        c = self._directions(standardized)
+        return (self.eigenfunctions.weights * c.T) @ c
+
     def _local_covariance(self, standardized):
-        """Covariance of the mixture over the eigenfunctions."""
-        c, variances = self._directions(standardized), np.exp(2 * self.scaling.log)
-        return (
-            self.gamma**2 * np.eye(self.dim) + (self.eigenfunctions.weights * variances * c.T) @ c
-        )
+        c = self._directions(standardized)
+        variances = self.eigenfunctions.weights * np.exp(2 * self.scaling.log)
+        return self.gamma**2 * np.eye(self.dim) + (variances * c.T) @ c
 
     def _scaling_statistics(self):
         found = self.eigenfunctions

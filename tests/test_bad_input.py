@@ -113,10 +113,12 @@ def test_arguments_of_custom_kernels():
 
 def test_kernels_without_a_spectral_density():
     for kernel in (kernels.Linear(), kernels.Polynomial(), kernels.CustomKernel(max, min)):
-        mentions = (repr(kernel), "spectral density", "'laplacian'", "frequencies=")
-        refused(ValueError, kernels.as_kernel, *mentions, kernel=kernel, needs="spectrum")
+        mentions = (repr(kernel), "spectral density", "frequencies=")
+        refused(
+            ValueError, kernels.as_kernel, *mentions, "'laplacian'", kernel=kernel, needs="spectrum"
+        )
         arguments = {"size": 2, "dim": 1, "bandwidth": 1.0, "rng": np.random.default_rng(0)}
-        refused(ValueError, kernel.frequencies, *mentions, **arguments)
+        refused(ValueError, kernel.frequencies, *mentions, "Laplacian()", **arguments)
     refused(
         ValueError, kernels.as_kernel, "needs='value'", "'spectrum'", kernel="sinc", needs="value"
     )

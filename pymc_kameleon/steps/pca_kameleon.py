@@ -71,13 +71,13 @@ class PCAKameleonStep(KernelAdaptiveStep):
         eigenvalues that they have together (at most 100 of them then).
     gamma : float, optional
         Standard deviation of the isotropic part of kernel moves, above 0. Default
-        :math:`0.5 / \sqrt d` in standardised coordinates, 0.2 in raw ones.
+        :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones.
     scaling : float, optional
         Start of every :math:`\nu_j`. By default chosen from the first subsample.
     learn_scaling : bool
         Learn each :math:`\nu_j` while tuning, from moves along its eigenfunction.
     target_accept : float, optional
-        Acceptance that each :math:`\nu_j` is learnt for; default 0.44, as for moves along a line.
+        Acceptance that each :math:`\nu_j` is learnt for; default 0.44 for d = 1, else 0.234.
     adapt_after_tune, standardize, global_share, steps_per_draw, pseudo_marginal
         As for `KameleonStep`.
     warm_start : result of `pm.sample` or array (n, d), optional
@@ -148,7 +148,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
         gamma: float | None = None,
         scaling: float | None = None,
         learn_scaling: bool = True,
-        target_accept: float | None = 0.44,
+        target_accept: float | None = None,
         adapt_after_tune: bool = False,
         standardize: bool = True,
         global_share: float = 0.8,
@@ -181,7 +181,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
             bandwidth=bandwidth,
             n_subsample=n_subsample,
             gamma=gamma,
-            default_gamma=0.5,
+            default_gamma=1.4,
             scaling=scaling,
             learn_scaling=learn_scaling,
             target_accept=target_accept,

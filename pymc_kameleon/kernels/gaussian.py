@@ -1,0 +1,37 @@
+"""The Gaussian kernel."""
+
+import math
+
+import numba
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from pymc_kameleon.compiled import SIMD
+from pymc_kameleon.kernels.base import Kernel, squared_distances, weighted_differences
+
+__all__ = ["Gaussian"]
+
+
+@numba.njit(cache=True, fastmath=SIMD)
+def _gaussian_gradients(x, points, parameters, out):
+    precision = 1.0 / parameters[0] ** 2
+    weights = np.empty(points.shape[1])
+    squared_distances(x, points, weights)
+    for j in range(weights.size):
+        weights[j] = precision * math.exp(-0.5 * precision * weights[j])
+    weighted_differences(x, points, weights, out)
+
+
+class Gaussian(Kernel):
+    r""":math:`k(x, y) = \exp(-\|x - y\|^2 / 2\sigma^2)` with bandwidth :math:`\sigma`.
+
+    Frequencies are :math:`N(0, \sigma^{-2} I)`.
+    """
+
+    gradients = staticmethod(_gaussian_gradients)
+
+    def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
+        return np.exp(-0.5 * cdist(x, y, "sqeuclidean") / bandwidth**2)
+
+    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+        return rng.standard_normal((size, dim)) / bandwidth

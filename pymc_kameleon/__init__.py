@@ -1,6 +1,6 @@
 """Gradient-free, kernel-adaptive step methods for PyMC."""
 
-from pymc_kameleon import kernels, targets
+from pymc_kameleon import kernels, plots, random_features, targets
 from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
 from pymc_kameleon.steps import (
@@ -19,6 +19,8 @@ __all__ = [
     "PCAKameleonStep",
     "dispersed_starts",
     "kernels",
+    "plots",
+    "random_features",
     "register",
     "targets",
     "unregister",

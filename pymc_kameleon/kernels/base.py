@@ -106,9 +106,9 @@ class Kernel(ABC):
             If the kernel has no spectral density.
         """
         raise ValueError(
-            f"{self!r} has no spectral density, which random Fourier features need. Take Gaussian(), "
-            "Matern(smoothness), Laplacian(), InverseMultiquadric(exponent), Sinc(), SincSquared() "
-            "or CustomKernel(value, frequencies=...)."
+            f"{self!r} has no spectral density, which random Fourier features need. Take "
+            "Gaussian(), Matern(smoothness), Laplacian(), InverseMultiquadric(exponent), Sinc(), "
+            "SincSquared() or CustomKernel(value, frequencies=...)."
         )
 
     @property

@@ -1,0 +1,222 @@
+"""A compiled function of a model's raveled vector, callable from Python and from compiled code."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.ops import FromFunctionOp
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import ancestors
+from pytensor.link.numba.dispatch import basic as numba_dispatch
+from pytensor.tensor.random.op import RandomVariable
+
+from pymc_kameleon.compiled import as_pointer
+
+__all__ = ["ModelFunction", "has_black_box"]
+
+_log = logging.getLogger("pymc.kameleon")
+
+
+class ModelFunction:
+    """Values of some outputs of a model at a raveled vector, one after the other in one array.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    outputs : list of variables
+        Scalars and vectors of the vector `point` and shared variables.
+    point : variable
+        The raveled vector, of length d.
+    dim : int
+        d.
+    compile_kwargs : dict or None
+        Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, and falls back to
+        the default linker where the outputs hold an operation that Numba does not know.
+    """
+
+    def __init__(self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None):
+        self._model, self._point, self._dim = model, point, dim
+        self._compile_kwargs = compile_kwargs
+        outputs = [pt.atleast_1d(pt.as_tensor(o).astype("float64")) for o in outputs]
+        self._function = self._compile(pt.concatenate(outputs))
+        self._compilable = hasattr(getattr(self._function, "vm", None), "jit_fn")
+        self._reset()
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        for name in ("_jitted", "_c_function", "_buffers", "_table"):
+            state.pop(name)
+        return state
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._reset()
+
+    def into(self, x: np.ndarray, value: np.ndarray) -> None:
+        """Write the outputs at `x` (d,) into `value`, in plain Python."""
+        value[:] = self._function(x.astype(self._point.dtype, copy=False))
+
+    def shared(self) -> list:
+        """Shared variables that the outputs depend on, in the order of `containers`."""
+        return self._function.get_shared()
+
+    def containers(self) -> list:
+        """Where the values of the shared variables are."""
+        return self._function.input_storage[1:]
+
+    def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
+        """Return what `compiled.evaluate` takes in plain Python."""
+        return (self.into,)
+
+    def compiled(self) -> np.ndarray | None:
+        """Return what `compiled.evaluate` takes in compiled code; None if there is no such thing.
+
+        Returns
+        -------
+        int64 array
+            The address of the C function, then data pointer and shape of every shared array. Valid
+            until `shared_values_changed`.
+        """
+        if not self._compilable:
+            return None
+        if self._c_function is None and not self._compile_c_function():
+            return None
+        if self._table is None:
+            self._buffers = [
+                np.require(c.storage[0], requirements=["C", "A"]) for c in self.containers()
+            ]
+            table = [self._c_function.address]
+            for array in self._buffers:
+                table += [array.ctypes.data, *array.shape]
+            self._table = np.array(table, dtype=np.intp)
+        return self._table
+
+    def shared_values_changed(self) -> None:
+        """Read the places of the shared arrays again."""
+        self._table = None
+
+    def _reset(self):
+        self._c_function = self._jitted = self._buffers = self._table = None
+
+    def _compile(self, output):
+        function = None
+        if self._compile_kwargs is None:
+            function = self._compile_numba(output)
+        if function is None:
+            kwargs = self._compile_kwargs
+            if kwargs is None:
+                kwargs = {"mode": "cvm"} if pytensor.config.cxx else {}
+            function = self._model.compile_fn(
+                output, inputs=[self._point], point_fn=False, **kwargs
+            )
+        function.trust_input = True
+        return function
+
+    def _compile_numba(self, output):
+        """Compile with the Numba linker, or return None after logging why it cannot be done."""
+        foreign = sorted({type(op).__name__ for op in _operations([output]) if not _in_numba(op)})
+        if foreign:
+            _log.info(
+                "The log density holds %s, which Numba cannot compile: transitions run in Python.",
+                ", ".join(foreign),
+            )
+            return None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                function = self._model.compile_fn(
+                    output, inputs=[self._point], point_fn=False, mode="NUMBA"
+                )
+                function(np.zeros(self._dim, dtype=self._point.dtype))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            else:
+                objects = [str(w.message) for w in caught if "object mode" in str(w.message)]
+                if not objects:
+                    return function
+                reason = objects[0].splitlines()[0]
+        _log.info(
+            "Numba cannot compile the log density (%s): each transition runs in Python.", reason
+        )
+        return None
+
+    def _compile_c_function(self) -> bool:
+        arrays = [c.storage[0] for c in self.containers()]
+        if not all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in arrays):
+            _log.info(
+                "A shared input of the model is no plain array: each transition runs in Python."
+            )
+            self._compilable = False
+            return False
+        self._jitted = self._function.vm.jit_fn
+        namespace = {
+            "np": np,
+            "carray": numba.carray,
+            "as_pointer": as_pointer,
+            "jitted": self._jitted,
+        }
+        for i, array in enumerate(arrays):
+            namespace[f"dtype_{i}"] = array.dtype.type
+        namespace["input_dtype"] = np.dtype(self._point.dtype).type
+        exec(_c_function_source(self._dim, [a.ndim for a in arrays]), namespace)
+        word = numba.types.intp
+        self._c_function = numba.cfunc(word(word, word, word))(namespace["model_function"])
+        return True
+
+
+def _c_function_source(dim, dimensions) -> str:
+    """Source of a C function that unpacks the table and calls the jitted function."""
+    lines, offset = [], 1
+    for i, ndim in enumerate(dimensions):
+        shape = "".join(f"table[{offset + 1 + k}], " for k in range(ndim))
+        lines.append(f"    shared_{i} = carray(as_pointer(table[{offset}]), ({shape}), dtype_{i})")
+        offset += 1 + ndim
+    arguments = "".join(f", shared_{i}" for i in range(len(dimensions)))
+    return "\n".join(
+        [
+            "def model_function(x_address, value_address, table_address):",
+            f"    x = carray(as_pointer(x_address), ({dim},), np.float64)",
+            f"    table = carray(as_pointer(table_address), ({offset},), np.intp)",
+            *lines,
+            f"    outputs = jitted(x.astype(input_dtype){arguments})[0]",
+            "    value = carray(as_pointer(value_address), outputs.shape, np.float64)",
+            "    for i in range(outputs.size):",
+            "        value[i] = outputs[i]",
+            "    return 1",
+        ]
+    )
+
+
+def _operations(variables) -> Iterator:
+    for variable in ancestors(variables):
+        if variable.owner is not None:
+            op = variable.owner.op
+            yield op
+            if isinstance(op, HasInnerGraph):
+                yield from _operations(op.inner_outputs)
+
+
+def _is_black_box(op) -> bool:
+    package = type(op).__module__.split(".")[0]
+    return isinstance(op, FromFunctionOp) or package not in ("pytensor", "pymc", "pymc_extras")
+
+
+def _in_numba(op) -> bool:
+    return not _is_black_box(op) or any(
+        registry.dispatch(type(op)) is not registry.dispatch(object)
+        for registry in (
+            numba_dispatch.numba_funcify,
+            numba_dispatch.numba_funcify_default_op_cache_key,
+            numba_dispatch.numba_funcify_and_cache_key,
+        )
+    )
+
+
+def has_black_box(graph) -> bool:
+    """Whether a graph holds an operation that is not PyTensor's own, or draws at random."""
+    return any(isinstance(op, RandomVariable) or _is_black_box(op) for op in _operations([graph]))

@@ -8,12 +8,12 @@ import numpy as np
 
 from pymc_kameleon.adaptation import learn_scaling
 from pymc_kameleon.proposals import factor_times, rank_one_update
-from pymc_kameleon.transitions.metropolis import accept_or_reject, move_component
+from pymc_kameleon.transitions.acceptance import accept_or_reject, move_component
 
 __all__ = ["N_UNIFORMS", "Moments", "Settings", "run_compiled", "run_plain"]
 
-N_UNIFORMS = 2
-"""Uniform random numbers of a transition: coordinate, acceptance."""
+N_UNIFORMS = 3
+"""Uniform random numbers of a transition: coordinate, the two stages of acceptance."""
 
 FORGETTING = 2.0
 """The covariance weighs position s of t by about (s/t)^(FORGETTING - 1): a bad start fades."""
@@ -55,13 +55,14 @@ def update_moments(moments, position):
     rank_one_update(moments.factor, difference, 1.0 - step, step * (1.0 - step))
 
 
-def run_plain(log_density, chain, moments, components, settings, normals, uniforms):
+def run_plain(log_density, stage, chain, moments, components, settings, normals, uniforms):
     """Make `len(normals)` transitions.
 
     Parameters
     ----------
     log_density
         As `compiled.evaluate` takes it.
+    stage : FirstStage or None
     chain : Chain
     moments : Moments
     components : Components
@@ -73,11 +74,12 @@ def run_plain(log_density, chain, moments, components, settings, normals, unifor
         if settings.by_component:
             move_component(
                 log_density,
+                stage,
                 chain,
                 components,
                 uniforms[t, 0],
                 normals[t, 0],
-                uniforms[t, 1],
+                uniforms[t, 1:],
                 settings.adapt,
             )
             continue
@@ -85,7 +87,7 @@ def run_plain(log_density, chain, moments, components, settings, normals, unifor
         scale = math.exp(0.5 * moments.log_scaling[0])
         for i in range(chain.position.size):
             chain.proposal[i] = chain.position[i] + scale * chain.proposal[i]
-        acceptance, _ = accept_or_reject(log_density, chain, 0.0, uniforms[t, 1])
+        acceptance, _ = accept_or_reject(log_density, stage, chain, 0.0, uniforms[t, 1:])
         if settings.adapt:
             if settings.learn_scaling:
                 moments.n_updates[0] += 1.0

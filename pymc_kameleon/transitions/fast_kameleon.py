@@ -84,7 +84,7 @@ def _scatter_at(features, standardized, workspace, out):
 
 @register_jitable
 def _move_by_features(
-    log_density, chain, here, learnt, features, eta, workspace, gamma, normals, uniform
+    log_density, stage, chain, here, learnt, features, eta, workspace, gamma, normals, uniforms
 ):
     """Propose from N(u, gamma^2 I + eta^2 J^T C J), J at u; the reverse move has J at u*."""
     local = workspace.local
@@ -95,11 +95,12 @@ def _move_by_features(
     if not propose_locally(chain, learnt, here.scatter, local, gamma, eta, normals):
         return 0.0
     _scatter_at(features, local.proposed_standardized, workspace, local.proposed_scatter)
-    return accept_locally(log_density, chain, here, local, gamma, eta, normals, uniform)
+    return accept_locally(log_density, stage, chain, here, local, gamma, eta, normals, uniforms)
 
 
 def run_plain(
     log_density,
+    stage,
     chain,
     here,
     learnt,
@@ -118,6 +119,7 @@ def run_plain(
     ----------
     log_density
         As `compiled.evaluate` takes it.
+    stage : FirstStage or None
     chain : Chain
     here : Here
     learnt : Learnt
@@ -133,12 +135,12 @@ def run_plain(
     """
     for t in range(normals.shape[0]):
         if not move_globally(
-            log_density, chain, here.is_current, learnt, components, settings,
+            log_density, stage, chain, here.is_current, learnt, components, settings,
             normals[t], uniforms[t],
         ):  # fmt: skip
             acceptance = _move_by_features(
-                log_density, chain, here, learnt, features, math.exp(scaling.log[0]),
-                workspace, settings.gamma, normals[t], uniforms[t, ACCEPT],
+                log_density, stage, chain, here, learnt, features, math.exp(scaling.log[0]),
+                workspace, settings.gamma, normals[t], uniforms[t, ACCEPT:],
             )  # fmt: skip
             learn_local_scaling(scaling, 0, acceptance, learnt, settings)
         if settings.adapt:

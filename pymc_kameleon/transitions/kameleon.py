@@ -38,7 +38,7 @@ def _scatter_at(kernel, learnt, standardized, gradients, out):
 
 @register_jitable
 def _move_by_kernel(
-    log_density, kernel, chain, here, learnt, nu, workspace, gamma, normals, uniform
+    log_density, stage, kernel, chain, here, learnt, nu, workspace, gamma, normals, uniforms
 ):
     """Propose from N(u, gamma^2 I + nu^2 M H M^T), M at u; the reverse move has M at u*."""
     local, gradients = workspace.local, workspace.gradients
@@ -49,11 +49,12 @@ def _move_by_kernel(
     if not propose_locally(chain, learnt, here.scatter, local, gamma, nu, normals):
         return 0.0
     _scatter_at(kernel, learnt, local.proposed_standardized, gradients, local.proposed_scatter)
-    return accept_locally(log_density, chain, here, local, gamma, nu, normals, uniform)
+    return accept_locally(log_density, stage, chain, here, local, gamma, nu, normals, uniforms)
 
 
 def run_plain(
     log_density,
+    stage,
     kernel,
     chain,
     here,
@@ -72,6 +73,7 @@ def run_plain(
     ----------
     log_density, kernel
         As `compiled.evaluate` and `compiled.evaluate_gradients` take them.
+    stage : FirstStage or None
     chain : Chain
     here : Here
     learnt : Learnt
@@ -86,12 +88,12 @@ def run_plain(
     """
     for t in range(normals.shape[0]):
         if not move_globally(
-            log_density, chain, here.is_current, learnt, components, settings,
+            log_density, stage, chain, here.is_current, learnt, components, settings,
             normals[t], uniforms[t],
         ):  # fmt: skip
             acceptance = _move_by_kernel(
-                log_density, kernel, chain, here, learnt, math.exp(scaling.log[0]),
-                workspace, settings.gamma, normals[t], uniforms[t, ACCEPT],
+                log_density, stage, kernel, chain, here, learnt, math.exp(scaling.log[0]),
+                workspace, settings.gamma, normals[t], uniforms[t, ACCEPT:],
             )  # fmt: skip
             learn_local_scaling(scaling, 0, acceptance, learnt, settings)
         if settings.adapt:

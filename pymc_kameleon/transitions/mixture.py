@@ -23,7 +23,7 @@ from pymc_kameleon.proposals import (
     reverse_log_density,
     solve_factor,
 )
-from pymc_kameleon.transitions.metropolis import accept_or_reject, move_component
+from pymc_kameleon.transitions.acceptance import accept_or_reject, move_component
 
 __all__ = [
     "ACCEPT",
@@ -43,9 +43,10 @@ __all__ = [
     "standardize",
 ]
 
-N_UNIFORMS = 5
-CHOICE, PICK, _SECOND_PICK, _JUMP, ACCEPT = range(N_UNIFORMS)
-"""Uniform random numbers of a transition: kind of move, two points, length, acceptance."""
+N_UNIFORMS = 6
+CHOICE, PICK, _SECOND_PICK, _JUMP, ACCEPT = range(N_UNIFORMS - 1)
+"""Uniform random numbers of a transition: kind of move, two points, length, and from `ACCEPT` on
+those of the two stages of acceptance."""
 
 
 class Settings(NamedTuple):
@@ -144,7 +145,7 @@ def propose_locally(chain, learnt, scatter, workspace, gamma, scaling, normals):
 
 
 @register_jitable
-def accept_locally(log_density, chain, here, workspace, gamma, scaling, normals, uniform):
+def accept_locally(log_density, stage, chain, here, workspace, gamma, scaling, normals, uniforms):
     """Accept or reject with the reverse density under `workspace.proposed_scatter`.
 
     Both densities use the same points, scaling and coordinates. Returns the acceptance probability.
@@ -154,7 +155,7 @@ def accept_locally(log_density, chain, here, workspace, gamma, scaling, normals,
     log_ratio = reverse_log_density(
         workspace.factor, workspace.proposed_factor, normals, workspace.displacement
     )
-    acceptance, accepted = accept_or_reject(log_density, chain, log_ratio, uniform)
+    acceptance, accepted = accept_or_reject(log_density, stage, chain, log_ratio, uniforms)
     if accepted:
         copy_into(workspace.proposed_scatter.ravel(), here.scatter.ravel())
     return acceptance
@@ -191,7 +192,9 @@ def _propose_difference(chain, learnt, settings, normals, uniforms):
 
 
 @register_jitable
-def move_globally(log_density, chain, is_current, learnt, components, settings, normals, uniforms):
+def move_globally(
+    log_density, stage, chain, is_current, learnt, components, settings, normals, uniforms
+):
     """Make a one-coordinate or a difference move, if `uniforms[CHOICE]` picks one of them.
 
     An accepted one clears `is_current[0]`. Returns whether there was a move.
@@ -200,16 +203,17 @@ def move_globally(log_density, chain, is_current, learnt, components, settings, 
     if choice < settings.component_share:
         accepted = move_component(
             log_density,
+            stage,
             chain,
             components,
             uniforms[PICK],
             normals[0],
-            uniforms[ACCEPT],
+            uniforms[ACCEPT:],
             settings.adapt,
         )
     elif choice < settings.component_share + settings.global_share and learnt.points.shape[1] > 1:
         _propose_difference(chain, learnt, settings, normals, uniforms)
-        _, accepted = accept_or_reject(log_density, chain, 0.0, uniforms[ACCEPT])
+        _, accepted = accept_or_reject(log_density, stage, chain, 0.0, uniforms[ACCEPT:])
     else:
         return False
     if accepted:

@@ -10,7 +10,7 @@ from numba.extending import register_jitable
 from pymc_kameleon.adaptation import record
 from pymc_kameleon.compiled import SIMD, evaluate_gradients
 from pymc_kameleon.proposals import add_into, copy_into, factor_times, rank_one_log_ratio
-from pymc_kameleon.transitions.metropolis import accept_or_reject
+from pymc_kameleon.transitions.acceptance import accept_or_reject
 from pymc_kameleon.transitions.mixture import (
     ACCEPT,
     PICK,
@@ -80,8 +80,8 @@ def direction(gradients, vector, out):
 
 @register_jitable
 def _move_along(
-    log_density, kernel, chain, here, learnt, eigenfunctions, j, nu, workspace, gamma,
-    normals, uniform,
+    log_density, stage, kernel, chain, here, learnt, eigenfunctions, j, nu, workspace, gamma,
+    normals, uniforms,
 ):  # fmt: skip
     """Propose from N(u, gamma^2 I + nu_j^2 c c^T), c = M H a_j at u; the reverse has c at u*.
 
@@ -102,7 +102,7 @@ def _move_along(
     evaluate_gradients(kernel, u, learnt.points, learnt.parameters, workspace.proposed_gradients)
     direction(workspace.proposed_gradients, eigenfunctions.vectors[j], proposed_c)
     log_ratio = rank_one_log_ratio(c, proposed_c, displacement, gamma, nu)
-    acceptance, accepted = accept_or_reject(log_density, chain, log_ratio, uniform)
+    acceptance, accepted = accept_or_reject(log_density, stage, chain, log_ratio, uniforms)
     if accepted:
         copy_into(workspace.proposed_gradients.ravel(), here.gradients.ravel())
     return acceptance
@@ -110,6 +110,7 @@ def _move_along(
 
 def run_plain(
     log_density,
+    stage,
     kernel,
     chain,
     here,
@@ -129,6 +130,7 @@ def run_plain(
     ----------
     log_density, kernel
         As `compiled.evaluate` and `compiled.evaluate_gradients` take them.
+    stage : FirstStage or None
     chain : Chain
     here : GradientsHere
     learnt : Learnt
@@ -144,7 +146,7 @@ def run_plain(
     """
     for t in range(normals.shape[0]):
         if not move_globally(
-            log_density, chain, here.is_current, learnt, components, settings,
+            log_density, stage, chain, here.is_current, learnt, components, settings,
             normals[t], uniforms[t],
         ):  # fmt: skip
             j = 0
@@ -154,8 +156,8 @@ def run_plain(
             eigenfunctions.used[0] = j + 1.0
             eigenfunctions.used[1] = nu
             acceptance = _move_along(
-                log_density, kernel, chain, here, learnt, eigenfunctions, j, nu, workspace,
-                settings.gamma, normals[t], uniforms[t, ACCEPT],
+                log_density, stage, kernel, chain, here, learnt, eigenfunctions, j, nu, workspace,
+                settings.gamma, normals[t], uniforms[t, ACCEPT:],
             )  # fmt: skip
             learn_local_scaling(scaling, j, acceptance, learnt, settings)
         if settings.adapt:

@@ -1,0 +1,128 @@
+"""Two-stage acceptance: a surrogate of the log-likelihood is asked before the model is.
+
+The first stage knows the log prior exactly and the log-likelihood from a Gaussian process; what it
+rejects costs no evaluation. The second stage corrects it (Christen & Fox 2005), so any fixed
+surrogate leaves the target invariant.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from pymc_kameleon.compiled import evaluate
+from pymc_kameleon.surrogate.budget import learn
+from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate, predict
+from pymc_kameleon.surrogate.stages import first_stage, second_stage
+from pymc_kameleon.transitions.metropolis import probability, settle
+
+__all__ = [
+    "ASKED",
+    "N_OUTCOMES",
+    "PASSED",
+    "SPREAD",
+    "FirstStage",
+    "accept_in_two_stages",
+    "remember",
+]
+
+ASKED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3
+"""Positions in `FirstStage.outcome`: proposals that the first stage saw, summed probabilities of
+passing it, and summed standard deviations of the surrogate."""
+
+
+class FirstStage(NamedTuple):
+    """The surrogate of a chain; all arrays are changed in place.
+
+    Attributes
+    ----------
+    log_prior
+        The log prior, as `compiled.evaluate` takes it.
+    process : Process
+        Gaussian process of the log-likelihood.
+    is_open : bool array, shape (1,)
+        Whether the process is asked.
+    learns : bool array, shape (1,)
+        Whether evaluations are learnt.
+    here : array, shape (1,)
+        The surrogate at the current position; valid if `is_current[0]`.
+    is_current : bool array, shape (1,)
+    proposed_prior : array, shape (1,)
+    points : array, shape (m, d)
+        Positions evaluated lately.
+    values : array, shape (m,)
+        Their log-likelihoods.
+    count : int64 array, shape (1,)
+        How many those are, modulo m.
+    counts : int64 array, shape (2,)
+        Evaluations of the log prior, as for the log density.
+    outcome : array, shape (N_OUTCOMES,)
+    """
+
+    log_prior: Any
+    process: Process
+    is_open: np.ndarray
+    learns: np.ndarray
+    here: np.ndarray
+    is_current: np.ndarray
+    proposed_prior: np.ndarray
+    points: np.ndarray
+    values: np.ndarray
+    count: np.ndarray
+    counts: np.ndarray
+    outcome: np.ndarray
+
+
+@register_jitable
+def remember(stage, chain):
+    """Learn the log-likelihood that was found at `chain.proposal`."""
+    if not stage.learns[0]:
+        return
+    i = stage.count[0] % stage.values.size
+    for k in range(chain.position.size):
+        stage.points[i, k] = chain.proposal[k]
+    stage.values[i] = chain.proposed_value[1]
+    stage.count[0] += 1
+    if stage.is_open[0]:
+        learn(stage.process, chain.proposal, chain.proposed_value[1], chain.position)
+        stage.is_current[0] = False
+
+
+@register_jitable
+def accept_in_two_stages(log_density, stage, chain, log_ratio, uniforms):
+    """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
+
+    Both surrogate values are from the process as it was before the proposal is learnt.
+
+    Returns
+    -------
+    acceptance : float
+        That of the second stage; 0 after a rejection by the first.
+    accepted : bool
+    """
+    log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
+    stage.outcome[ASKED] += 1.0
+    if not log_prior > -np.inf:
+        return 0.0, False
+    if not stage.is_current[0]:
+        stage.here[0] = log_surrogate(stage.process, chain.position)
+        stage.is_current[0] = True
+    mean, variance = predict(stage.process, chain.proposal)
+    proposed = mean + 0.5 * variance
+    stage.outcome[SPREAD] += math.sqrt(variance)
+    first = first_stage(proposed, stage.here[0], log_prior - chain.value[0], log_ratio)
+    passing = probability(first)
+    stage.outcome[PASSED] += passing
+    if not uniforms[0] < passing:
+        return 0.0, False
+    total = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
+    acceptance = 0.0
+    if total > -np.inf:
+        second = second_stage(chain.proposed_value[1], chain.value[1], proposed, stage.here[0])
+        acceptance = probability(second)
+    accepted = settle(chain, acceptance, uniforms[1])
+    if accepted:
+        stage.here[0] = proposed
+    remember(stage, chain)
+    return acceptance, accepted

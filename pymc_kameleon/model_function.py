@@ -17,7 +17,7 @@ from pytensor.tensor.random.op import RandomVariable
 
 from pymc_kameleon.compiled import as_pointer
 
-__all__ = ["ModelFunction", "has_black_box"]
+__all__ = ["ModelFunction", "black_boxes", "has_black_box"]
 
 _log = logging.getLogger("pymc.kameleon")
 
@@ -220,3 +220,8 @@ def _in_numba(op) -> bool:
 def has_black_box(graph) -> bool:
     """Whether a graph holds an operation that is not PyTensor's own, or draws at random."""
     return any(isinstance(op, RandomVariable) or _is_black_box(op) for op in _operations([graph]))
+
+
+def black_boxes(graphs) -> list[str]:
+    """Names of the operations in `graphs` that are not PyTensor's own."""
+    return sorted({type(op).__name__ for op in _operations(graphs) if _is_black_box(op)})

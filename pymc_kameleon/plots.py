@@ -311,7 +311,7 @@ def _relative(log_densities: np.ndarray) -> np.ndarray:
 
 
 def _log_densities(step, places: np.ndarray) -> np.ndarray:
-    evaluate, value = step.target.plain()[0], np.empty(3)
+    evaluate, value = step.target.function.plain()[0], np.empty(3)
     found = np.empty(len(places))
     with np.errstate(all="ignore"):
         for i, place in enumerate(places):

@@ -1,6 +1,6 @@
 """From a PyMC model to a compiled log density over the raveled vector of free variables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from pymc.vartypes import discrete_types
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.traversal import ancestors
 
-from pymc_kameleon.model_function import ModelFunction, has_black_box
+from pymc_kameleon.model_function import ModelFunction, black_boxes, has_black_box
 
 __all__ = ["LogDensity", "select_variables"]
 
@@ -87,6 +87,10 @@ class LogDensity:
         Value variable of each variable not sampled here -> shared variable.
     n_evaluations : int
         Evaluations so far, those made inside compiled transitions included.
+    has_likelihood : bool
+        Whether the model has observed variables or potentials.
+    others_in_likelihood : list of str
+        Variables not sampled here that the likelihood depends on.
     """
 
     def __init__(
@@ -109,6 +113,10 @@ class LogDensity:
         self.n_evaluations = 0
 
         terms = _likelihood_terms(model)
+        self.has_likelihood = bool(terms)
+        self.others_in_likelihood = _names_among(
+            set(model.value_vars) - set(self.vars), [logp for _, logp in terms]
+        )
         estimated = [t for t in terms if separate_estimates and has_black_box(t[1])]
         if separate_estimates:
             _refuse_shared_estimates(estimated, set(model.value_vars) - set(self.vars))
@@ -129,7 +137,7 @@ class LogDensity:
         self._compile_kwargs = compile_kwargs or None
         self._function = self._compile(self._outputs)
         self._rest = self._compile(self._outputs[:2]) if estimated and self.shared else None
-        self._gradient = None
+        self._more_functions = {}
         self._seen = self._moving = None
 
     def __getstate__(self):
@@ -180,23 +188,41 @@ class LogDensity:
         NotImplementedError
             If an operation of the model has no gradient.
         """
-        if self._gradient is None:
-            self._gradient = self._compile_gradient()
         self.n_evaluations += 1
         value = np.empty(N_TERMS + 2 * self.dim)
-        self._gradient.into(x, value)
+        self.with_gradients.into(x, value)
         return value[:N_TERMS], value[N_TERMS:].reshape(2, self.dim)
 
-    def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
-        """Return what `compiled.evaluate` takes in plain Python."""
-        return self._function.plain()
+    @property
+    def function(self) -> ModelFunction:
+        """The three terms."""
+        return self._function
 
-    def compiled(self) -> np.ndarray | None:
-        """Return what `compiled.evaluate` takes in compiled code; None if there is no such thing.
+    @property
+    def with_gradients(self) -> ModelFunction:
+        """The three terms, the gradient of the log prior and that of the log likelihood."""
+        return self._compiled_once(
+            "gradients", lambda: [*self._outputs, *self._gradients_of(self._outputs)]
+        )
 
-        Valid until `inputs_changed` says that shared values changed.
-        """
-        return self._function.compiled()
+    @property
+    def prior(self) -> ModelFunction:
+        """The log prior alone, with the Jacobians of the transforms."""
+        return self._compiled_once("prior", lambda: self._outputs[:1])
+
+    @property
+    def prior_with_gradient(self) -> ModelFunction:
+        """The log prior, two zeros in place of the other terms, and the gradient of the prior."""
+        zero = pt.constant(0.0)
+        return self._compiled_once(
+            "prior gradient",
+            lambda: [self._outputs[0], zero, zero, self._gradients_of(self._outputs)[0]],
+        )
+
+    def _compiled_once(self, name, outputs):
+        if name not in self._more_functions:
+            self._more_functions[name] = self._compile(outputs())
+        return self._more_functions[name]
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call."""
@@ -213,24 +239,26 @@ class LogDensity:
                 changed = True
             # Data may be large and are replaced as a whole; other variables are compared by value.
             self._seen[i] = (value, np.array(value) if self._moving[i] else None)
-            self._function.shared_values_changed()
+            for function in (self._function, *self._more_functions.values()):
+                function.shared_values_changed()
         return changed
 
     def _compile(self, outputs):
         return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)
 
-    def _compile_gradient(self):
-        prior, likelihood = self._outputs[0], self._outputs[1] + self._outputs[2]
+    def _gradients_of(self, terms):
+        """Gradients of the log prior and of the log likelihood with its estimated part."""
         try:
-            gradients = [
+            return [
                 pt.grad(rewrite_pregrad(term), self._input, disconnected_inputs="ignore")
-                for term in (prior, likelihood)
+                for term in (terms[0], terms[1] + terms[2])
             ]
         except (NotImplementedError, NullTypeGradError) as error:
+            named = ", ".join(black_boxes(terms)) or str(error)
             raise NotImplementedError(
-                f"The log density has no gradient with respect to {', '.join(self.names)}: {error}"
+                f"The log density has no gradient with respect to {', '.join(self.names)}: {named} "
+                "has none. Take a step that needs no gradient, such as KameleonStep."
             ) from error
-        return self._compile([*self._outputs, *gradients])
 
 
 def _same(a, b) -> bool:
@@ -250,10 +278,15 @@ def _likelihood_terms(model) -> list[tuple]:
 
 def _refuse_shared_estimates(estimated, others):
     for variable, logp in estimated:
-        foreign = sorted(v.name for v in ancestors([logp]) if v in others)
+        foreign = _names_among(others, [logp])
         if foreign:
             raise ValueError(
                 f"pseudo_marginal=True: the estimated term {variable.name} depends on "
                 f"{', '.join(foreign)}, which another step moves, so its estimate cannot be kept. "
                 f"Give this step those variables too: vars=[..., {', '.join(foreign)}]."
             )
+
+
+def _names_among(variables, graphs) -> list[str]:
+    """Names of those of `variables` that `graphs` depend on."""
+    return sorted(v.name for v in ancestors(graphs) if v in variables)

@@ -210,7 +210,7 @@ def test_compiled_and_plain_give_the_same_chain(configuration, steps_per_draw):
         draws = 240 // steps_per_draw
         chains.append(run(step, model, draws, tune=200 // steps_per_draw, seed=3))
         compiled = compile_kwargs is None
-        assert (step.target.compiled() is not None) == compiled
+        assert (step.target.function.compiled() is not None) == compiled
     (points, statistics, _), (plain_points, plain_statistics, _) = chains
     np.testing.assert_allclose(points, plain_points, rtol=1e-6, atol=1e-8)
     for name in ("accept", "scaling", "n_evals"):

@@ -61,7 +61,7 @@ def test_split_agrees_with_the_model(everything):
 def test_compiled_form_agrees(everything):
     """What compiled transitions call is what Python calls."""
     model, target, _ = everything
-    table = target.compiled()
+    table = target.function.compiled()
     if table is None:
         assert target._compile_kwargs is not None
         return
@@ -81,7 +81,7 @@ def test_compiled_form_agrees(everything):
 def test_gradient_against_finite_differences(everything):
     """Compiled, a smaller model does (`test_no_likelihood`)."""
     model, target, _ = everything
-    if target.compiled() is not None:
+    if target.function.compiled() is not None:
         return
     for point in random_points(model, 3):
         x = ravel(target, point)
@@ -162,7 +162,7 @@ def test_black_box_has_no_gradient(caplog):
     with caplog.at_level(logging.INFO, logger="pymc.kameleon"):
         target = LogDensity(model)
     assert len(caplog.records) == 1 and "BlackBox" in caplog.text
-    assert target.compiled() is None
+    assert target.function.compiled() is None
     operation.calls = 0
     x = np.array([0.5, 0.0])
     prior = stats.norm.logpdf(x).sum()
@@ -227,5 +227,5 @@ def test_data_of_another_shape():
 def test_users_own_mode_is_taken():
     model, mean, sd = models.normal(2)
     target = LogDensity(model, compile_kwargs={"mode": "cvm"})
-    assert target.compiled() is None
+    assert target.function.compiled() is None
     np.testing.assert_allclose(target(mean)[0], stats.norm.logpdf(0, 0, sd).sum())

@@ -1,4 +1,4 @@
-"""What every gradient-free step shares: chains, kept log density, statistics, warnings."""
+"""What every step shares: chains, kept log density, first stage, statistics, warnings."""
 
 import math
 from abc import abstractmethod
@@ -20,19 +20,22 @@ from rich.table import Column
 
 from pymc_kameleon.adaptation import target_acceptance
 from pymc_kameleon.compiled import EVALUATIONS, NONFINITE
+from pymc_kameleon.steps import two_stage
+from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.target import N_TERMS, LogDensity
 from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
+from pymc_kameleon.transitions.two_stage import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
 from pymc_kameleon.warm_start import warm_points, warm_scaling
 
-__all__ = ["GradientFreeState", "GradientFreeStep"]
+__all__ = ["MetropolisHastingsState", "MetropolisHastingsStep"]
 
 STUCK_AFTER = 1000
 """Transitions without an accepted move after which a chain is called stuck."""
 
 
 @dataclass_state
-class GradientFreeState(StepMethodState):
+class MetropolisHastingsState(StepMethodState):
     """All that the next transition of a chain needs."""
 
     tune: bool
@@ -40,13 +43,14 @@ class GradientFreeState(StepMethodState):
     transition: int
     chain: Chain | None
     components: Components | None
+    stage: FirstStage | None
     returned: np.ndarray | None
     report: dict[str, float]
     configuration: str = field(metadata={"frozen": True})
 
 
-class GradientFreeStep(ArrayStepShared):
-    """Base of the gradient-free steps: arguments, chains, kept log density, statistics, warnings.
+class MetropolisHastingsStep(ArrayStepShared):
+    """Base of the steps: arguments, chains, kept log density, statistics, warnings.
 
     A subclass gives `_begin` (fresh adaptation at a position), `_advance` (a number of
     transitions), `_end_tuning`, and `_scaling_statistics`.
@@ -61,7 +65,7 @@ class GradientFreeStep(ArrayStepShared):
         "n_nonfinite": (np.float64, []),
         "warning": (SamplerWarning, None),
     }
-    _state_class = GradientFreeState
+    _state_class = MetropolisHastingsState
 
     def __new__(cls, *args, **kwargs):
         """Create a step, or one per variable if `blocked=False`."""
@@ -87,6 +91,7 @@ class GradientFreeStep(ArrayStepShared):
         target_accept: float | None,
         adapt_after_tune: bool,
         pseudo_marginal: bool,
+        surrogate: GPSurrogate | None,
         warm_start,
         configuration: dict[str, Any],
         model,
@@ -109,6 +114,9 @@ class GradientFreeStep(ArrayStepShared):
             separate_estimates=self.pseudo_marginal,
         )
         self.dim = self.target.dim
+        self.surrogate = surrogate
+        if surrogate is not None:
+            two_stage.check(surrogate, self.target, self.pseudo_marginal)
         self.target_accept = (
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
@@ -118,9 +126,13 @@ class GradientFreeStep(ArrayStepShared):
             "target_accept": self.target_accept,
             "adapt_after_tune": self.adapt_after_tune,
             "pseudo_marginal": self.pseudo_marginal,
+            "surrogate": repr(surrogate),
         }
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
         super().__init__(self.target.vars, self.target.shared, blocked=blocked, rng=rng)
+        if surrogate is not None:
+            self.stats_dtypes_shapes = self.stats_dtypes_shapes | two_stage.STATISTICS
+            self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
         self.warm = self.warm_scaling = None
         if warm_start is not None:
             self.warm = warm_points(warm_start, model, self.target, self._history_capacity())
@@ -179,7 +191,7 @@ class GradientFreeStep(ArrayStepShared):
         self.tune = True
         self.expected_tune = expected_tune
         self.transition = 0
-        self.chain = self.components = self.returned = None
+        self.chain = self.components = self.stage = self.returned = None
         self.report = {"unmoved": 0, "acceptance": 0.0, "evaluations": 0, "nonfinite": 0}
         self._forget()
 
@@ -219,6 +231,8 @@ class GradientFreeStep(ArrayStepShared):
             "n_nonfinite": float(nonfinite),
             **self._scaling_statistics(),
         }
+        if self.stage is not None:
+            statistics |= two_stage.statistics(self.stage)
         self._report(statistics)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
@@ -231,6 +245,8 @@ class GradientFreeStep(ArrayStepShared):
         if not (x == self.returned).all():
             self.chain.position[:] = x
             self._moved()
+            if self.stage is not None:
+                self.stage.is_current[0] = False
             self._evaluate_current()
         elif inputs_changed and self.target.keeps_estimates:
             self.chain.counts[EVALUATIONS] += 1
@@ -243,13 +259,15 @@ class GradientFreeStep(ArrayStepShared):
         position = np.array(x, dtype=np.float64)
         self.chain = Chain(
             position=position,
-            value=np.empty(N_TERMS),
+            value=np.zeros(self._n_values()),
             proposal=position.copy(),
-            proposed_value=np.empty(N_TERMS),
+            proposed_value=np.zeros(self._n_values()),
             counts=np.zeros(2, dtype=np.int64),
             outcome=np.zeros(2),
         )
         self._begin_components()
+        if self.surrogate is not None:
+            self.stage = self._new_stage()
         self.target.inputs_changed()
         self._evaluate_current()
         if self.chain.value[0] == -np.inf:
@@ -269,30 +287,61 @@ class GradientFreeStep(ArrayStepShared):
     def _begin_components(self):
         self.components = Components(np.zeros(self.dim), np.zeros(self.dim))
 
+    def _density(self):
+        """Return the function of the target that transitions evaluate."""
+        return self.target.function
+
+    def _prior(self):
+        """Return the part of it that the first stage evaluates."""
+        return self.target.prior
+
+    def _n_values(self):
+        """Count the numbers that `_density` returns."""
+        return N_TERMS
+
     def _evaluate_current(self):
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
-        self.target.plain()[0](chain.position, chain.value)
+        self._density().into(chain.position, chain.value)
         self._mark_impossible()
 
     def _mark_impossible(self):
         """Let a chain that was put where there is no density leave by any move."""
-        if not math.isfinite(self.chain.value.sum()):
-            self.chain.value[:] = (-np.inf, 0.0, 0.0)
+        if not math.isfinite(self.chain.value[:N_TERMS].sum()):
+            self.chain.value[:] = 0.0
+            self.chain.value[0] = -np.inf
 
     def _run(self, compiled, plain, kernel, *arguments):
         """Run transitions compiled, or plain where log density or kernel are not compiled."""
-        table = self.target.compiled() if kernel is None or kernel.is_compiled else None
+        table = self._density().compiled() if kernel is None or kernel.is_compiled else None
         if table is None:
-            leading = (self.target.plain(),) + (() if kernel is None else (kernel.gradients,))
+            leading = (self._density().plain(), self._stage(self._prior().plain))
+            leading += () if kernel is None else (kernel.gradients,)
             plain(*leading, *arguments)
+            self._teach()
             return
-        leading = (table,) + (() if kernel is None else (kernel.address(),))
+        leading = (table, self._stage(self._prior().compiled))
+        leading += () if kernel is None else (kernel.address(),)
         try:
             compiled(*leading, *arguments)
         except RuntimeError:
             self.target(self.chain.proposal)
             raise
+        self._teach()
+
+    def _new_stage(self):
+        return two_stage.new_stage(self.surrogate, self.dim)
+
+    def _stage(self, log_prior):
+        """Return the first stage as transitions take it."""
+        if self.stage is None:
+            return None
+        self.stage.learns[0] = self.adapts
+        return self.stage._replace(log_prior=log_prior())
+
+    def _teach(self):
+        if self.stage is not None and self.adapts:
+            two_stage.refit(self.stage, self.surrogate, self.chain)
 
     # warnings -------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from pymc_kameleon.adaptation import (
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.random_features import checked_n_features, draw_features, features
 from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveState, KernelAdaptiveStep
+from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.transitions import fast_kameleon
 from pymc_kameleon.transitions.fast_kameleon import Features, FeatureWorkspace, feature_scatter
 from pymc_kameleon.transitions.mixture import Here, new_workspace
@@ -102,6 +103,9 @@ class FastKameleonStep(KernelAdaptiveStep):
         Transitions per stored draw. They run in one compiled call where the model compiles.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates: keep the accepted one.
+    surrogate : GPSurrogate, optional
+        A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
+        milliseconds or more: what it finds hopeless is rejected without an evaluation.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start.
@@ -178,6 +182,7 @@ class FastKameleonStep(KernelAdaptiveStep):
         global_share: float = 0.8,
         steps_per_draw: int = 1,
         pseudo_marginal: bool = False,
+        surrogate: GPSurrogate | None = None,
         warm_start=None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
@@ -216,6 +221,7 @@ class FastKameleonStep(KernelAdaptiveStep):
             global_share=global_share,
             steps_per_draw=steps_per_draw,
             pseudo_marginal=pseudo_marginal,
+            surrogate=surrogate,
             warm_start=warm_start,
             learning_rate=learning_rate,
             learning_decay=learning_decay,

@@ -9,8 +9,9 @@ from pymc.step_methods.compound import Competence
 
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.proposals import centred_scatter
-from pymc_kameleon.steps.base import GradientFreeStep
+from pymc_kameleon.steps.base import MetropolisHastingsStep
 from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveStep
+from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.transitions import kameleon
 from pymc_kameleon.transitions.kameleon import KernelWorkspace
 from pymc_kameleon.transitions.mixture import Here, new_workspace
@@ -78,6 +79,9 @@ class KameleonStep(KernelAdaptiveStep):
         Transitions per stored draw. They run in one compiled call where the model compiles.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates: keep the accepted one.
+    surrogate : GPSurrogate, optional
+        A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
+        milliseconds or more: what it finds hopeless is rejected without an evaluation.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start.
@@ -145,6 +149,7 @@ class KameleonStep(KernelAdaptiveStep):
         global_share: float = 0.8,
         steps_per_draw: int = 1,
         pseudo_marginal: bool = False,
+        surrogate: GPSurrogate | None = None,
         warm_start=None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
@@ -175,6 +180,7 @@ class KameleonStep(KernelAdaptiveStep):
             global_share=global_share,
             steps_per_draw=steps_per_draw,
             pseudo_marginal=pseudo_marginal,
+            surrogate=surrogate,
             warm_start=warm_start,
             learning_rate=learning_rate,
             learning_decay=learning_decay,
@@ -249,7 +255,7 @@ class KameleonStep(KernelAdaptiveStep):
     @staticmethod
     def competence(var, has_grad):
         """Ideal where there is no gradient, once `register` has put the step on PyMC's list."""
-        competence = GradientFreeStep.competence(var, has_grad)
+        competence = MetropolisHastingsStep.competence(var, has_grad)
         usable = competence == Competence.COMPATIBLE and not has_grad
         return Competence.IDEAL if usable else competence
 

@@ -15,7 +15,7 @@ from pymc_kameleon.adaptation import (
     thinned,
 )
 from pymc_kameleon.kernels import median_bandwidth
-from pymc_kameleon.steps.base import GradientFreeState, GradientFreeStep
+from pymc_kameleon.steps.base import MetropolisHastingsState, MetropolisHastingsStep
 from pymc_kameleon.transitions.mixture import N_UNIFORMS, Learnt, Scaling, Settings
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
@@ -45,7 +45,7 @@ SIZE_POINTS = 20
 
 
 @dataclass_state
-class KernelAdaptiveState(GradientFreeState):
+class KernelAdaptiveState(MetropolisHastingsState):
     """State of a step with a locally adapted proposal."""
 
     history: History | None
@@ -57,14 +57,16 @@ class KernelAdaptiveState(GradientFreeState):
     spare: np.ndarray
 
 
-class KernelAdaptiveStep(GradientFreeStep):
+class KernelAdaptiveStep(MetropolisHastingsStep):
     """Base of `KameleonStep`, `FastKameleonStep` and `PCAKameleonStep`.
 
     A subclass gives the module of its transitions and what an update learns (`_update`).
     """
 
     default_tune_steps = 2000
-    stats_dtypes_shapes = GradientFreeStep.stats_dtypes_shapes | {"bandwidth": (np.float64, [])}
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
+        "bandwidth": (np.float64, [])
+    }
     _state_class = KernelAdaptiveState
 
     transitions: Any

@@ -10,6 +10,7 @@ from scipy import linalg
 
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveState, KernelAdaptiveStep
+from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.transitions import pca_kameleon
 from pymc_kameleon.transitions.pca_kameleon import (
     Directions,
@@ -78,7 +79,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
         Learn each :math:`\nu_j` while tuning, from moves along its eigenfunction.
     target_accept : float, optional
         Acceptance that each :math:`\nu_j` is learnt for; default 0.44 for d = 1, else 0.234.
-    adapt_after_tune, standardize, global_share, steps_per_draw, pseudo_marginal
+    adapt_after_tune, standardize, global_share, steps_per_draw, pseudo_marginal, surrogate
         As for `KameleonStep`.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
@@ -154,6 +155,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
         global_share: float = 0.8,
         steps_per_draw: int = 1,
         pseudo_marginal: bool = False,
+        surrogate: GPSurrogate | None = None,
         warm_start=None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
@@ -190,6 +192,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
             global_share=global_share,
             steps_per_draw=steps_per_draw,
             pseudo_marginal=pseudo_marginal,
+            surrogate=surrogate,
             warm_start=warm_start,
             learning_rate=learning_rate,
             learning_decay=learning_decay,

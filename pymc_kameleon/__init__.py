@@ -7,15 +7,19 @@ from pymc_kameleon.steps import (
     AdaptiveMetropolisStep,
     FastKameleonStep,
     KameleonStep,
+    MALAStep,
     PCAKameleonStep,
 )
+from pymc_kameleon.surrogate import GPSurrogate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveMetropolisStep",
     "FastKameleonStep",
+    "GPSurrogate",
     "KameleonStep",
+    "MALAStep",
     "PCAKameleonStep",
     "dispersed_starts",
     "kernels",

@@ -207,8 +207,9 @@ class LogDensity:
 
     @property
     def prior(self) -> ModelFunction:
-        """The log prior alone, with the Jacobians of the transforms."""
-        return self._compiled_once("prior", lambda: self._outputs[:1])
+        """The log prior, with the Jacobians of the transforms, and two zeros for other terms."""
+        zero = pt.constant(0.0)
+        return self._compiled_once("prior", lambda: [self._outputs[0], zero, zero])
 
     @property
     def prior_with_gradient(self) -> ModelFunction:

@@ -3,6 +3,13 @@
 from pymc_kameleon.steps.adaptive_metropolis import AdaptiveMetropolisStep
 from pymc_kameleon.steps.fast_kameleon import FastKameleonStep
 from pymc_kameleon.steps.kameleon import KameleonStep
+from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
 
-__all__ = ["AdaptiveMetropolisStep", "FastKameleonStep", "KameleonStep", "PCAKameleonStep"]
+__all__ = [
+    "AdaptiveMetropolisStep",
+    "FastKameleonStep",
+    "KameleonStep",
+    "MALAStep",
+    "PCAKameleonStep",
+]

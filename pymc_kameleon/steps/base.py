@@ -116,7 +116,7 @@ class MetropolisHastingsStep(ArrayStepShared):
         self.dim = self.target.dim
         self.surrogate = surrogate
         if surrogate is not None:
-            two_stage.check(surrogate, self.target, self.pseudo_marginal)
+            self._check_surrogate()
         self.target_accept = (
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
@@ -328,6 +328,9 @@ class MetropolisHastingsStep(ArrayStepShared):
             self.target(self.chain.proposal)
             raise
         self._teach()
+
+    def _check_surrogate(self):
+        two_stage.check(self.surrogate, self.target, self.pseudo_marginal)
 
     def _new_stage(self):
         return two_stage.new_stage(self.surrogate, self.dim)

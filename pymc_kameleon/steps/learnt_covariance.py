@@ -154,7 +154,7 @@ class LearntCovarianceStep(MetropolisHastingsStep):
     # what was learnt ------------------------------------------------------------------------------
 
     def proposal_covariance(self, x) -> np.ndarray:
-        r"""Covariance :math:`\lambda \Sigma` of a move, the same at every place.
+        r"""Covariance of a move, the same at every place.
 
         Parameters
         ----------

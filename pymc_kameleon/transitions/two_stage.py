@@ -13,8 +13,9 @@ from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import evaluate
 from pymc_kameleon.surrogate.budget import learn
+from pymc_kameleon.surrogate.conditioning import follow
 from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate, predict
-from pymc_kameleon.surrogate.stages import first_stage, second_stage
+from pymc_kameleon.surrogate.stages import corrected_second_stage, first_stage, second_stage
 from pymc_kameleon.transitions.metropolis import probability, settle
 
 __all__ = [
@@ -45,6 +46,9 @@ class FirstStage(NamedTuple):
         Whether the process is asked.
     learns : bool array, shape (1,)
         Whether evaluations are learnt.
+    follows : bool array, shape (1,)
+        Whether the prior mean of the process is the log-likelihood of the current position. The
+        surrogate then depends on the state, and the reverse first stage has another one.
     here : array, shape (1,)
         The surrogate at the current position; valid if `is_current[0]`.
     is_current : bool array, shape (1,)
@@ -53,8 +57,8 @@ class FirstStage(NamedTuple):
         Positions evaluated lately.
     values : array, shape (m,)
         Their log-likelihoods.
-    count : int64 array, shape (1,)
-        How many those are, modulo m.
+    count : int64 array, shape (2,)
+        How many there were so far (they are held modulo m), and how many at the last fit.
     counts : int64 array, shape (2,)
         Evaluations of the log prior, as for the log density.
     outcome : array, shape (N_OUTCOMES,)
@@ -64,6 +68,7 @@ class FirstStage(NamedTuple):
     process: Process
     is_open: np.ndarray
     learns: np.ndarray
+    follows: np.ndarray
     here: np.ndarray
     is_current: np.ndarray
     proposed_prior: np.ndarray
@@ -105,13 +110,16 @@ def accept_in_two_stages(log_density, stage, chain, log_ratio, uniforms):
     stage.outcome[ASKED] += 1.0
     if not log_prior > -np.inf:
         return 0.0, False
+    prior_difference = log_prior - chain.value[0]
     if not stage.is_current[0]:
+        if stage.follows[0]:
+            follow(stage.process, chain.value[1])
         stage.here[0] = log_surrogate(stage.process, chain.position)
         stage.is_current[0] = True
     mean, variance = predict(stage.process, chain.proposal)
-    proposed = mean + 0.5 * variance
+    there = mean + 0.5 * variance
     stage.outcome[SPREAD] += math.sqrt(variance)
-    first = first_stage(proposed, stage.here[0], log_prior - chain.value[0], log_ratio)
+    first = first_stage(there, stage.here[0], prior_difference, log_ratio)
     passing = probability(first)
     stage.outcome[PASSED] += passing
     if not uniforms[0] < passing:
@@ -119,10 +127,20 @@ def accept_in_two_stages(log_density, stage, chain, log_ratio, uniforms):
     total = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
     acceptance = 0.0
     if total > -np.inf:
-        second = second_stage(chain.proposed_value[1], chain.value[1], proposed, stage.here[0])
+        if stage.follows[0]:
+            current = chain.value[0] + chain.value[1] + chain.value[2]
+            follow(stage.process, chain.proposed_value[1])
+            there = log_surrogate(stage.process, chain.proposal)
+            here = log_surrogate(stage.process, chain.position)
+            reverse = first_stage(here, there, -prior_difference, -log_ratio)
+            second = corrected_second_stage(total - current + log_ratio, first, reverse)
+        else:
+            second = second_stage(chain.proposed_value[1], chain.value[1], there, stage.here[0])
         acceptance = probability(second)
     accepted = settle(chain, acceptance, uniforms[1])
     if accepted:
-        stage.here[0] = proposed
+        stage.here[0] = there
+    elif stage.follows[0]:
+        follow(stage.process, chain.value[1])
     remember(stage, chain)
     return acceptance, accepted

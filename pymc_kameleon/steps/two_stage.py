@@ -1,0 +1,182 @@
+"""A chain's first stage: its arrays, its fits, its statistics, and what may not have one."""
+
+import numpy as np
+from scipy import linalg
+
+from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
+from pymc_kameleon.transitions.two_stage import ASKED, N_OUTCOMES, PASSED, SPREAD, FirstStage
+from pymc_kameleon.transitions.two_stage_mala import JointFirstStage, Prediction
+
+__all__ = [
+    "LARGE_JITTER",
+    "STATISTICS",
+    "check",
+    "new_joint_stage",
+    "new_stage",
+    "refit",
+    "statistics",
+]
+
+STATISTICS = {
+    "surrogate_accept": (np.float64, []),
+    "surrogate_sd": (np.float64, []),
+    "n_points": (np.float64, []),
+}
+
+LARGE_JITTER = 1e-5
+"""A process that needs more than this, relative to its squared amplitude, is ill-conditioned."""
+
+
+def configuration(surrogate) -> GPSurrogate:
+    """Return the configuration of a surrogate, fitted or not."""
+    return surrogate.surrogate if isinstance(surrogate, FittedSurrogate) else surrogate
+
+
+def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> None:
+    """Raise an error if this target cannot have this first stage, saying what to do."""
+    if not isinstance(surrogate, GPSurrogate | FittedSurrogate):
+        raise TypeError(
+            f"surrogate={surrogate!r}: pass GPSurrogate(...), or what its fit(X, values) returned."
+        )
+    if not target.has_likelihood:
+        raise ValueError(
+            "surrogate= needs a likelihood, the observed variables and potentials of the model, "
+            "and this model has neither: leave surrogate out, or give a variable observed=..."
+        )
+    if pseudo_marginal:
+        raise ValueError(
+            "surrogate= with pseudo_marginal=True: the Gaussian process takes the log-likelihood "
+            "for exact, and an estimate is noisy. Leave one of the two out."
+        )
+    if target.others_in_likelihood:
+        raise ValueError(
+            f"surrogate=: the likelihood depends on {', '.join(target.others_in_likelihood)} too, "
+            "which another step moves, so what was learnt would contradict itself. Give this step "
+            f"those variables: vars=[{', '.join([*target.names, *target.others_in_likelihood])}]."
+        )
+    names = ", ".join(target.names)
+    configuration(surrogate).check_dimension(target.dim, names, gradients)
+    if gradients and configuration(surrogate).mean == "current":
+        raise ValueError(
+            'GPSurrogate(mean="current") is for steps without gradients: take "quadratic" or '
+            '"constant".'
+        )
+    if isinstance(surrogate, FittedSurrogate):
+        if gradients:
+            raise TypeError(
+                "surrogate: this step learns values and gradients together; pass GPSurrogate(...), "
+                "which it fits itself."
+            )
+        found = surrogate.process.points.shape[1]
+        if found != target.dim:
+            raise ValueError(
+                f"surrogate was fitted to points of dimension {found}, and {names} have {target.dim}."
+            )
+
+
+def new_stage(surrogate, dim: int) -> FirstStage:
+    """Return a first stage, closed unless the surrogate is fitted already."""
+    settings = configuration(surrogate)
+    is_fitted = isinstance(surrogate, FittedSurrogate)
+    process = settings.new_process(dim)
+    if is_fitted:
+        for own, given in zip(_arrays(process), _arrays(surrogate.process), strict=True):
+            own[...] = given
+    size = max(settings.capacity(dim), settings.initial_size(dim))
+    return FirstStage(
+        log_prior=None,
+        process=process,
+        is_open=np.array([is_fitted]),
+        learns=np.zeros(1, dtype=np.bool_),
+        follows=np.array([settings.mean == "current"]),
+        here=np.zeros(1),
+        is_current=np.zeros(1, dtype=np.bool_),
+        proposed_prior=np.zeros(3),
+        points=np.zeros((size, dim)),
+        values=np.zeros(size),
+        count=np.full(2, process.count[0]),
+        counts=np.zeros(2, dtype=np.int64),
+        outcome=np.zeros(N_OUTCOMES),
+    )
+
+
+def new_joint_stage(surrogate: GPSurrogate, dim: int) -> JointFirstStage:
+    """Return a closed first stage of values and gradients."""
+    size = max(surrogate.capacity(dim, True), surrogate.initial_size(dim, True))
+    return JointFirstStage(
+        log_prior=None,
+        process=surrogate.new_joint_process(dim),
+        is_open=np.zeros(1, dtype=np.bool_),
+        learns=np.zeros(1, dtype=np.bool_),
+        here=_no_prediction(dim),
+        there=_no_prediction(dim),
+        is_current=np.zeros(1, dtype=np.bool_),
+        proposed_prior=np.zeros(3 + dim),
+        points=np.zeros((size, dim)),
+        values=np.zeros(size),
+        gradients=np.zeros((size, dim)),
+        count=np.zeros(2, dtype=np.int64),
+        counts=np.zeros(2, dtype=np.int64),
+        outcome=np.zeros(N_OUTCOMES),
+    )
+
+
+def refit(stage, surrogate, chain) -> None:
+    """Fit the process anew if enough was learnt since the last time; open the stage at the first.
+
+    Parameters
+    ----------
+    stage : FirstStage or JointFirstStage
+    surrogate : GPSurrogate or FittedSurrogate
+    chain : Chain
+    """
+    settings, (count, fitted) = configuration(surrogate), stage.count
+    process, dim = stage.process, chain.position.size
+    gradients = (stage.gradients,) if isinstance(stage, JointFirstStage) else ()
+    if stage.is_open[0]:
+        if not settings.needs_refit(count, fitted):
+            return
+        gradients = (process.gradients,) if gradients else ()
+        held = [a[: process.count[0]].copy() for a in (process.points, process.values, *gradients)]
+    else:
+        if count < max(settings.initial_size(dim, bool(gradients)), settings.refit * fitted):
+            return
+        size = min(count, stage.values.size)
+        held = [a[:size] for a in (stage.points, stage.values, *gradients)]
+    stage.count[1] = count
+    fit = settings.fit_joint_into if gradients else settings.fit_into
+    try:
+        fit(process, *held, current_value=chain.value[1])
+    except (ValueError, linalg.LinAlgError):
+        # Too few finite points so far, or points that no jitter tells apart: ask again later.
+        stage.is_open[0] = False
+        return
+    stage.is_open[0] = True
+    stage.is_current[0] = False
+
+
+def statistics(stage) -> dict[str, float]:
+    """Return the statistics since the last call."""
+    asked = stage.outcome[ASKED]
+    passed, spread = (
+        float(stage.outcome[i] / asked) if asked else np.nan for i in (PASSED, SPREAD)
+    )
+    stage.outcome[:] = 0.0
+    return {
+        "surrogate_accept": passed,
+        "surrogate_sd": spread,
+        "n_points": float(stage.process.count[0]),
+    }
+
+
+def _no_prediction(dim):
+    return Prediction(np.zeros(2), np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))
+
+
+def _arrays(process):
+    """All arrays of a process, those of its parts too."""
+    for part in process:
+        if isinstance(part, tuple):
+            yield from _arrays(part)
+        elif isinstance(part, np.ndarray):
+            yield part

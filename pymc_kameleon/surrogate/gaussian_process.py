@@ -1,0 +1,190 @@
+"""A Gaussian process of the log-likelihood, noise-free, in arrays of fixed capacity.
+
+References
+----------
+C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, chapter 2.
+A. Benavoli, J. Wyse and A. White, Gaussian Processes to speed up MCMC with automatic
+exploratory-exploitation effect.
+"""
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from pymc_kameleon.adaptation import Standardization
+from pymc_kameleon.compiled import SIMD
+from pymc_kameleon.proposals import solve_factor
+from pymc_kameleon.surrogate.covariances import radial, squared_distances
+from pymc_kameleon.surrogate.mean import Mean, constant_mean, mean_gradient, mean_value
+from pymc_kameleon.surrogate.triangular import dot, solve_lower, solve_upper
+
+__all__ = [
+    "Process",
+    "gradient",
+    "log_surrogate",
+    "new_process",
+    "predict",
+    "standardised",
+    "whitened_covariances",
+]
+
+SMALLEST_JITTER = 1e-10
+
+
+class Process(NamedTuple):
+    """Points with their values, and what predicts other values; arrays are changed in place.
+
+    Attributes
+    ----------
+    kernel : int
+        Code of the covariance, see `covariances.COVARIANCES`.
+    count : int64 array, shape (1,)
+        Number t of points held.
+    points : array, shape (capacity, d)
+        Raw coordinates.
+    values : array, shape (capacity,)
+        Log-likelihoods, censored.
+    coordinates : array, shape (d, capacity)
+        Standardised and divided by the lengthscales.
+    factor : array, shape (capacity, capacity)
+        Rows of L, the Cholesky factor of the covariance of the values.
+    whitened : array, shape (capacity,)
+        L^-1 (values - prior mean).
+    weights : array, shape (capacity,)
+        K^-1 (values - prior mean).
+    inverse_diagonal : array, shape (capacity,)
+        Diagonal of K^-1, for leave-one-out predictions.
+    hyperparameters : array, shape (1 + d,)
+        Log of the amplitude, which has the unit of the values, and of the lengthscales, in
+        standardised coordinates.
+    mean : Mean
+        Prior mean.
+    standardization : Standardization
+        u = factor^-1 (x - location).
+    jitter : array, shape (1,)
+        Added to the diagonal, relative to the squared amplitude.
+    censoring : array, shape (2,)
+        Lowest value that enters, and the depth below the largest value that it stands for.
+    """
+
+    kernel: int
+    count: np.ndarray
+    points: np.ndarray
+    values: np.ndarray
+    coordinates: np.ndarray
+    factor: np.ndarray
+    whitened: np.ndarray
+    weights: np.ndarray
+    inverse_diagonal: np.ndarray
+    hyperparameters: np.ndarray
+    mean: Mean
+    standardization: Standardization
+    jitter: np.ndarray
+    censoring: np.ndarray
+
+
+def new_process(kernel: int, capacity: int, dim: int, depth: float) -> Process:
+    """Return a process without points, of unit amplitude and lengthscales, in raw coordinates."""
+    return Process(
+        kernel,
+        np.zeros(1, np.int64),
+        np.zeros((capacity, dim)),
+        np.zeros(capacity),
+        np.zeros((dim, capacity)),
+        np.zeros((capacity, capacity)),
+        np.zeros(capacity),
+        np.zeros(capacity),
+        np.zeros(capacity),
+        np.zeros(1 + dim),
+        constant_mean(0.0, dim),
+        Standardization(np.zeros(dim), np.eye(dim)),
+        np.array([SMALLEST_JITTER]),
+        np.array([-np.inf, depth]),
+    )
+
+
+@numba.njit(cache=True)
+def standardised(process, x, u, z):
+    """Write the standardised coordinates of `x` into `u`, and u over the lengthscales into `z`."""
+    for k in range(x.size):
+        u[k] = x[k] - process.standardization.location[k]
+    solve_factor(process.standardization.factor, u, u)
+    for k in range(x.size):
+        z[k] = u[k] * math.exp(-process.hyperparameters[1 + k])
+
+
+@numba.njit(cache=True, fastmath=SIMD)
+def whitened_covariances(process, z, out):
+    """L^-1 k(z, points) into `out` (t,); returns the squared amplitude."""
+    count = process.count[0]
+    variance = math.exp(2.0 * process.hyperparameters[0])
+    squared_distances(z, process.coordinates, count, out)
+    for j in range(count):
+        out[j] = variance * radial(process.kernel, out[j])[0]
+    solve_lower(process.factor, count, out)
+    return variance
+
+
+@numba.njit(cache=True)
+def predict(process, x):
+    """Mean and variance of the log-likelihood at a point, in O(t^2).
+
+    Both come from L^-1 k and L^-1 (values - m), which is more accurate than the textbook k^T K^-1
+    (values - m) when points are close to each other.
+
+    Parameters
+    ----------
+    process : Process
+    x : array, shape (d,)
+        Raw coordinates.
+
+    Returns
+    -------
+    mean : float
+    variance : float
+        Without the jitter; never negative.
+    """
+    count = process.count[0]
+    u, z, v = np.empty(x.size), np.empty(x.size), np.empty(count)
+    standardised(process, x, u, z)
+    variance = whitened_covariances(process, z, v)
+    mean = mean_value(process.mean, u) + dot(v, process.whitened, count)
+    return mean, max(0.0, variance - dot(v, v, count))
+
+
+@numba.njit(cache=True)
+def log_surrogate(process, x):
+    r"""Log of the expected likelihood :math:`S = \mu + \kappa/2` (Benavoli et al., eq. 3).
+
+    It is large where the process knows nothing: such proposals are let through and learnt.
+    """
+    mean, variance = predict(process, x)
+    return mean + 0.5 * variance
+
+
+@numba.njit(cache=True, fastmath=SIMD)
+def gradient(process, x, of_mean, of_variance):
+    """Write the gradients of mean and variance at `x`, in raw coordinates, both (d,)."""
+    count, dim = process.count[0], x.size
+    u, z = np.empty(dim), np.empty(dim)
+    solved, slopes = np.empty(count), np.empty(count)
+    standardised(process, x, u, z)
+    variance = whitened_covariances(process, z, solved)
+    solve_upper(process.factor, count, solved)
+    squared_distances(z, process.coordinates, count, slopes)
+    for j in range(count):
+        slopes[j] = variance * radial(process.kernel, slopes[j])[1]
+    mean_gradient(process.mean, u, of_mean)
+    for k in range(dim):
+        mean_total, variance_total = 0.0, 0.0
+        for j in range(count):
+            slope = slopes[j] * (process.coordinates[k, j] - z[k])
+            mean_total += process.weights[j] * slope
+            variance_total += solved[j] * slope
+        inverse = math.exp(-process.hyperparameters[1 + k])
+        of_mean[k] += mean_total * inverse
+        of_variance[k] = -2.0 * variance_total * inverse
+    solve_upper(process.standardization.factor, dim, of_mean)
+    solve_upper(process.standardization.factor, dim, of_variance)

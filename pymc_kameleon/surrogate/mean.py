@@ -1,0 +1,123 @@
+r"""Prior means of the surrogates: :math:`m(u) = c + b^\top u + \tfrac12 u^\top Q u`.
+
+u are standardised coordinates. The mean is fitted before the hyperparameters, by least squares.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+__all__ = ["Mean", "constant_mean", "fit_mean", "mean_gradient", "mean_value", "n_coefficients"]
+
+
+class Mean(NamedTuple):
+    """Coefficients in standardised coordinates: constant (1,), linear (d,), quadratic (d, d)."""
+
+    constant: np.ndarray
+    linear: np.ndarray
+    quadratic: np.ndarray
+
+
+@numba.njit(cache=True)
+def mean_value(mean, u):
+    """Evaluate the mean at `u` (d,)."""
+    total = mean.constant[0]
+    for i in range(u.size):
+        row = 0.0
+        for j in range(u.size):
+            row += mean.quadratic[i, j] * u[j]
+        total += u[i] * (mean.linear[i] + 0.5 * row)
+    return total
+
+
+@numba.njit(cache=True)
+def mean_gradient(mean, u, out):
+    """Gradient of the mean in `u`, into `out` (d,)."""
+    for i in range(u.size):
+        out[i] = mean.linear[i]
+        for j in range(u.size):
+            out[i] += mean.quadratic[i, j] * u[j]
+
+
+def constant_mean(constant: float, dim: int) -> Mean:
+    """Return the mean that is `constant` everywhere."""
+    return Mean(np.array([float(constant)]), np.zeros(dim), np.zeros((dim, dim)))
+
+
+def n_coefficients(dim: int) -> int:
+    """Return the number of coefficients of a quadratic in `dim` dimensions."""
+    return 1 + dim + dim * (dim + 1) // 2
+
+
+def fit_mean(
+    quadratic: bool, u: np.ndarray, values: np.ndarray, gradients: np.ndarray | None = None
+) -> Mean:
+    """Fit a mean by weighted least squares.
+
+    A point counts 1 / (1 + depth / d), its depth being the distance to the largest value: a
+    log-likelihood varies by about d/2 where the posterior has its mass, and errors further down do
+    not change a decision. The quadratic is made concave: eigenvalues above 0 are set to 0 and the
+    rest is fitted again, so that the surrogate does not rise without bound where it knows nothing.
+
+    Parameters
+    ----------
+    quadratic : bool
+        Whether to fit a quadratic. With fewer than two numbers for each coefficient it would follow
+        the points and leave nothing to learn an amplitude from: then it is constant.
+    u : array, shape (d, t)
+        Standardised coordinates.
+    values : array, shape (t,)
+    gradients : array, shape (d, t), optional
+        In standardised coordinates.
+    """
+    dim, count = u.shape
+    weights = 1.0 / np.sqrt(1.0 + (values.max() - values) / dim)
+    numbers = count if gradients is None else count * (dim + 1)
+    if not quadratic or numbers < 2 * n_coefficients(dim):
+        return constant_mean(np.sum(weights**2 * values) / np.sum(weights**2), dim)
+    # Centring keeps the digits of values such as -1e6 + small differences.
+    centre = values.max()
+    design, target = _design(u), values - centre
+    if gradients is not None:
+        design = np.concatenate([design, *_gradient_designs(u)])
+        target = np.concatenate([target, gradients.ravel()])
+        weights = np.tile(weights, dim + 1)
+    coefficients = _least_squares(design, target, weights)
+    matrix = _as_matrix(coefficients[1 + dim :], dim)
+    eigenvalues, vectors = np.linalg.eigh(matrix)
+    if eigenvalues[-1] > 0:
+        matrix = (vectors * np.minimum(eigenvalues, 0.0)) @ vectors.T
+        rest = target - design[:, 1 + dim :] @ matrix[np.triu_indices(dim)]
+        coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
+    return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
+
+
+def _least_squares(design, target, weights):
+    return np.linalg.lstsq(weights[:, None] * design, weights * target, rcond=1e-10)[0]
+
+
+def _as_matrix(entries, dim):
+    matrix = np.zeros((dim, dim))
+    matrix[np.triu_indices(dim)] = entries
+    return matrix + np.triu(matrix, 1).T
+
+
+def _design(u):
+    """Differentiate the mean in its coefficients (c, b, upper triangle of Q), shape (t, p)."""
+    rows, columns = np.triu_indices(len(u))
+    products = np.where(rows == columns, 0.5, 1.0)[:, None] * u[rows] * u[columns]
+    return np.concatenate([np.ones((1, u.shape[1])), u, products]).T
+
+
+def _gradient_designs(u):
+    """Differentiate each partial derivative of the mean likewise: d arrays of shape (t, p)."""
+    dim, count = u.shape
+    rows, columns = np.triu_indices(dim)
+    for k in range(dim):
+        design = np.zeros((count, n_coefficients(dim)))
+        design[:, 1 + k] = 1.0
+        for entry, (i, j) in enumerate(zip(rows, columns, strict=True)):
+            if k in (i, j):
+                design[:, 1 + dim + entry] = u[j if k == i else i]
+        yield design

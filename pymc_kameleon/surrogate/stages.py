@@ -1,0 +1,230 @@
+r"""Acceptance probabilities of the two stages of GP-MH and GP-MALA, as logs.
+
+Stage one asks the surrogate whether a proposal is worth an evaluation, stage two corrects it. Both
+numbers of a ratio come from the same surrogate, as it was before the proposed point was learnt.
+
+GP-MH is exact for any fixed function S in place of the log-likelihood. GP-MALA has two exact forms.
+With m and e the marginalised and the exact density of a move times that of its start, and
+:math:`R = e(x^* \to x) / e(x \to x^*)` the ratio of plain MALA:
+
+- A: :math:`\alpha_1 = 1 \wedge r` with :math:`r = m(x^* \to x) / m(x \to x^*)`, then
+  :math:`\alpha_2 = 1 \wedge R / r`. It is antisymmetric in the two points, as in GP-MH.
+- B: :math:`\alpha_1(x, x^*) = 1 \wedge m(x^* \to x) / e(x \to x^*)`. The reverse is not its
+  reciprocal but :math:`\alpha_1(x^*, x) = 1 \wedge m(x \to x^*) / e(x^* \to x)`, known once the
+  model has been evaluated at :math:`x^*`, and
+  :math:`\alpha_2 = 1 \wedge R\, \alpha_1(x^*, x) / \alpha_1(x, x^*)`.
+
+References
+----------
+J. A. Christen and C. Fox (2005), Markov chain Monte Carlo using an approximation, Journal of
+Computational and Graphical Statistics 14, doi:10.1198/106186005X76983.
+A. Benavoli, J. Wyse and A. White, Gaussian Processes to speed up MCMC with automatic
+exploratory-exploitation effect; the marginalised density is its proposition 3.1, corrected.
+"""
+
+import math
+
+import numba
+import numpy as np
+
+from pymc_kameleon.proposals import proposal_factor, solve_factor
+
+__all__ = [
+    "corrected_second_stage",
+    "first_stage",
+    "log_exact_density",
+    "log_marginal_density",
+    "log_probability",
+    "mala_first_stage",
+    "mala_second_stage",
+    "second_stage",
+]
+
+
+@numba.njit(cache=True)
+def log_probability(log_ratio):
+    """Log of 1 ∧ exp(`log_ratio`); -inf, a rejection, where the ratio is NaN."""
+    if log_ratio >= 0.0:
+        return 0.0
+    if log_ratio < 0.0:
+        return log_ratio
+    return -np.inf
+
+
+@numba.njit(cache=True)
+def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_proposal_ratio):
+    """Log acceptance probability of the first stage of GP-MH.
+
+    Parameters
+    ----------
+    surrogate_proposed, surrogate_current : float
+        S(x*) and S(x), by the same code even where the log-likelihood is known.
+    log_prior_ratio : float
+        log p(x*) - log p(x), with the Jacobians of transforms.
+    log_proposal_ratio : float
+        log q(x | x*) - log q(x* | x).
+    """
+    return log_probability(
+        surrogate_proposed - surrogate_current + log_prior_ratio + log_proposal_ratio
+    )
+
+
+@numba.njit(cache=True)
+def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, surrogate_current):
+    """Log acceptance probability of the second stage of GP-MH; prior and proposal have cancelled.
+
+    Parameters
+    ----------
+    likelihood_proposed, likelihood_current : float
+        Log-likelihoods of x* and x.
+    surrogate_proposed, surrogate_current : float
+        What the first stage was given.
+    """
+    return log_probability(
+        likelihood_proposed - likelihood_current - (surrogate_proposed - surrogate_current)
+    )
+
+
+@numba.njit(cache=True)
+def corrected_second_stage(log_ratio, log_first, log_first_reverse):
+    """Log acceptance probability of the second stage, for a first stage of any kind.
+
+    It serves form B, and a prior mean that follows the current point.
+
+    Parameters
+    ----------
+    log_ratio : float
+        Log of the Metropolis-Hastings ratio without a surrogate.
+    log_first : float
+        Log of the probability that the first stage lets x -> x* through.
+    log_first_reverse : float
+        Log of the probability that it would let x* -> x through.
+    """
+    return log_probability(log_ratio + log_first_reverse - log_first)
+
+
+@numba.njit(cache=True)
+def mala_first_stage(log_reverse, log_forward):
+    """Log acceptance probability of the first stage of GP-MALA.
+
+    Parameters
+    ----------
+    log_reverse : float
+        log m(x* -> x).
+    log_forward : float
+        log m(x -> x*) in form A, log e(x -> x*) in form B.
+    """
+    return log_probability(log_reverse - log_forward)
+
+
+@numba.njit(cache=True)
+def mala_second_stage(log_ratio, log_marginal_ratio):
+    """Log acceptance probability of the second stage of GP-MALA, form A.
+
+    Parameters
+    ----------
+    log_ratio : float
+        log R = log e(x* -> x) - log e(x -> x*).
+    log_marginal_ratio : float
+        log r = log m(x* -> x) - log m(x -> x*).
+    """
+    return log_probability(log_ratio - log_marginal_ratio)
+
+
+@numba.njit(cache=True)
+def log_exact_density(start, end, log_density, drift, step_size, factor):
+    r"""Return log e(start -> end): density of `start` times that of the MALA move to `end`.
+
+    The move is :math:`N(x + \tfrac12 \delta \Lambda g,\ \delta \Lambda)`.
+
+    Parameters
+    ----------
+    start, end : array, shape (d,)
+    log_density : float
+        Log-likelihood plus log prior at `start`.
+    drift : array, shape (d,)
+        Its gradient g.
+    step_size : float
+        :math:`\delta`.
+    factor : array, shape (d, d)
+        Lower Cholesky factor P of the preconditioner, :math:`\Lambda = P P^\top`.
+    """
+    dim = start.size
+    whitened = np.empty(dim)
+    total = log_density - 0.5 * dim * math.log(2.0 * math.pi * step_size)
+    _whitened_move(start, end, drift, step_size, factor, whitened)
+    for i in range(dim):
+        total -= 0.5 * whitened[i] * whitened[i] / step_size + math.log(factor[i, i])
+    return total
+
+
+@numba.njit(cache=True)
+def log_marginal_density(
+    start,
+    end,
+    log_prior,
+    prior_gradient,
+    mean,
+    variance,
+    gradient_mean,
+    cross_covariance,
+    gradient_covariance,
+    step_size,
+    factor,
+):
+    r"""Return log m(start -> end): e averaged over log-likelihood and gradient.
+
+    :math:`p\, e^{\mu + \kappa/2} N(x + \tfrac12 \delta \Lambda (\mu_g + c + s),\
+    \delta \Lambda + \tfrac14 \delta^2 \Lambda G \Lambda)`, all of it at `start`.
+
+    Parameters
+    ----------
+    start, end : array, shape (d,)
+    log_prior : float
+    prior_gradient : array, shape (d,)
+        Gradient s of the log prior.
+    mean, variance : float
+        :math:`\mu` and :math:`\kappa` of the log-likelihood.
+    gradient_mean, cross_covariance : array, shape (d,)
+        Mean :math:`\mu_g` of its gradient, and c, the covariance of the two.
+    gradient_covariance : array, shape (d, d)
+        Covariance G of its gradient.
+    step_size, factor
+        As in `log_exact_density`.
+
+    Returns
+    -------
+    float
+        NaN, which is a rejection, if G is not positive semi-definite.
+    """
+    dim = start.size
+    drift, whitened = np.empty(dim), np.empty(dim)
+    scatter, root = np.zeros((dim, dim)), np.zeros((dim, dim))
+    for i in range(dim):
+        drift[i] = gradient_mean[i] + cross_covariance[i] + prior_gradient[i]
+    _whitened_move(start, end, drift, step_size, factor, whitened)
+    for i in range(dim):
+        for j in range(i + 1):
+            for a in range(i, dim):
+                for b in range(j, dim):
+                    scatter[i, j] += factor[a, i] * gradient_covariance[a, b] * factor[b, j]
+    if not proposal_factor(scatter, math.sqrt(step_size), 0.5 * step_size, root):
+        return np.nan
+    solve_factor(root, whitened, whitened)
+    total = log_prior + mean + 0.5 * variance - 0.5 * dim * math.log(2.0 * math.pi)
+    for i in range(dim):
+        total -= 0.5 * whitened[i] * whitened[i] + math.log(root[i, i] * factor[i, i])
+    return total
+
+
+@numba.njit(cache=True)
+def _whitened_move(start, end, drift, step_size, factor, out):
+    r""":math:`P^{-1} (end - start) - \tfrac12 \delta P^\top g` into `out`."""
+    for i in range(out.size):
+        out[i] = end[i] - start[i]
+    solve_factor(factor, out, out)
+    for i in range(out.size):
+        total = 0.0
+        for j in range(i, out.size):
+            total += factor[j, i] * drift[j]
+        out[i] -= 0.5 * step_size * total

@@ -70,7 +70,7 @@ def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> 
         found = surrogate.process.points.shape[1]
         if found != target.dim:
             raise ValueError(
-                f"surrogate was fitted to points of dimension {found}, and {names} have {target.dim}."
+                f"surrogate was fitted in {found} dimensions, and {names} have {target.dim}."
             )
 
 

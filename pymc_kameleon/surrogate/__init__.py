@@ -1,5 +1,5 @@
 """Gaussian processes of the log-likelihood, and the two-stage acceptance that they serve."""
 
-from pymc_kameleon.surrogate.surrogate import GPSurrogate
+from pymc_kameleon.surrogate.surrogate import FittedSurrogate, GPSurrogate
 
-__all__ = ["GPSurrogate"]
+__all__ = ["FittedSurrogate", "GPSurrogate"]

@@ -1,0 +1,298 @@
+"""A first stage leaves the target invariant, learns in the right order, and saves evaluations."""
+
+import time
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from models import sample, values
+from scipy import stats
+
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    GPSurrogate,
+    KameleonStep,
+    MALAStep,
+    PCAKameleonStep,
+)
+from pymc_kameleon.surrogate import FittedSurrogate
+from pymc_kameleon.surrogate.conditioning import rebuild
+from pymc_kameleon.targets import Banana
+from pymc_kameleon.testing import frozen, invariance_p_values
+from pymc_kameleon.transitions import two_stage
+
+BOUND = 1e-6
+TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
+GRADIENT_FREE = [AdaptiveMetropolisStep, KameleonStep, FastKameleonStep, PCAKameleonStep]
+
+
+def banana_with_likelihood():
+    """The banana as a wide normal prior and a likelihood that makes up the difference."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 30.0, shape=2)
+        bent = x[1] - 0.1 * (x[0] ** 2 - 100.0)
+        banana = -(x[0] ** 2) / 200.0 - bent**2 / 2
+        pm.Potential("likelihood", banana + pt.sum(x**2) / (2 * 30.0**2))
+    return model
+
+
+def log_likelihood(points):
+    bent = points[:, 1] - 0.1 * (points[:, 0] ** 2 - 100.0)
+    return -(points[:, 0] ** 2) / 200 - bent**2 / 2 + (points**2).sum(axis=1) / 1800
+
+
+def fitted(n, rng, **options):
+    """A surrogate of `n` exact draws; of three of them, one that is nearly useless."""
+    points = TARGET.draw(n, rng)
+    if n > 3:
+        return GPSurrogate(**options).fit(points, log_likelihood(points))
+    surrogate = GPSurrogate(mean="constant", max_points=4)
+    process = surrogate.new_process(2)
+    rebuild(process, points, log_likelihood(points), np.log([30.0, 10.0, 10.0]))
+    return FittedSurrogate(surrogate, process)
+
+
+def p_values(make, surrogate_size, n=3000, options=None, **settings):
+    rng = np.random.default_rng(31)
+    step = make(
+        model=banana_with_likelihood(),
+        warm_start=TARGET.draw(80, rng),
+        surrogate=fitted(surrogate_size, rng, **(options or {})),
+        steps_per_draw=150,
+        **settings,
+    )
+    return invariance_p_values(
+        frozen(step, 32),
+        TARGET.draw(n, rng),
+        TARGET.draw(100_000, rng),
+        {"quantile statistic": TARGET.quantile_statistic},
+    )
+
+
+@pytest.mark.parametrize("surrogate_size", [3, 60])
+@pytest.mark.parametrize("make", GRADIENT_FREE)
+def test_every_step_is_invariant_with_a_frozen_surrogate(make, surrogate_size):
+    found = p_values(make, surrogate_size)
+    assert min(found.values()) > BOUND, found
+
+
+@pytest.mark.parametrize(
+    "options", [{"mean": "current"}, {"mean": "constant", "kernel": "matern52"}]
+)
+def test_means_and_kernels_are_invariant(options):
+    found = p_values(AdaptiveMetropolisStep, 40, options=options)
+    assert min(found.values()) > BOUND, found
+
+
+def _second_stage_without_the_surrogate(proposed, current, there, here):
+    return min(0.0, proposed - current)
+
+
+def test_a_second_stage_that_forgets_the_surrogate_is_caught(monkeypatch):
+    monkeypatch.setattr(two_stage, "second_stage", _second_stage_without_the_surrogate)
+    plain = {"compile_kwargs": {"mode": "cvm"}}
+    found = p_values(AdaptiveMetropolisStep, 3, n=600, **plain)
+    assert min(found.values()) < BOUND, found
+
+
+def gp_mala_p_values(n):
+    """GP-MALA from exact draws: what it learns while tuning on one chain is then frozen."""
+    rng = np.random.default_rng(41)
+    step = MALAStep(
+        model=banana_with_likelihood(),
+        surrogate=GPSurrogate(max_points=90),
+        steps_per_draw=100,
+        rng=rng,
+    )
+    point = {"x": TARGET.draw(1, rng)[0]}
+    for _ in range(10):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    assert step.stage.is_open[0]
+    return invariance_p_values(
+        step,
+        TARGET.draw(n, rng),
+        TARGET.draw(100_000, rng),
+        {"quantile statistic": TARGET.quantile_statistic},
+    )
+
+
+def test_gp_mala_is_invariant_with_a_frozen_surrogate():
+    found = gp_mala_p_values(1500)
+    assert min(found.values()) > BOUND, found
+
+
+def driven(step, n, point):
+    statistics = []
+    for _ in range(n):
+        point, (found,) = step.step(point)
+        statistics.append(found)
+    return point, statistics
+
+
+def logistic(n=60):
+    rng = np.random.default_rng(1)
+    covariates = rng.normal(size=(n, 3))
+    observed = rng.random(n) < 1 / (1 + np.exp(-covariates @ [1.0, -1.0, 0.5]))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 3, shape=3)
+        pm.Bernoulli("y", logit_p=pm.math.dot(covariates, beta), observed=observed)
+    return model
+
+
+@pytest.mark.parametrize("make", [*GRADIENT_FREE, MALAStep])
+def test_evaluations_are_saved_and_the_posterior_is_the_same(make):
+    model = logistic()
+    plain = make(model=model, rng=2, steps_per_draw=10)
+    asked = make(model=model, rng=2, steps_per_draw=10, surrogate=GPSurrogate(max_points=120))
+    results = []
+    for step in (plain, asked):
+        point, _ = driven(step, 300, model.initial_point())
+        step.stop_tuning()
+        draws, statistics = np.empty((1500, 3)), []
+        for i in range(1500):
+            point, (found,) = step.step(point)
+            draws[i] = point["beta"]
+            statistics.append(found)
+        results.append((draws, statistics))
+    (expected, _), (found, statistics) = results
+    n_evals = sum(s["n_evals"] for s in statistics)
+    accepted = 10 * sum(s["accepted"] for s in statistics)
+    assert accepted <= n_evals < 0.75 * 15_000
+    assert n_evals < 1.15 * accepted
+    assert 0 < np.nanmean([s["surrogate_accept"] for s in statistics]) < 1
+    assert all(s["n_points"] == statistics[0]["n_points"] > 10 for s in statistics)
+    for j in range(3):
+        # 30 batches each; |t| > 7 with 58 degrees of freedom has probability 3e-9.
+        batches = [d[:, j].reshape(30, -1).mean(axis=1) for d in (expected, found)]
+        assert abs(stats.ttest_ind(*batches).statistic) < 7
+
+
+def test_without_a_surrogate_there_are_no_statistics_of_one():
+    step = AdaptiveMetropolisStep(model=logistic())
+    assert "surrogate_accept" not in step.stats_dtypes_shapes
+    _, statistics = driven(step, 1, logistic().initial_point())
+    assert "surrogate_accept" not in statistics[0]
+
+
+def test_the_surrogate_is_frozen_after_tuning_unless_asked():
+    model = logistic()
+    for adapts in (False, True):
+        step = AdaptiveMetropolisStep(
+            model=model, rng=3, surrogate=GPSurrogate(), adapt_after_tune=adapts
+        )
+        point, _ = driven(step, 300, model.initial_point())
+        step.stop_tuning()
+        before, count = step.stage.process.weights.copy(), step.stage.count[0]
+        driven(step, 200, point)
+        assert (step.stage.count[0] > count) == adapts
+        assert np.array_equal(before, step.stage.process.weights) != adapts
+
+
+class Slow:
+    """A likelihood that sleeps."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, x):
+        time.sleep(self.seconds)
+        return models.negative_half_square(x)
+
+
+def test_a_slow_likelihood_through_pm_sample_on_two_cores():
+    """The time is explained by the calls; 15 seconds are left for processes and compilation."""
+    seconds = 0.02
+    model, _ = models.black_box(function=Slow(seconds))
+    with model:
+        step = AdaptiveMetropolisStep(surrogate=GPSurrogate(max_points=100))
+    start = time.perf_counter()
+    result = sample(
+        step,
+        model,
+        draws=150,
+        tune=200,
+        chains=2,
+        cores=2,
+        discard_tuned_samples=False,
+    )
+    elapsed = time.perf_counter() - start
+    calls = values(result, "n_evals", "sample_stats").sum(axis=1)
+    tuning = values(result, "n_evals", "warmup_sample_stats").sum(axis=1)
+    assert np.all(calls < 110)
+    assert np.all(tuning < 200)
+    assert elapsed < 1.3 * seconds * (calls + tuning).max() + 15
+
+
+def refused(error, *mentions, **options):
+    step = options.pop("step", AdaptiveMetropolisStep)
+    with pytest.raises(error) as caught:
+        step(**options)
+    for mention in mentions:
+        assert mention in str(caught.value), str(caught.value)
+
+
+def test_a_model_without_a_likelihood():
+    with pm.Model() as model:
+        pm.Normal("x")
+    refused(ValueError, "observed", "potential", model=model, surrogate=GPSurrogate())
+
+
+def test_an_estimated_likelihood():
+    refused(
+        ValueError,
+        "noisy",
+        "pseudo_marginal",
+        model=logistic(),
+        surrogate=GPSurrogate(),
+        pseudo_marginal=True,
+    )
+
+
+def test_a_likelihood_that_other_steps_move():
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", a + b, 1.0, observed=[1.0, 2.0])
+    refused(ValueError, "b", "vars=[a, b]", model=model, vars=[a], surrogate=GPSurrogate())
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale")
+        a = pm.Normal("a", 0, scale)
+        pm.Normal("y", a, 1.0, observed=[1.0, 2.0])
+    AdaptiveMetropolisStep(model=model, vars=[a], surrogate=GPSurrogate())
+
+
+@pytest.mark.parametrize("step", [AdaptiveMetropolisStep, MALAStep])
+def test_too_few_points_for_the_dimension(step):
+    refused(
+        ValueError,
+        "max_points=4",
+        "beta",
+        step=step,
+        model=logistic(),
+        surrogate=GPSurrogate(max_points=4),
+    )
+
+
+def test_something_else_than_a_surrogate():
+    refused(TypeError, "GPSurrogate", model=logistic(), surrogate=True)
+    wrong = fitted(20, np.random.default_rng(1))
+    refused(ValueError, "2 dimensions", "3", model=logistic(), surrogate=wrong)
+    refused(TypeError, "GPSurrogate(...)", step=MALAStep, model=logistic(), surrogate=wrong)
+    moving = GPSurrogate(mean="current")
+    refused(ValueError, "current", step=MALAStep, model=logistic(), surrogate=moving)
+
+
+def test_no_gradient():
+    model, _ = models.black_box()
+    for surrogate in (None, GPSurrogate()):
+        refused(
+            NotImplementedError,
+            "BlackBox",
+            "KameleonStep",
+            step=MALAStep,
+            model=model,
+            surrogate=surrogate,
+        )

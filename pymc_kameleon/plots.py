@@ -147,14 +147,12 @@ def _checked_names(step) -> list[list[str]]:
             "compound step)."
         )
     names = []
-    # Shapes may depend on data, so that the variables alone do not tell them.
-    start = step.target._model.initial_point()
-    for name in step.target.names:
+    for name, shape in zip(step.target.names, step.target.shapes, strict=True):
         natural, transform = name, ""
         if is_transformed_name(name):
             natural = get_untransformed_name(name)
             transform = f" ({name[len(natural) + 1 : -2]})"
-        for index in np.ndindex(np.shape(start[name])):
+        for index in np.ndindex(shape):
             element = f"[{', '.join(map(str, index))}]" if index else ""
             names.append([natural + element + transform, natural + element, name + element])
     if len(names) < 2:

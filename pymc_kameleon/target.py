@@ -81,6 +81,7 @@ class LogDensity:
     vars : list
         Value variables, in the model's order.
     names : list of str
+    shapes : list of tuple
     dim : int
         Length d of the raveled vector.
     shared : dict
@@ -105,7 +106,8 @@ class LogDensity:
         initial_point = model.initial_point() if initial_point is None else initial_point
         self.vars = select_variables(model, vars)
         self.names = [v.name for v in self.vars]
-        self.dim = int(sum(np.size(initial_point[name]) for name in self.names))
+        self.shapes = [np.shape(initial_point[name]) for name in self.names]
+        self.dim = int(sum(np.prod(shape) for shape in self.shapes))
         if self.dim == 0:
             raise ValueError(f"vars: {', '.join(self.names)} have no elements; nothing to sample.")
         self.shared = make_shared_replacements(initial_point, self.vars, model)

@@ -147,7 +147,7 @@ class FastKameleonStep(KernelAdaptiveStep):
 
     References
     ----------
-    .. [1] A. Kotlicki, "Fast Kernel Adaptive Metropolis-Hastings", thesis, University of Oxford,
+    .. [1] A. Kotlicki, "Fast Kernel Adaptive Metropolis-Hastings Algorithm", thesis, Oxford,
        2015.
     .. [2] A. Rahimi and B. Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007.
 

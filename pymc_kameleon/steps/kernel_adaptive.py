@@ -1,5 +1,6 @@
 """What steps with a locally adapted proposal share: coordinates, scalings and updates."""
 
+import copy
 import math
 from abc import abstractmethod
 from typing import Any
@@ -392,7 +393,7 @@ class KernelAdaptiveStep(MetropolisHastingsStep):
 
     def _begin_warm(self):
         """Learn from the warm start before there is a chain; a chain will begin anew."""
-        rng, self.rng = self.rng, np.random.default_rng(0)
+        rng, self.rng = self.rng, copy.deepcopy(self.rng)
         self._begin_components()
         self._begin(self.warm[-1])
         self.rng = rng

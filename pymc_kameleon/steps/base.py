@@ -193,6 +193,8 @@ class MetropolisHastingsStep(ArrayStepShared):
         self.transition = 0
         self.chain = self.components = self.stage = self.returned = None
         self.report = {"unmoved": 0, "acceptance": 0.0, "evaluations": 0, "nonfinite": 0}
+        if self.surrogate is not None:
+            self.report |= two_stage.new_report()
         self._forget()
 
     @abstractmethod
@@ -232,7 +234,9 @@ class MetropolisHastingsStep(ArrayStepShared):
             **self._scaling_statistics(),
         }
         if self.stage is not None:
-            statistics |= two_stage.statistics(self.stage)
+            self.report["calls_made"] += evaluations
+            self.report["calls_saved"] += self.steps_per_draw - evaluations
+            statistics |= two_stage.statistics(self.stage, self.report)
         self._report(statistics)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
@@ -381,6 +385,8 @@ class MetropolisHastingsStep(ArrayStepShared):
                 f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
                 "rejected. The draws keep to where the model is finite; check the model there.",
             )
+        elif self.stage is not None and not self.tune:
+            message = two_stage.complaint(self.stage, report, names)
         if message is not None:
             statistics["warning"] = SamplerWarning(*message, "warn")
 
@@ -439,18 +445,22 @@ class MetropolisHastingsStep(ArrayStepShared):
         """Continuous variables only."""
         return Competence.INCOMPATIBLE if var.dtype in discrete_types else Competence.COMPATIBLE
 
-    @staticmethod
-    def _progressbar_config(n_chains=1):
+    def _progressbar_config(self, n_chains=1):
+        shown = {"accept": ("Acceptance", "0.2f"), "scaling": ("Scaling", "0.3g")}
+        if self.surrogate is None:
+            shown["n_evals"] = ("Evals/draw", "0.0f")
+        else:
+            shown |= {"calls_made": ("Calls made", "0.0f"), "calls_saved": ("saved", "0.0f")}
         columns = [
-            TextColumn("{task.fields[accept]:0.2f}", table_column=Column("Acceptance", ratio=1)),
-            TextColumn("{task.fields[scaling]:0.3g}", table_column=Column("Scaling", ratio=1)),
-            TextColumn("{task.fields[n_evals]:0.0f}", table_column=Column("Evals/draw", ratio=1)),
+            TextColumn(f"{{task.fields[{name}]:{form}}}", table_column=Column(title, ratio=1))
+            for name, (title, form) in shown.items()
         ]
-        return columns, {name: [0.0] * n_chains for name in ("accept", "scaling", "n_evals")}
+        return columns, {name: [0.0] * n_chains for name in shown}
 
-    @staticmethod
-    def _make_progressbar_update_functions():
+    def _make_progressbar_update_functions(self):
+        _, shown = self._progressbar_config()
+
         def update(statistics):
-            return {name: statistics[name] for name in ("accept", "scaling", "n_evals")}
+            return {name: statistics[name] for name in shown}
 
         return (update,)

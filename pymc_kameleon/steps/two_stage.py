@@ -1,6 +1,7 @@
 """A chain's first stage: its arrays, its fits, its statistics, and what may not have one."""
 
 import numpy as np
+from pymc.stats.convergence import WarningType
 from scipy import linalg
 
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
@@ -11,16 +12,23 @@ __all__ = [
     "LARGE_JITTER",
     "STATISTICS",
     "check",
+    "complaint",
     "new_joint_stage",
+    "new_report",
     "new_stage",
     "refit",
     "statistics",
 ]
 
+ENOUGH = 1000
+"""Proposals after which the share that passes is judged."""
+
 STATISTICS = {
     "surrogate_accept": (np.float64, []),
     "surrogate_sd": (np.float64, []),
     "n_points": (np.float64, []),
+    "calls_made": (np.float64, []),
+    "calls_saved": (np.float64, []),
 }
 
 LARGE_JITTER = 1e-5
@@ -155,18 +163,60 @@ def refit(stage, surrogate, chain) -> None:
     stage.is_current[0] = False
 
 
-def statistics(stage) -> dict[str, float]:
-    """Return the statistics since the last call."""
+def new_report() -> dict[str, float]:
+    """Return what `statistics` and `complaint` keep of a chain."""
+    return {"calls_made": 0, "calls_saved": 0, "asked": 0.0, "passed": 0.0}
+
+
+def statistics(stage, report) -> dict[str, float]:
+    """Return the statistics since the last call, and add them up in `report`."""
     asked = stage.outcome[ASKED]
     passed, spread = (
         float(stage.outcome[i] / asked) if asked else np.nan for i in (PASSED, SPREAD)
     )
+    report["asked"] += float(asked)
+    report["passed"] += float(stage.outcome[PASSED])
     stage.outcome[:] = 0.0
     return {
         "surrogate_accept": passed,
         "surrogate_sd": spread,
         "n_points": float(stage.process.count[0]),
+        "calls_made": float(report["calls_made"]),
+        "calls_saved": float(report["calls_saved"]),
     }
+
+
+def complaint(stage, report, names) -> tuple[WarningType, str] | None:
+    """Say what is wrong with a surrogate after tuning, once a chain; None if nothing is."""
+    if "surrogate_told" in report:
+        return None
+    message, share = None, report["passed"] / max(report["asked"], 1.0)
+    if not stage.is_open[0]:
+        message = (
+            f"The surrogate of {names} was never fitted: tuning gave it {stage.count[0]} "
+            "evaluations. Tune longer, or lower n_initial."
+        )
+    elif stage.process.jitter[0] >= LARGE_JITTER:
+        message = (
+            f"The surrogate of {names} is ill-conditioned: it needed a jitter of "
+            f"{stage.process.jitter[0]:.0e} of its variance. The chain is exact, and saves fewer "
+            'calls. Try GPSurrogate(kernel="matern52"), or fewer points.'
+        )
+    elif report["asked"] >= ENOUGH and share > 0.95:
+        message = (
+            f"The surrogate of {names} lets {share:.0%} of all proposals through, so it saves "
+            "nothing. Tune longer, raise max_points, or leave it out."
+        )
+    elif report["asked"] >= ENOUGH and share < 1e-3:
+        message = (
+            f"The surrogate of {names} lets {share:.1e} of all proposals through, so the chain "
+            "hardly moves. Tune longer, or start elsewhere "
+            "(initvals=dispersed_starts(model, chains))."
+        )
+    if message is None:
+        return None
+    report["surrogate_told"] = 1
+    return WarningType.BAD_PARAMS, message
 
 
 def _no_prediction(dim):

@@ -1,0 +1,162 @@
+"""MALA: its ratio by brute force, invariance, real models, and the life of a chain."""
+
+import models
+import numpy as np
+import pymc as pm
+import pytest
+from models import assert_moments, begin, run, sample, values
+from scipy import linalg, stats
+
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, MALAStep
+from pymc_kameleon.targets import Banana, CorrelatedGaussian
+from pymc_kameleon.testing import frozen, invariance_p_values
+from pymc_kameleon.transitions import mala
+
+BOUND = 1e-6
+TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
+
+
+def test_log_ratio_matches_scipy_densities():
+    rng = np.random.default_rng(3)
+    for dim in (1, 2, 5):
+        factor = linalg.cholesky(np.cov(rng.normal(size=(dim, 40))).reshape(dim, dim), lower=True)
+        factor, step_size = np.ascontiguousarray(factor), 0.7
+        x, gradient, proposed_gradient, normals = rng.normal(size=(4, dim))
+        drift, proposed_drift, proposal = np.empty((3, dim))
+        mala.whitened_drift(np.concatenate([np.zeros(3), gradient, 0 * x]), factor, drift)
+        halves = np.concatenate([np.zeros(3), proposed_gradient / 2, proposed_gradient / 2])
+        mala.whitened_drift(halves, factor, proposed_drift)
+        mala.propose_langevin(x, drift, factor, step_size, normals, proposal)
+        covariance = factor @ factor.T
+        mean = x + 0.5 * step_size * covariance @ gradient
+        np.testing.assert_allclose(proposal, mean + np.sqrt(step_size) * factor @ normals)
+        back = proposal + 0.5 * step_size * covariance @ proposed_gradient
+        expected = stats.multivariate_normal(back, step_size * covariance).logpdf(x)
+        expected -= stats.multivariate_normal(mean, step_size * covariance).logpdf(proposal)
+        found = mala.langevin_log_ratio(drift, proposed_drift, step_size, normals)
+        assert found == pytest.approx(expected, abs=1e-10)
+
+
+def p_values(n=4000, target=TARGET, **options):
+    rng = np.random.default_rng(20)
+    step = MALAStep(
+        model=target.model(), warm_start=target.draw(80, rng), steps_per_draw=150, **options
+    )
+    return invariance_p_values(
+        frozen(step, 21),
+        target.draw(n, rng),
+        target.draw(100_000, rng),
+        {"quantile statistic": target.quantile_statistic},
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scaling": 0.1}, {"covariance": np.diag([100.0, 20.0]), "scaling": 0.02}],
+    ids=["learned", "small", "array"],
+)
+def test_mala_is_invariant(options):
+    found = p_values(**options)
+    assert min(found.values()) > BOUND, found
+
+
+def test_mala_is_invariant_in_eight_dimensions():
+    found = p_values(target=Banana(0.03, dim=8), scaling=0.2)
+    assert min(found.values()) > BOUND, found
+
+
+def _ratio_without_the_way_back(drift, proposed_drift, step_size, normals):
+    return 0.0
+
+
+def test_a_missing_reverse_density_is_caught(monkeypatch):
+    monkeypatch.setattr(mala, "langevin_log_ratio", _ratio_without_the_way_back)
+    monkeypatch.setattr(mala, "run_compiled", None)
+    found = p_values(n=800, scaling=0.1, compile_kwargs={"mode": "cvm"})
+    assert min(found.values()) < BOUND, found
+
+
+def test_step_size_reaches_its_target_acceptance_and_moments_are_right():
+    target = CorrelatedGaussian(dim=6)
+    model = target.model()
+    step = MALAStep(model=model, rng=3, steps_per_draw=10)
+    draws, statistics, _ = run(step, model, 2000, tune=400)
+    assert 0.5 < np.mean([s["accept"] for s in statistics[400:]]) < 0.65
+    exact = target.draw(200_000, np.random.default_rng(1))
+    assert_moments(draws[400:], exact.mean(axis=0), exact.std(axis=0))
+
+
+def test_a_real_model_through_pm_sample_agrees_with_nuts():
+    model = models.everything()
+    with model:
+        mine = sample(MALAStep(steps_per_draw=20), chains=2, draws=1500, tune=600)
+        reference = sample(pm.NUTS(), chains=2, draws=1500, tune=600)
+    for name in (v.name for v in model.free_RVs):
+        found, expected = (values(r, name) for r in (mine, reference))
+        found, expected = (a.reshape(-1, *a.shape[2:]) for a in (found, expected))
+        spread = expected.std(axis=0)
+        assert np.all(np.abs(found.mean(axis=0) - expected.mean(axis=0)) < 0.35 * spread)
+        assert np.all(np.abs(np.log(found.std(axis=0) / spread)) < 0.35)
+
+
+@pytest.mark.parametrize("dim", [1, 60])
+def test_dimensions(dim):
+    model, _, _ = models.normal(dim)
+    with model:
+        step = MALAStep(steps_per_draw=10)
+    draws, statistics, _ = run(step, model, 500, tune=300)
+    assert np.mean([s["accept"] for s in statistics[300:]]) > 0.3
+    assert np.all(np.isfinite(draws))
+
+
+@pytest.mark.parametrize("tune", [0, 1, 300])
+def test_state_goes_on_where_it_was(tune):
+    model, _, _ = models.normal(3)
+    with model:
+        one, other = MALAStep(rng=1), MALAStep(rng=2)
+    begin(one, seed=5, tune=tune)
+    point = model.initial_point()
+    for i in range(tune + 50):
+        if i == tune:
+            one.stop_tuning()
+        point, _ = one.step(point)
+    other.sampling_state = one.sampling_state
+    again = point
+    for _ in range(50):
+        point, _ = one.step(point)
+        again, _ = other.step(again)
+    np.testing.assert_array_equal(again["x"], point["x"])
+
+
+def test_chains_are_the_same_in_other_processes():
+    model, _, _ = models.normal(2)
+    chains = []
+    for cores in (1, 2):
+        with model:
+            step = MALAStep(compile_kwargs={"mode": "cvm"})
+        result = sample(step, model, chains=2, cores=cores, draws=60, tune=60)
+        chains.append(values(result, "x"))
+    np.testing.assert_array_equal(*chains)
+
+
+def test_in_a_compound_step():
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        scale = pm.HalfNormal("scale")
+        pm.Normal("y", mean, scale, observed=np.random.default_rng(1).normal(1, 2, size=200))
+        steps = [MALAStep([mean], steps_per_draw=3), KameleonStep([scale], n_subsample=100)]
+    result = sample(steps, model, draws=1500, tune=1500)
+    assert abs(values(result, "mean").mean() - 1) < 0.6
+    assert abs(values(result, "scale").mean() - 2) < 0.5
+
+
+def test_it_saves_evaluations_where_gradients_help():
+    """Thirty dimensions: MALA's step size falls as d^(-1/3), that of a random walk as 1/d."""
+    target = CorrelatedGaussian(dim=30)
+    model, moved = target.model(), []
+    for make in (AdaptiveMetropolisStep, MALAStep):
+        step = make(model=model, rng=1, steps_per_draw=20)
+        draws, _, _ = run(step, model, 1600, tune=1000)
+        late = draws[1000:]
+        moved.append(np.mean(np.square(np.diff(late, axis=0))) / np.mean(late.var(axis=0)))
+    assert moved[1] > 2 * moved[0]

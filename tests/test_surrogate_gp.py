@@ -10,7 +10,7 @@ import pytest
 from pymc_kameleon.adaptation import Standardization, standardization
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.budget import learn, least_useful, remove
-from pymc_kameleon.surrogate.conditioning import extend, follow, rebuild
+from pymc_kameleon.surrogate.conditioning import extend, follow, rebuild, set_prior
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.gaussian_process import (
     gradient,
@@ -18,8 +18,18 @@ from pymc_kameleon.surrogate.gaussian_process import (
     new_process,
     predict,
 )
+from pymc_kameleon.surrogate.joint_conditioning import (
+    extend_joint,
+    learn_joint,
+    least_useful_joint,
+    rebuild_joint,
+    remove_joint,
+)
+from pymc_kameleon.surrogate.joint_likelihood import joint_log_marginal_likelihood
+from pymc_kameleon.surrogate.joint_process import new_joint_process, predict_joint
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters, log_marginal_likelihood
 from pymc_kameleon.surrogate.mean import Mean, fit_mean, mean_gradient, mean_value
+from pymc_kameleon.surrogate.surrogate import MEANS
 
 KERNELS = list(COVARIANCES)
 
@@ -515,3 +525,202 @@ def test_wrong_dimensions_and_data_are_named():
         fitted.update(X, 1.0)
     with pytest.raises(ValueError, match="X has shape"):
         fitted.predict(X[:, :1])
+
+
+class JointProblem(Problem):
+    """The same with gradients; covariances of gradients by differences of the kernel's values."""
+
+    step = np.longdouble(1e-4)
+    offsets = (-2, -1, 1, 2)
+    weights = np.array([1, -8, 8, -1], np.longdouble) / 12
+
+    def __init__(self, kernel, dim, count, seed=0):
+        super().__init__(kernel, dim, count, seed)
+        # Gradients tell so much of their neighbourhood that close points are almost redundant.
+        self.hyperparameters[1:] -= np.log(5.0 if dim == 1 else 2.0)
+
+    def gradients(self, points):
+        return 3 * np.cos(3 * points) - points
+
+    def joint(self, capacity=None, count=None):
+        capacity = len(self.points) if capacity is None else capacity
+        process = new_joint_process(COVARIANCES[self.kernel], capacity, self.dim, 1e6)
+        given = (a[:count] for a in (self.points, self.values, self.gradients(self.points)))
+        prior = (self.hyperparameters, self.mean, self.standardization)
+        if count != 0:
+            rebuild_joint(process, *given, *prior)
+        else:
+            set_prior(process, *prior)
+        return process
+
+    def shifted(self, u):
+        """Points shifted for a derivative in each coordinate, (d, 4, n, d)."""
+        moves = (
+            self.step
+            * np.array(self.offsets)[None, :, None, None]
+            * np.eye(self.dim)[:, None, None]
+        )
+        return u.astype(np.longdouble) + moves
+
+    def joint_covariance(self, u, other):
+        """Covariances of (value, gradient in u) of two sets of points, by rows of points."""
+        weights = self.weights / self.step
+        one = [(1, u[None])] + [(weights, s) for s in self.shifted(u)]
+        two = [(1, other[None])] + [(weights, s) for s in self.shifted(other)]
+        size = self.dim + 1
+        out = np.zeros((len(u), size, len(other), size), np.longdouble)
+        for i, (w, points) in enumerate(one):
+            for j, (v, others) in enumerate(two):
+                for a, p in zip(np.broadcast_to(w, len(points)), points, strict=True):
+                    for b, q in zip(np.broadcast_to(v, len(others)), others, strict=True):
+                        out[:, i, :, j] += (
+                            a * b * covariance(self.kernel, p, q, self.hyperparameters)
+                        )
+        return out.reshape(len(u) * size, len(other) * size)
+
+    def prior_rows(self, u):
+        slopes = self.mean.linear + u @ self.mean.quadratic
+        return np.column_stack([quadratic_mean(self.mean, u), slopes]).ravel()
+
+    def joint_brute_force(self, x, points=None):
+        """Mean and covariance of value and gradient at `x`, in raw coordinates."""
+        points = self.points if points is None else points
+        u, v = self.whiten(points), self.whiten(x[None])
+        slope = 1 if self.kernel == "squared_exponential" else 5 / 3
+        scale = [1, *slope * np.exp(-2 * self.hyperparameters[1:])]
+        jitter = 1e-10 * np.exp(2 * self.hyperparameters[0]) * np.tile(scale, len(u))
+        matrix = self.joint_covariance(u, u) + np.diag(jitter)
+        cross = self.joint_covariance(v, u)
+        target = np.column_stack([self.function(points), self.gradients(points) @ self.factor])
+        solved = cross @ inverse(matrix)
+        mean = self.prior_rows(v) + solved @ (target.ravel() - self.prior_rows(u))
+        posterior = self.joint_covariance(v, v) - solved @ cross.T
+        to_raw = np.eye(self.dim + 1)
+        to_raw[1:, 1:] = np.linalg.inv(self.factor).T
+        return (to_raw @ mean).astype(float), (to_raw @ posterior @ to_raw.T).astype(float)
+
+
+def joint_prediction(process, x):
+    dim = x.size
+    of_mean, cross, of_gradient = np.empty(dim), np.empty(dim), np.empty((dim, dim))
+    mean, variance = predict_joint(process, x, of_mean, cross, of_gradient)
+    covariance = np.block([[np.array([[variance]]), cross[None]], [cross[:, None], of_gradient]])
+    return np.concatenate([[mean], of_mean]), covariance
+
+
+@pytest.mark.parametrize("dim", [1, 2, 4])
+def test_joint_predictions_match_brute_force(kernel, dim):
+    problem = JointProblem(kernel, dim, 4 if dim == 1 else 12)
+    process = problem.joint()
+    assert process.jitter[0] == 1e-10
+    for x in problem.draw(3):
+        found, expected = joint_prediction(process, x), problem.joint_brute_force(x)
+        for one, two in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-8, atol=1e-8)
+
+
+def test_joint_process_interpolates_values_and_gradients(kernel):
+    problem = JointProblem(kernel, 3, 20)
+    process, slopes = problem.joint(), problem.gradients(problem.points)
+    for x, value, slope in zip(problem.points, problem.values, slopes, strict=True):
+        mean, posterior = joint_prediction(process, x)
+        np.testing.assert_allclose(mean, [value, *slope], atol=1e-5)
+        assert np.abs(posterior).max() < 1e-7
+
+
+def test_joint_mean_gradient_is_the_gradient_of_the_mean(kernel):
+    problem = JointProblem(kernel, 2, 12)
+    process, x = problem.joint(), problem.draw(1)[0]
+    mean, _ = joint_prediction(process, x)
+    expected = difference_gradient(lambda x: joint_prediction(process, x)[0][0], x, 2e-4)
+    np.testing.assert_allclose(mean[1:], expected, rtol=1e-7, atol=1e-7)
+
+
+def test_joint_growing_and_removal_equal_the_full_factorisation(kernel):
+    problem = JointProblem(kernel, 3, 40)
+    full, grown = problem.joint(), problem.joint(41, count=0)
+    slopes, x = problem.gradients(problem.points), problem.draw(5)
+    for i in problem.rng.permutation(40):
+        assert extend_joint(grown, problem.points[i], problem.values[i], slopes[i])
+    before = snapshot(grown)
+    for value, slope in [(1.0, slopes[0]), (-np.inf, slopes[0]), (np.nan, slopes[0])]:
+        assert not extend_joint(grown, problem.points[0], value, slope)
+    assert not extend_joint(grown, x[0], 1.0, slopes[0] * np.nan)
+    assert snapshot(grown) == before
+    for row in x:
+        for one, two in zip(joint_prediction(grown, row), joint_prediction(full, row), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-8, atol=1e-8)
+    remove_joint(full, 17)
+    kept = np.arange(40) != 17
+    problem.points, problem.values = problem.points[kept], problem.values[kept]
+    for row in x:
+        for one, two in zip(
+            joint_prediction(full, row), joint_prediction(problem.joint(), row), strict=True
+        ):
+            np.testing.assert_allclose(one, two, rtol=1e-8, atol=1e-8)
+
+
+def test_joint_budget_replaces_the_point_that_the_others_predict_best(kernel):
+    problem = JointProblem(kernel, 2, 10)
+    process, use = problem.joint(), []
+    for i, (x, value) in enumerate(zip(problem.points, problem.values, strict=True)):
+        mean, posterior = problem.joint_brute_force(x, np.delete(problem.points, i, axis=0))
+        error = abs(value - mean[0]) + 0.5 * posterior[0, 0]
+        use.append(error / (1 + problem.values.max() - value))
+    index, smallest = least_useful_joint(process, np.full(2, np.nan))
+    assert (index, smallest) == (np.argmin(use), pytest.approx(min(use), rel=1e-5))
+    assert least_useful_joint(process, problem.points[index])[0] == np.argsort(use)[1]
+    current, replaced = problem.points[index].copy(), 0
+    for x in problem.draw(60):
+        slope = problem.gradients(x)
+        replaced += learn_joint(process, x, problem.function(x[None])[0], slope, current)
+    assert replaced > 5
+    assert process.count[0] == 10
+    assert np.any(np.all(process.points == current, axis=1))
+    x = problem.draw(1)[0]
+    expected = problem.joint_brute_force(x, process.points)
+    for one, two in zip(joint_prediction(process, x), expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 4])
+def test_joint_marginal_likelihood_and_its_gradient(kernel, dim):
+    problem = JointProblem(kernel, dim, 4 if dim == 1 else 8)
+    u = problem.whiten(problem.points)
+    slopes = problem.gradients(problem.points) @ problem.factor
+    given = (np.ascontiguousarray(u.T), problem.values, np.ascontiguousarray(slopes.T))
+
+    def likelihood(hyperparameters):
+        return joint_log_marginal_likelihood(COVARIANCES[kernel], *given, hyperparameters)
+
+    matrix = problem.joint_covariance(u, u).astype(float)
+    matrix[np.diag_indices(len(matrix))] *= 1 + 1e-8
+    target = np.column_stack([problem.values, slopes]).ravel()
+    determinant = np.linalg.slogdet(2 * np.pi * matrix)[1]
+    expected = -0.5 * (target @ np.linalg.solve(matrix, target) + determinant)
+    found, gradient = likelihood(problem.hyperparameters)
+    assert found == pytest.approx(expected, rel=1e-7)
+    differences = difference_gradient(lambda h: likelihood(h)[0], problem.hyperparameters)
+    np.testing.assert_allclose(gradient, differences, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_joint_fit(kernel, mean):
+    problem = JointProblem(kernel, 2, 60)
+    surrogate = GPSurrogate(kernel=kernel, mean=mean)
+    process, values = surrogate.new_joint_process(2), problem.values.copy()
+    slopes = problem.gradients(problem.points)
+    values[3], slopes[4] = -np.inf, np.nan
+    surrogate.fit_joint_into(process, problem.points, values, slopes, current_value=-1.5)
+    assert process.count[0] == 58
+    count = process.count[0]
+    surrogate.fit_joint_into(
+        process, process.points[:count], process.values[:count], process.gradients[:count]
+    )
+    x = problem.location + 0.4 * (problem.draw(10) - problem.location)
+    for row, value, slope in zip(x, problem.function(x), problem.gradients(x), strict=True):
+        found, posterior = joint_prediction(process, row)
+        np.testing.assert_allclose(found, [value, *slope], atol=0.3)
+        assert posterior[0, 0] < 0.05
+    with pytest.raises(ValueError, match="0 distinct points"):
+        surrogate.fit_joint_into(process, problem.points, values * np.nan, slopes)

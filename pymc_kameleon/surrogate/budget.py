@@ -9,7 +9,7 @@ from pymc_kameleon.surrogate.conditioning import PREDICTED, censored, extend, wh
 from pymc_kameleon.surrogate.gaussian_process import predict
 from pymc_kameleon.surrogate.triangular import delete_row, solve_lower, solve_upper
 
-__all__ = ["learn", "least_useful", "remove", "use"]
+__all__ = ["largest_value", "learn", "least_useful", "remove", "same_point", "use"]
 
 
 @numba.njit(cache=True)
@@ -19,6 +19,24 @@ def use(residual, variance, depth):
     An error of 5 at a value 60 below the largest changes no decision.
     """
     return (abs(residual) + 0.5 * variance) / (1.0 + depth)
+
+
+@numba.njit(cache=True)
+def largest_value(process):
+    """Return the largest value held; there must be one."""
+    best = process.values[0]
+    for i in range(process.count[0]):
+        best = max(best, process.values[i])
+    return best
+
+
+@numba.njit(cache=True)
+def same_point(process, index, x):
+    """Whether the point `index` is `x` (d,), to the last bit."""
+    for k in range(x.size):
+        if process.points[index, k] != x[k]:
+            return False
+    return True
 
 
 @numba.njit(cache=True)
@@ -34,20 +52,14 @@ def least_useful(process, current):
         value held (Rasmussen & Williams, section 5.4.2).
     """
     count = process.count[0]
-    best = process.values[0]
-    for i in range(count):
-        best = max(best, process.values[i])
+    best = largest_value(process)
     index, smallest = -1, np.inf
     for i in range(count):
         # The diagonal is updated by subtraction as points go, and could lose its sign.
         variance = 1.0 / max(process.inverse_diagonal[i], 1e-300)
         found = use(process.weights[i] * variance, variance, best - process.values[i])
-        if found < smallest:
-            same = True
-            for k in range(current.size):
-                same = same and process.points[i, k] == current[k]
-            if not same:
-                index, smallest = i, found
+        if found < smallest and not same_point(process, i, current):
+            index, smallest = i, found
     return index, smallest
 
 
@@ -101,9 +113,7 @@ def learn(process, x, value, current):
     if not variance > PREDICTED * process.jitter[0] * math.exp(2.0 * process.hyperparameters[0]):
         return False
     value = censored(process, value)
-    best = value
-    for i in range(count):
-        best = max(best, process.values[i])
+    best = max(value, largest_value(process))
     index, smallest = least_useful(process, current)
     if index < 0 or smallest >= use(value - mean, variance, best - value):
         return False

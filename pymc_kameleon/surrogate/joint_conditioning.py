@@ -6,8 +6,8 @@ import numba
 import numpy as np
 
 from pymc_kameleon.adaptation import Standardization
-from pymc_kameleon.proposals import proposal_factor, solve_factor
-from pymc_kameleon.surrogate.budget import use
+from pymc_kameleon.proposals import copy_into, proposal_factor, solve_factor
+from pymc_kameleon.surrogate.budget import largest_value, same_point, use
 from pymc_kameleon.surrogate.conditioning import PREDICTED, cholesky_with_jitter, set_prior
 from pymc_kameleon.surrogate.covariances import radial
 from pymc_kameleon.surrogate.gaussian_process import standardised
@@ -26,6 +26,15 @@ __all__ = ["extend_joint", "learn_joint", "least_useful_joint", "rebuild_joint",
 
 
 @numba.njit(cache=True)
+def _enters(process, value, gradient):
+    """Whether a point is neither censored nor has a gradient that is not finite."""
+    for k in range(gradient.size):
+        if not math.isfinite(gradient[k]):
+            return False
+    return value > process.censoring[0] and value < np.inf
+
+
+@numba.njit(cache=True)
 def extend_joint(process, x, value, gradient):
     """Add a point with its gradient, in O(rows^2 (1 + d)).
 
@@ -37,11 +46,8 @@ def extend_joint(process, x, value, gradient):
     """
     dim, count = x.size, process.count[0]
     size, rows = dim + 1, count * (dim + 1)
-    if count == process.values.size or not (value > process.censoring[0] and value < np.inf):
+    if count == process.values.size or not _enters(process, value, gradient):
         return False
-    for k in range(dim):
-        if not math.isfinite(gradient[k]):
-            return False
     u, z, prior, target = np.empty(dim), np.empty(dim), np.empty(size), np.empty(size)
     v, covariance, root = np.empty((size, rows)), np.empty((size, size)), np.empty((size, size))
     standardised(process, x, u, z)
@@ -66,13 +72,16 @@ def extend_joint(process, x, value, gradient):
         target[i] -= prior[i] + dot(v[i], process.whitened, rows)
     solve_lower(root, size, target)
     for i in range(size):
-        process.factor[rows + i, :rows] = v[i]
-        process.factor[rows + i, rows : rows + i + 1] = root[i, : i + 1]
+        for j in range(rows):
+            process.factor[rows + i, j] = v[i, j]
+        for j in range(i + 1):
+            process.factor[rows + i, rows + j] = root[i, j]
         process.whitened[rows + i] = target[i]
-    process.points[count] = x
-    process.coordinates[:, count] = z
+    for k in range(dim):
+        process.points[count, k] = x[k]
+        process.gradients[count, k] = gradient[k]
+        process.coordinates[k, count] = z[k]
     process.values[count] = value
-    process.gradients[count] = gradient
     process.count[0] = count + 1
     process.censoring[0] = max(process.censoring[0], value - process.censoring[1])
     return True
@@ -152,26 +161,28 @@ def least_useful_joint(process, current):
     """
     count, dim = process.count[0], process.points.shape[1]
     size, rows = dim + 1, count * (dim + 1)
-    weights = process.whitened[:rows].copy()
+    weights = np.empty(rows)
+    copy_into(process.whitened, weights)
     solve_upper(process.factor, rows, weights)
     columns, gram, root = np.empty((size, rows)), np.empty((size, size)), np.zeros((size, size))
     unit, block = np.empty(size), np.empty(size)
-    best = np.max(process.values[:count])
+    best = largest_value(process)
     index, smallest = -1, np.inf
     for i in range(count):
-        if np.all(process.points[i] == current):
+        if same_point(process, i, current):
             continue
         # The block of K^-1 at a point is the inverse of its covariance given the others.
-        columns[:] = 0.0
         for k in range(size):
+            for j in range(rows):
+                columns[k, j] = 0.0
             columns[k, i * size + k] = 1.0
             solve_lower(process.factor, rows, columns[k])
             for j in range(k + 1):
                 gram[k, j] = dot(columns[k], columns[j], rows)
         if not proposal_factor(gram, 0.0, 1.0, root):
             continue
-        unit[:] = 0.0
-        unit[0] = 1.0
+        for k in range(size):
+            unit[k] = 1.0 if k == 0 else 0.0
         solve_factor(root, unit, unit)
         solve_factor(root, weights[i * size : (i + 1) * size], block)
         found = use(dot(unit, block, size), dot(unit, unit, size), best - process.values[i])
@@ -188,9 +199,10 @@ def remove_joint(process, index):
         delete_row(process.factor, count * (dim + 1) - i, index * (dim + 1))
     for i in range(index, count - 1):
         process.values[i] = process.values[i + 1]
-        process.points[i] = process.points[i + 1]
-        process.gradients[i] = process.gradients[i + 1]
-        process.coordinates[:, i] = process.coordinates[:, i + 1]
+        for k in range(dim):
+            process.points[i, k] = process.points[i + 1, k]
+            process.gradients[i, k] = process.gradients[i + 1, k]
+            process.coordinates[k, i] = process.coordinates[k, i + 1]
     process.count[0] = count - 1
     _whiten(process)
 
@@ -210,13 +222,13 @@ def learn_joint(process, x, value, gradient, current):
     count, dim = process.count[0], x.size
     if count < process.values.size:
         return extend_joint(process, x, value, gradient)
-    if not (value > process.censoring[0] and value < np.inf and np.all(np.isfinite(gradient))):
+    if not _enters(process, value, gradient):
         return False
     vector, matrix = np.empty(dim), np.empty((dim, dim))
     mean, variance = predict_joint(process, x, vector, vector, matrix)
     if not variance > PREDICTED * process.jitter[0] * math.exp(2.0 * process.hyperparameters[0]):
         return False
-    best = max(value, np.max(process.values[:count]))
+    best = max(value, largest_value(process))
     index, smallest = least_useful_joint(process, current)
     if index < 0 or smallest >= use(value - mean, variance, best - value):
         return False

@@ -1,0 +1,238 @@
+"""What several samplers got for what they paid, side by side."""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from pymc_kameleon._compat import group_dataset, is_result
+from pymc_kameleon.validation import checked_integer, checked_number
+
+__all__ = ["efficiency_table", "squared_jump_distance"]
+
+ACCEPTANCE_STATISTICS = ("accept", "acceptance_rate")
+"""Names of the acceptance probability: of Metropolis-like steps, and of NUTS."""
+
+TAILS = (0.05, 0.95)
+
+COLUMNS = [
+    *("chains", "draws", "acceptance", "ess_bulk", "ess_tail", "esjd"),
+    *("evaluations", "evaluations_percent", "ess_bulk_per_evaluation"),
+    *("seconds", "ess_bulk_per_second", "rhat"),
+]
+
+
+def efficiency_table(
+    results: Mapping[str, Any],
+    *,
+    var_names: Sequence[str] | None = None,
+    evaluations: str | Mapping[str, str] = "n_evals",
+    steps_per_draw: int | Mapping[str, int] = 1,
+    seconds: Mapping[str, float] | None = None,
+) -> pd.DataFrame:
+    """Compare what several samplers got out of one model, and what they paid for it.
+
+    Parameters
+    ----------
+    results : mapping
+        Name -> what ``pymc.sample`` returned.
+    var_names : sequence of str, optional
+        Variables to judge by; default all variables of the posterior, deterministic ones included.
+    evaluations : str or mapping
+        Sampler statistic that counts the full evaluations of the log density in a draw, for all
+        results or by name. ``{"NUTS": "n_steps"}`` counts the gradients of NUTS.
+    steps_per_draw : int or mapping
+        Transitions that each step method makes in a draw, for all results or by name.
+    seconds : mapping, optional
+        Name -> wall time in seconds, of those results for which it is not the attribute
+        ``sampling_time`` of the posterior.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row a result, in the given order. What cannot be known is NaN.
+
+        =========================  =================================================================
+        chains, draws              numbers of chains and of draws in each, after tuning
+        acceptance                 mean of the statistic `accept` (or else `acceptance_rate`), each
+                                   at most 1: that of ``pymc.Metropolis`` can exceed it
+        ess_bulk, ess_tail         effective sample size over all chains, the smallest over all
+                                   elements of the variables; tail: of the 5% and 95% quantiles
+        esjd                       :func:`squared_jump_distance`
+        evaluations                full evaluations of the log density, all chains, after tuning
+        evaluations_percent        the same in percent of the transitions
+        ess_bulk_per_evaluation    ess_bulk / evaluations
+        seconds                    wall time of all chains, tuning included
+        ess_bulk_per_second        ess_bulk / seconds
+        rhat                       largest rank-normalised R-hat over all elements
+        =========================  =================================================================
+
+    Raises
+    ------
+    TypeError
+        If `results` is no mapping, or something in it was not returned by ``pymc.sample``.
+    ValueError
+        If there are no results, a variable is not in a result, or an option names no result.
+
+    Notes
+    -----
+    A plain step evaluates the log density once a transition, 100%; a surrogate saves a part of
+    that, and a first evaluation at the start of a chain, or after other steps of a compound step
+    moved other variables, comes on top. Several steps of one draw each make their transitions:
+    their evaluations are added, their acceptances averaged.
+
+    Elements that never change in any chain are left out of ESS and R-hat, as for the diagonal of a
+    correlation matrix; if none changes, both are NaN. R-hat needs two chains.
+
+    Examples
+    --------
+    >>> efficiency_table({"plain": idata, "surrogate": other}, steps_per_draw={"plain": 20})
+    """
+    _check_results(results)
+    counters = _by_name("evaluations", evaluations, results, "n_evals")
+    transitions = _by_name("steps_per_draw", steps_per_draw, results, 1)
+    times = _by_name("seconds", {} if seconds is None else seconds, results, None)
+    rows = []
+    for name, result in results.items():
+        steps = checked_integer(f"steps_per_draw of {name!r}", transitions[name], 1)
+        posterior = _selected(name, result, var_names)
+        row = _statistics(group_dataset(result, "sample_stats"), counters[name], steps)
+        row |= _quality(_raveled(posterior))
+        row["seconds"] = _seconds(name, posterior, times[name])
+        row["ess_bulk_per_evaluation"] = _ratio(row["ess_bulk"], row["evaluations"])
+        row["ess_bulk_per_second"] = _ratio(row["ess_bulk"], row["seconds"])
+        rows.append(row)
+    return pd.DataFrame(rows, index=list(results), columns=COLUMNS)
+
+
+def squared_jump_distance(result, *, var_names: Sequence[str] | None = None) -> float:
+    r"""Estimate the expected squared jump distance (ESJD) of a draw.
+
+    .. math:: \frac 1 {C (n - 1)} \sum_{c=1}^C \sum_{t=1}^{n-1} \lVert x_{c,t+1} - x_{c,t} \rVert^2
+
+    Parameters
+    ----------
+    result : InferenceData or DataTree
+        What ``pymc.sample`` returned.
+    var_names : sequence of str, optional
+        Variables that make up x, raveled in their natural (constrained) space; default all
+        variables of the posterior, deterministic ones included.
+
+    Returns
+    -------
+    float
+        In squared units of the variables; NaN for fewer than two draws.
+
+    Notes
+    -----
+    It compares samplers of one model. It is a sum over coordinates, ruled by those with the largest
+    scale; a mean over coordinates, which some papers give, is this over their number.
+    """
+    _check_results({"result": result})
+    return _mean_squared_jump(_raveled(_selected("result", result, var_names)))
+
+
+def _check_results(results):
+    if is_result(results) or not isinstance(results, Mapping):
+        raise TypeError(
+            f"results is of type {type(results).__name__}: take a mapping of names to what "
+            'pm.sample returned, as in {"plain": idata}.'
+        )
+    if not results:
+        raise ValueError('results is empty: take at least one, as in {"plain": idata}.')
+    for name, result in results.items():
+        if not is_result(result):
+            raise TypeError(
+                f"results[{name!r}] is of type {type(result).__name__} without a posterior: take "
+                "what pm.sample returned (with return_inferencedata=True, its default)."
+            )
+
+
+def _by_name(argument, value, results, default):
+    """Value of an option for each result."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(results, value)
+    unknown = [name for name in value if name not in results]
+    if unknown:
+        raise ValueError(
+            f"{argument} names {', '.join(map(repr, unknown))}, which is none of the results: take "
+            f"names among {', '.join(map(repr, results))}."
+        )
+    return {name: value.get(name, default) for name in results}
+
+
+def _selected(name, result, var_names):
+    posterior = group_dataset(result, "posterior")
+    if var_names is None:
+        return posterior
+    names = [var_names] if isinstance(var_names, str) else list(var_names)
+    missing = [variable for variable in names if variable not in posterior]
+    if missing or not names:
+        raise ValueError(
+            f"var_names={var_names!r}: the posterior of {name!r} holds "
+            f"{', '.join(map(str, posterior.data_vars))}; take some of these, or leave it out."
+        )
+    return posterior[names]
+
+
+def _raveled(posterior) -> np.ndarray:
+    """All elements of all variables, shape (chains, draws, d)."""
+    shape = posterior.sizes["chain"], posterior.sizes["draw"], -1
+    values = [
+        variable.transpose("chain", "draw", ...).values.astype(float).reshape(shape)
+        for variable in posterior.data_vars.values()
+    ]
+    return np.concatenate(values, axis=2)
+
+
+def _statistics(statistics, counter, steps_per_draw):
+    """Mean acceptance and evaluations, of sampler statistics (chains, draws, ...)."""
+    row = dict.fromkeys(("acceptance", "evaluations", "evaluations_percent"), math.nan)
+    for name in ACCEPTANCE_STATISTICS:
+        if _has(statistics, name):
+            row["acceptance"] = float(np.minimum(statistics[name].values, 1.0).mean())
+            break
+    if _has(statistics, counter):
+        counts = statistics[counter].values
+        row["evaluations"] = float(counts.sum())
+        row["evaluations_percent"] = 100.0 * float(counts.mean()) / steps_per_draw
+    return row
+
+
+def _has(statistics, name):
+    return statistics is not None and name in statistics
+
+
+def _quality(draws):
+    row = {"chains": draws.shape[0], "draws": draws.shape[1], "esjd": _mean_squared_jump(draws)}
+    row |= {"ess_bulk": math.nan, "ess_tail": math.nan, "rhat": math.nan}
+    moving = draws[:, :, ~(draws == draws[:1, :1]).all(axis=(0, 1))]
+    if moving.size:
+        dataset = xr.Dataset({"x": (("chain", "draw", "element"), moving)})
+        row["ess_bulk"] = float(az.ess(dataset, method="bulk")["x"].values.min())
+        row["ess_tail"] = float(az.ess(dataset, method="tail", prob=TAILS)["x"].values.min())
+        if len(moving) > 1:
+            row["rhat"] = float(az.rhat(dataset)["x"].values.max())
+    return row
+
+
+def _mean_squared_jump(draws):
+    if draws.shape[1] < 2:
+        return math.nan
+    return float((np.diff(draws, axis=1) ** 2).sum(axis=2).mean())
+
+
+def _seconds(name, posterior, given):
+    if given is not None:
+        return checked_number(f"seconds of {name!r}", given, above=0)
+    value = posterior.attrs.get("sampling_time")
+    return float(value) if isinstance(value, numbers.Real) else math.nan
+
+
+def _ratio(numerator, denominator):
+    return numerator / denominator if denominator > 0 else math.nan

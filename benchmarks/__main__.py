@@ -9,6 +9,9 @@ COMMANDS = {
     "startup": "time to the first draw, time of adaptation, size of the state",
     "efficiency": "effective draws per draw, evaluation and second, through pm.sample",
     "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",
+    "proposal-gallery": "proposals of the kernel-adaptive steps over banana, flower and ring",
+    "thesis-convergence": "covariance error of random features, section 5.2 of the F-KAMH thesis",
+    "thesis-efficiency": "F-KAMH against KAMH, section 5.1 of the F-KAMH thesis",
 }
 
 

@@ -183,8 +183,8 @@ def run(arguments):
         "point, a proposal. DEMetropolisZ and Metropolis evaluate the old point again with each, "
         "which is not counted, nor is it for Slice: its draw costs nstep_out + nstep_in + 3 dim, "
         f"and {PILOT_DRAWS} + {PILOT_DRAWS} draws of a chain tell how many it gets. A draw of "
-        "Metropolis is dim proposals; of KameleonStep, .paper and AdaptiveMetropolis 20 "
-        "(steps_per_draw=20); of KameleonStep-1 and DEMetropolisZ one.",
+        "Metropolis is dim proposals; of KameleonStep-1 and DEMetropolisZ one, and of the other "
+        "steps of this package 20 (steps_per_draw=20).",
         "Starts: N(0, 3^2), for the Gaussian in units of its scales; prior draws for lynx-hare, "
         "where Slice gets -inf for the NaN of a failed solver, which it would accept.",
         "bulk, tail: ESS over all chains, of the worst coordinate. 1k: per 1000 evaluations. s: "

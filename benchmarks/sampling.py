@@ -11,7 +11,12 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    KameleonStep,
+    PCAKameleonStep,
+)
 
 __all__ = [
     "REFERENCE",
@@ -30,6 +35,8 @@ SAMPLERS = {
     "KameleonStep": partial(KameleonStep, steps_per_draw=20),
     "KameleonStep.paper": partial(KameleonStep.paper, steps_per_draw=20),
     "KameleonStep-1": KameleonStep,
+    "FastKameleonStep": partial(FastKameleonStep, steps_per_draw=20),
+    "PCAKameleonStep": partial(PCAKameleonStep, steps_per_draw=20),
     "AdaptiveMetropolis": partial(AdaptiveMetropolisStep, steps_per_draw=20),
     "Metropolis": pm.Metropolis,
     "Slice": pm.Slice,

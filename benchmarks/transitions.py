@@ -1,36 +1,76 @@
-"""Time of one transition, compared with `pymc.DEMetropolisZ`."""
+"""Time of one transition, compared with `pymc.DEMetropolisZ` and between steps."""
 
 import math
+import pickle
+import sys
+import time
+from argparse import Namespace
 from collections.abc import Iterator
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
 
 from benchmarks.common import DrivenStep, heading, mark, pymc_major, show, write
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep, PCAKameleonStep
+from pymc_kameleon.adaptation import RECENT
 from pymc_kameleon.targets import Banana
 
 __all__ = ["add_arguments", "run"]
 
-PLAIN = {"mode": "cvm"}
+PLAIN = {"compile_kwargs": {"mode": "cvm"}}
 """Compiled by PyTensor to C, which the compiled transitions cannot call."""
 
-BOUNDS = {
-    # sampler, dim, n_subsample, steps_per_draw, options: ratio by generation of PyMC
-    ("KameleonStep", 8, 1000, 20, ""): {5: 0.6, 6: 0.45},
-    ("KameleonStep", 8, 1000, 1, ""): {5: 1.2, 6: 1.2},
-    ("AdaptiveMetropolisStep", 8, 0, 20, ""): {5: 0.06, 6: 0.06},
+OPTIONS = {"": {}, "global_share=0": {"global_share": 0.0}, "plain Python": PLAIN}
+STEPS = {
+    step.__name__: step
+    for step in (KameleonStep, FastKameleonStep, PCAKameleonStep, AdaptiveMetropolisStep)
 }
+SIZES = {
+    "KameleonStep": "n_subsample",
+    "PCAKameleonStep": "n_subsample",
+    "FastKameleonStep": "n_features",
+}
+
+
+class Row(NamedTuple):
+    """A step to time; `size` is that of its subsample or the number of its features."""
+
+    sampler: str
+    dim: int
+    size: int
+    steps_per_draw: int
+    options: str = ""
+
+    def columns(self) -> dict[str, Any]:
+        return self._asdict() | {"size": str(self.size or "")}
+
+
+BOUNDS = {
+    # ratio to DEMetropolisZ by generation of PyMC
+    Row("KameleonStep", 8, 1000, 20): {5: 0.6, 6: 0.45},
+    Row("KameleonStep", 8, 1000, 1): {5: 1.2, 6: 1.2},
+    Row("AdaptiveMetropolisStep", 8, 0, 20): {5: 0.06, 6: 0.06},
+}
+PAIRS = [
+    # step, size, size of KameleonStep, largest ratio between the two
+    ("FastKameleonStep", 300, 1000, 1.0),
+    ("FastKameleonStep", 300, 10_000, 0.35),
+    ("PCAKameleonStep", 1000, 1000, 1.0),
+]
+ABSORB_MICROSECONDS = 10.0
+STATE_GROWTH, COST_GROWTH = 1.01, 1.1
 
 
 def add_arguments(parser):
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 8, 20, 50])
     parser.add_argument("--subsamples", type=int, nargs="+", default=[250, 1000, 4000])
+    parser.add_argument("--features", type=int, nargs="+", default=[300])
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 20], help="steps per draw")
     parser.add_argument("--blocks", type=int, default=15, help="pairs of timed blocks a row")
     parser.add_argument("--block-seconds", type=float, default=0.05)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
 
 
 @cache
@@ -39,93 +79,167 @@ def banana(dim: int) -> pm.Model:
     return Banana(0.03, 100.0, dim=dim).model()
 
 
-def configurations(arguments) -> Iterator[tuple[str, int, int, int, str, dict[str, Any]]]:
-    """Rows of the table: sampler, dim, n_subsample, steps_per_draw, options in words, options."""
+def configurations(arguments) -> Iterator[Row]:
+    """Rows of the first table."""
+    steps = arguments.steps
     for dim in arguments.dims:
-        for n in arguments.subsamples:
-            for steps in arguments.steps:
-                yield "KameleonStep", dim, n, steps, "", {}
-                if dim == 8:
-                    yield "KameleonStep", dim, n, steps, "global_share=0", {"global_share": 0}
-        for steps in arguments.steps:
-            yield "AdaptiveMetropolisStep", dim, 0, steps, "", {}
-        if dim == 8:
-            for steps in arguments.steps:
-                options = {"compile_kwargs": PLAIN}
-                yield "KameleonStep", dim, 1000, steps, "plain Python", options
-                yield "AdaptiveMetropolisStep", dim, 0, steps, "plain Python", options
+        kernel = ("", "global_share=0") if dim == 8 else ("",)
+        largest = [10_000] if dim == 8 else []
+        for n in arguments.subsamples + largest:
+            yield from (Row("KameleonStep", dim, n, s, words) for s in steps for words in kernel)
+        for n in arguments.features:
+            both = ("", "global_share=0")
+            yield from (Row("FastKameleonStep", dim, n, s, words) for s in steps for words in both)
+        for n in (500, 1000) if dim == 8 else ():
+            yield from (Row("PCAKameleonStep", dim, n, s, words) for s in steps for words in kernel)
+        yield from (Row("AdaptiveMetropolisStep", dim, 0, s) for s in steps)
+        for sampler, n in (("KameleonStep", 1000), ("AdaptiveMetropolisStep", 0)):
+            if dim == 8:
+                yield from (Row(sampler, dim, n, s, "plain Python") for s in steps)
 
 
-def tuned(sampler: str, dim: int, n_subsample: int, steps: int, options: dict) -> DrivenStep:
-    """Make a step and tune it until it has a full subsample."""
-    options = {"steps_per_draw": steps} | options
-    transitions = 1000 + 500 * dim
-    if sampler == "KameleonStep":
-        options["n_subsample"] = n_subsample
-        # The subsample comes from the later half of the chain, at counts that grow by a tenth.
-        transitions = max(transitions, math.ceil(2.3 * n_subsample))
-        make_step = partial(KameleonStep, **options)
-    else:
-        make_step = partial(AdaptiveMetropolisStep, **options)
-    driven = DrivenStep(banana(dim), make_step)
-    driven.tune(math.ceil(transitions / steps))
-    if sampler == "KameleonStep" and driven.step.learnt.points.shape[1] != n_subsample:
-        found = driven.step.learnt.points.shape[1]
-        raise RuntimeError(f"{found} points in the subsample instead of {n_subsample}.")
+def tuned(row: Row) -> DrivenStep:
+    """Make a step and tune it, until it has a full subsample if it has one."""
+    options = {"steps_per_draw": row.steps_per_draw} | OPTIONS[row.options]
+    if row.sampler in SIZES:
+        options[SIZES[row.sampler]] = row.size
+    driven = DrivenStep(banana(row.dim), partial(STEPS[row.sampler], **options))
+    transitions = 1000 + 500 * row.dim
+    subsamples = SIZES.get(row.sampler) == "n_subsample"
+    if subsamples:
+        # The subsample comes from the later half of the chain, at counts that grow by a factor.
+        transitions = max(transitions, math.ceil(2.1 * driven.step.growth * row.size))
+    driven.tune(math.ceil(transitions / row.steps_per_draw))
+    found = driven.step.learnt.points.shape[1] if subsamples else row.size
+    if found != row.size:
+        raise RuntimeError(f"{found} points in the subsample instead of {row.size}.")
     return driven
 
 
-def compare(driven: DrivenStep, steps: int, reference: DrivenStep, arguments) -> dict[str, float]:
+def compare(driven: DrivenStep, reference: DrivenStep, arguments) -> dict[str, float]:
     """Time alternating blocks of both; medians over the blocks and over the ratios of pairs."""
-    seconds, reference_seconds, accepted = [], [], []
-    draws = max(1, round(arguments.block_seconds / driven.draw(5)[0]))
-    reference_draws = max(1, round(arguments.block_seconds / reference.draw(5)[0]))
+    both, seconds, accepted = (reference, driven), ([], []), []
+    draws = [max(1, round(arguments.block_seconds / one.draw(5)[0])) for one in both]
     for _ in range(arguments.blocks):
-        reference_seconds.append(reference.draw(reference_draws)[0])
-        block_seconds, block_accepted = driven.draw(draws)
-        seconds.append(block_seconds / steps)
+        for one, n, times in zip(both, draws, seconds, strict=True):
+            block_seconds, block_accepted = one.draw(n)
+            times.append(block_seconds / getattr(one.step, "steps_per_draw", 1))
         accepted.append(block_accepted)
-    low, ratio, high = np.quantile(np.divide(seconds, reference_seconds), [0.25, 0.5, 0.75])
+    low, ratio, high = np.quantile(np.divide(seconds[1], seconds[0]), [0.25, 0.5, 0.75])
     return {
         "accepted": np.mean(accepted),
-        "us": 1e6 * np.median(seconds),
-        "DEMZ us": 1e6 * np.median(reference_seconds),
+        "us": 1e6 * np.median(seconds[1]),
+        "reference us": 1e6 * np.median(seconds[0]),
         "ratio": ratio,
         "25%": low,
         "75%": high,
     }
 
 
-def run(arguments):
+def show_ratios(arguments):
     lines = heading(
         "transitions: CPU microseconds a transition, and the ratio to pymc.DEMetropolisZ",
         "Target: Banana(0.03, 100) in dim dimensions as a PyMC model. Every step is tuned first, "
-        "then frozen. us: time of step.step(point) divided by steps_per_draw. DEMZ us: that of "
-        "DEMetropolisZ's step.step(point) on the banana of dimension 8, in blocks of calls that "
-        f"alternate with the step's own. ratio: median over {arguments.blocks} pairs of blocks, "
-        "with quartiles. accepted: share of moves. No options means defaults, where 0.3 of "
-        "KameleonStep's moves use the kernel; with global_share=0 all of them do. plain Python: "
+        "then frozen. size: points of the subsample, for FastKameleonStep random features. us: "
+        "time of step.step(point) divided by steps_per_draw. reference us: that of DEMetropolisZ's "
+        "step.step(point) on the banana of dimension 8, in blocks of calls that alternate with the "
+        f"step's own. ratio: median over {arguments.blocks} pairs of blocks, with quartiles. "
+        "accepted: share of moves. No options means defaults, where 0.2 of the moves of a kernel "
+        "adaptive step use the kernel; with global_share=0 all of them do. plain Python: "
         'compile_kwargs={"mode": "cvm"}, as for a black-box model.',
     )
     reference = DrivenStep(banana(8), pm.DEMetropolisZ)
     reference.tune(2000)
     rows = []
-    for sampler, dim, n, steps, words, options in configurations(arguments):
-        driven = tuned(sampler, dim, n, steps, options)
-        row = {
-            "sampler": sampler,
-            "dim": dim,
-            "n_subsample": str(n or ""),
-            "steps_per_draw": steps,
-            "options": words,
-            **compare(driven, steps, reference, arguments),
-        }
-        bound = BOUNDS.get((sampler, dim, n, steps, words))
-        row |= (
-            {"target": "", "met": ""} if bound is None else mark(row["ratio"], bound[pymc_major()])
+    for row in configurations(arguments):
+        found = row.columns() | compare(tuned(row), reference, arguments)
+        bound = BOUNDS.get(row)
+        found |= (
+            {"target": "", "met": ""}
+            if bound is None
+            else mark(found["ratio"], bound[pymc_major()])
         )
-        rows.append(row)
+        rows.append(found)
         print(".", end="", flush=True)
     print()
     show(rows)
     write(rows, lines, arguments.output / "transitions.csv")
+
+
+def show_pairs(arguments):
+    lines = heading(
+        "transitions: ratios to KameleonStep",
+        "As above, in 8 dimensions with 20 steps a draw, with KameleonStep of n_subsample points "
+        "in place of DEMetropolisZ; both with the same options.",
+    )
+    rows, make = [], cache(tuned)
+    for words in ("", "global_share=0"):
+        for sampler, size, n, bound in PAIRS:
+            row = Row(sampler, 8, size, 20, words)
+            reference = make(Row("KameleonStep", 8, n, 20, words))
+            found = row.columns() | {"against": f"n_subsample={n}"}
+            found |= compare(make(row), reference, arguments)
+            rows.append(found | mark(found["ratio"], bound))
+    show(rows)
+    write(rows, lines, arguments.output / "transitions-pairs.csv")
+
+
+def adapting(draws: int) -> DrivenStep:
+    """Make a FastKameleonStep after this many draws, the later half of them after tuning."""
+    driven = DrivenStep(banana(8), partial(FastKameleonStep, adapt_after_tune=True))
+    driven.tune(draws // 2)
+    driven.draw(draws - draws // 2)
+    return driven
+
+
+def mean_seconds(function, times: int, prepare=lambda: None) -> float:
+    """Mean CPU seconds of calls, each after a preparation that is not timed."""
+    total = 0.0
+    for _ in range(times):
+        prepare()
+        start = time.process_time()
+        function()
+        total += time.process_time() - start
+    return total / times
+
+
+def show_adaptation(arguments):
+    lines = heading(
+        "transitions: FastKameleonStep while it adapts",
+        "Banana(0.03, 100) in 8 dimensions, 300 features, 1 step a draw, adapt_after_tune=True, "
+        "past tuning: early after 1000, late after 100 000 draws. us: of a transition, in "
+        "alternating blocks; positions enter the covariance, but it is not factored, whose time is "
+        "in the last row and which comes at counts that grow by a fifth. absorb: features of 256 "
+        "positions and the update of the covariance by them, divided by 256.",
+    )
+    steps = adapting(1000), adapting(100_000)
+    sizes = [len(pickle.dumps(one.step.sampling_state)) for one in steps]
+    for one in steps:
+        one.step.next_update = sys.maxsize
+    found = compare(*reversed(steps), Namespace(blocks=arguments.blocks, block_seconds=0.01))
+    step = steps[1].step
+    block = len(step.history.recent)
+    absorb = mean_seconds(step._absorb, 100, lambda: step.history.cursor.put(RECENT, block))
+    microseconds, growth = 1e6 * absorb / block, sizes[1] / sizes[0]
+    rows = [
+        {"what": "us", "early": found["reference us"], "late": found["us"]}
+        | {"ratio": found["ratio"]} | mark(found["ratio"], COST_GROWTH),
+        {"what": "bytes of the state", "early": sizes[0], "late": sizes[1]}
+        | {"ratio": growth} | mark(growth, STATE_GROWTH),
+        {"what": "us, absorb", "late": microseconds} | mark(microseconds, ABSORB_MICROSECONDS),
+        {"what": "ms, factorisation", "late": 1e3 * mean_seconds(step._refresh, 10)},
+    ]  # fmt: skip
+    show(rows)
+    write(rows, lines, arguments.output / "transitions-adaptation.csv")
+
+
+TABLES = {
+    "DEMetropolisZ": show_ratios,
+    "KameleonStep": show_pairs,
+    "adaptation": show_adaptation,
+}
+
+
+def run(arguments):
+    for name in arguments.tables:
+        TABLES[name](arguments)

@@ -252,7 +252,6 @@ class FastKameleonStep(KernelAdaptiveStep):
             As for `FastKameleonStep`.
         """
         settings = {
-            "scaling": 1.0,
             "learning_decay": 1.0,
             "standardize": False,
             "global_share": 0.0,
@@ -371,11 +370,10 @@ class FastKameleonStep(KernelAdaptiveStep):
         factor = np.ascontiguousarray((vectors[:, :rank] * np.sqrt(eigenvalues[:rank])).T)
         self.features = self.features._replace(factor=factor)
         self.here.is_current[0] = False
+        # A new object, so that transitions take new scratch arrays for the new rank.
+        self.learnt = self.learnt._replace()
         self._keep_size()
-        if self.standardize:
-            self._rescale()
-        else:
-            self.learnt = self.learnt._replace()
+        self._rescale()
 
     def _size(self):
         return super()._size() + self.features.factor.size

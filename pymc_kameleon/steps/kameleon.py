@@ -198,8 +198,8 @@ class KameleonStep(KernelAdaptiveStep):
 
         Raw coordinates, no difference moves, :math:`\nu^2` from 0.1 by the recursion on
         :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a new subsample
-        before every transition of tuning. The history here is the later half of the chain, evenly
-        thinned.
+        before every transition of tuning, which takes most of its time. The history here is the
+        later half of the chain, evenly thinned.
 
         Parameters
         ----------
@@ -242,8 +242,7 @@ class KameleonStep(KernelAdaptiveStep):
         """Draw a new subsample, and learn coordinates and bandwidth from it."""
         self._learn_coordinates(history)
         self._keep_size()
-        if self.standardize:
-            self._rescale()
+        self._rescale()
 
     def _scatter_at(self, standardized):
         """M H M^T of proposition 2."""

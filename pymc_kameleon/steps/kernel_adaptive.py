@@ -328,27 +328,30 @@ class KernelAdaptiveStep(MetropolisHastingsStep):
         return median_bandwidth(thinned(points.T, BANDWIDTH_POINTS, self.rng).T)
 
     def _rescale(self):
-        """Keep the sizes of local moves across an update, and bound them.
+        """Choose the scalings at the first update, and keep the sizes of local moves across others.
 
-        A typical move under a scaling has the size of the best random walk (Roberts et al. 1997) at
-        a scaling of `unit`.
+        At a scaling of `unit` a local move has the size of the best random walk on a Gaussian of
+        the history's variance (Roberts et al. 1997). In raw coordinates a later update changes no
+        scaling, and there are no bounds: the published settings have neither.
         """
-        chosen = self.rng.integers(self.learnt.points.shape[1], size=SIZE_POINTS)
-        sizes = self._move_sizes(np.ascontiguousarray(self.learnt.points[:, chosen]))
+        points = self.learnt.points
+        chosen = self.rng.integers(points.shape[1], size=SIZE_POINTS)
+        sizes = self._move_sizes(np.ascontiguousarray(points[:, chosen]))
         sizes = np.maximum(sizes, 1e-300)
-        unit = -0.5 * np.log(sizes) + math.log(2.38 / math.sqrt(self.dim))
-        known = self.typical_size > 0
-        self.scaling.log[known] += 0.5 * np.log(self.typical_size[known] / sizes[known])
-        chooses = self.initial_scaling is None
+        spread = max(float(points.var(axis=1).mean()), 1e-300)
+        unit = 0.5 * np.log(spread / sizes) + math.log(2.38 / math.sqrt(self.dim))
+        known, chooses = self.typical_size > 0, self.initial_scaling is None
         if chooses and self.warm_scaling is None:
             self.scaling.log[~known] = unit[~known] + math.log(0.5)
+        if self.standardize:
+            self.scaling.log[known] += 0.5 * np.log(self.typical_size[known] / sizes[known])
+            smallest, largest = unit + math.log(0.05), unit + math.log(100.0)
+            if chooses:
+                self.scaling.log[:] = np.clip(self.scaling.log, smallest, largest)
+            self.learnt = self.learnt._replace(
+                smallest_log_scaling=smallest, largest_log_scaling=largest
+            )
         self.typical_size = sizes
-        smallest, largest = unit + math.log(0.05), unit + math.log(100.0)
-        if chooses:
-            self.scaling.log[:] = np.clip(self.scaling.log, smallest, largest)
-        self.learnt = self.learnt._replace(
-            smallest_log_scaling=smallest, largest_log_scaling=largest
-        )
 
     def _keep_size(self):
         """With the numbers that are still free, the size of the state does not depend on draws."""

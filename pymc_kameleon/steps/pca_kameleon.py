@@ -238,8 +238,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
         self.here = GradientsHere(np.zeros(1, dtype=np.bool_), np.zeros(self.learnt.points.shape))
         self.eigenfunctions = self._principal_components()
         self._keep_size()
-        if self.standardize:
-            self._rescale()
+        self._rescale()
 
     def _principal_components(self):
         """Eigenvectors of HKH and their weights, the largest eigenvalue first."""

@@ -1,6 +1,13 @@
 """Gradient-free, kernel-adaptive step methods for PyMC."""
 
-from pymc_kameleon import kernels, plots, random_features, targets
+from pymc_kameleon import (
+    diagnostics,
+    kernels,
+    plots,
+    random_features,
+    surrogate_targets,
+    targets,
+)
 from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
 from pymc_kameleon.steps import (
@@ -21,11 +28,13 @@ __all__ = [
     "KameleonStep",
     "MALAStep",
     "PCAKameleonStep",
+    "diagnostics",
     "dispersed_starts",
     "kernels",
     "plots",
     "random_features",
     "register",
+    "surrogate_targets",
     "targets",
     "unregister",
 ]

@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import evaluate
 from pymc_kameleon.proposals import copy_into
-from pymc_kameleon.surrogate.joint_conditioning import extend_joint
+from pymc_kameleon.surrogate.joint_conditioning import learn_joint
 from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
 from pymc_kameleon.surrogate.stages import (
     log_exact_density,
@@ -139,7 +139,9 @@ def remember(stage, chain):
     stage.values[i] = chain.proposed_value[1]
     stage.count[0] += 1
     if stage.is_open[0]:
-        extend_joint(stage.process, chain.proposal, chain.proposed_value[1], gradient)
+        learn_joint(
+            stage.process, chain.proposal, chain.proposed_value[1], gradient, chain.position
+        )
         stage.is_current[0] = False
 
 

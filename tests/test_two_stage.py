@@ -49,7 +49,7 @@ def fitted(n, rng, **options):
     points = TARGET.draw(n, rng)
     if n > 3:
         return GPSurrogate(**options).fit(points, log_likelihood(points))
-    surrogate = GPSurrogate(mean="constant", max_points=4)
+    surrogate = GPSurrogate(mean="constant", max_points=4, one_stage_share=0.0)
     process = surrogate.new_process(2)
     rebuild(process, points, log_likelihood(points), np.log([30.0, 10.0, 10.0]))
     return FittedSurrogate(surrogate, process)
@@ -162,7 +162,7 @@ def test_evaluations_are_saved_and_the_posterior_is_the_same(make):
     n_evals = sum(s["n_evals"] for s in statistics)
     accepted = 10 * sum(s["accepted"] for s in statistics)
     assert accepted <= n_evals < 0.75 * 15_000
-    assert n_evals < 1.15 * accepted
+    assert n_evals < 1.15 * accepted + 0.06 * 15_000
     assert 0 < np.nanmean([s["surrogate_accept"] for s in statistics]) < 1
     assert all(s["n_points"] == statistics[0]["n_points"] > 10 for s in statistics)
     for j in range(3):

@@ -14,7 +14,7 @@ from pymc_kameleon.surrogate.joint_likelihood import fit_joint_hyperparameters
 from pymc_kameleon.surrogate.joint_process import JointProcess, new_joint_process
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, fit_mean, mean_value
-from pymc_kameleon.validation import checked_array, checked_integer, checked_number
+from pymc_kameleon.validation import checked_array, checked_integer, checked_number, checked_share
 
 __all__ = ["MEANS", "GPSurrogate"]
 
@@ -50,6 +50,9 @@ class GPSurrogate:
     refit : float
         Hyperparameters are fitted again when the number of points learnt has grown by this factor
         since the last fit.
+    one_stage_share : float
+        Share of transitions that evaluate the model without asking the surrogate, so that a region
+        that it is wrong about stays open.
     depth : float, optional
         Log-likelihoods further below the largest one are censored: they enter as if they were this
         far below. By default 10 d + 50.
@@ -73,6 +76,7 @@ class GPSurrogate:
     n_initial: int | None = None
     max_points: int = 300
     refit: float = 1.25
+    one_stage_share: float = 0.05
     depth: float | None = None
 
     def __post_init__(self):
@@ -83,6 +87,7 @@ class GPSurrogate:
         checked = {
             "max_points": checked_integer("max_points", self.max_points, 3),
             "refit": checked_number("refit", self.refit, above=1),
+            "one_stage_share": checked_share("one_stage_share", self.one_stage_share),
         }
         if self.n_initial is not None:
             checked["n_initial"] = checked_integer("n_initial", self.n_initial, 2)

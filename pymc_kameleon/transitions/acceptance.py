@@ -2,13 +2,12 @@
 
 import math
 
-import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import evaluate
 from pymc_kameleon.proposals import copy_into
 from pymc_kameleon.transitions.metropolis import probability, settle
-from pymc_kameleon.transitions.two_stage import accept_in_two_stages, remember
+from pymc_kameleon.transitions.two_stage import accept_in_two_stages, is_asked, remember
 
 __all__ = ["accept_or_reject", "move_component"]
 
@@ -23,12 +22,13 @@ def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     ----------
     log_density : see `compiled.evaluate`
     stage : FirstStage or None
-        Asked before the log density, if it is open.
+        Asked before the log density, mostly.
     chain : Chain
     log_ratio : float
         log q(x | x*) - log q(x* | x).
-    uniforms : array, shape (2,)
-        Uniform random numbers in [0, 1) of the two stages; without a first stage the first is used.
+    uniforms : array, shape (3,)
+        Uniform random numbers in [0, 1): of the two stages (without a first stage the first is
+        used), and of whether the first is asked.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     accepted : bool
     """
     if stage is not None:
-        if stage.is_open[0] and chain.value[0] > -np.inf:
+        if is_asked(stage, chain, uniforms):
             return accept_in_two_stages(log_density, stage, chain, log_ratio, uniforms)
     proposed = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
     current = chain.value[0] + chain.value[1] + chain.value[2]

@@ -12,8 +12,8 @@ from pymc_kameleon.transitions.acceptance import accept_or_reject, move_componen
 
 __all__ = ["N_UNIFORMS", "Moments", "Settings", "run_compiled", "run_plain"]
 
-N_UNIFORMS = 3
-"""Uniform random numbers of a transition: coordinate, the two stages of acceptance."""
+N_UNIFORMS = 4
+"""Uniform random numbers of a transition: coordinate, and three of acceptance."""
 
 FORGETTING = 2.0
 """The covariance weighs position s of t by about (s/t)^(FORGETTING - 1): a bad start fades."""

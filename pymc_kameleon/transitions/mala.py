@@ -16,6 +16,7 @@ from pymc_kameleon.compiled import evaluate
 from pymc_kameleon.transitions.acceptance import move_component
 from pymc_kameleon.transitions.adaptive_metropolis import LARGEST_LOG_SCALING, update_moments
 from pymc_kameleon.transitions.metropolis import probability, settle
+from pymc_kameleon.transitions.two_stage import is_asked
 from pymc_kameleon.transitions.two_stage_mala import accept_langevin_in_two_stages, remember
 
 __all__ = ["N_TERMS", "N_UNIFORMS", "LangevinWorkspace", "Settings", "run_compiled", "run_plain"]
@@ -23,8 +24,8 @@ __all__ = ["N_TERMS", "N_UNIFORMS", "LangevinWorkspace", "Settings", "run_compil
 N_TERMS = 3
 """Numbers in a value array before the gradients."""
 
-N_UNIFORMS = 4
-"""Uniform random numbers of a transition: move, coordinate, the two stages of acceptance."""
+N_UNIFORMS = 5
+"""Uniform random numbers of a transition: move, coordinate, and three of acceptance."""
 
 
 class Settings(NamedTuple):
@@ -85,7 +86,7 @@ def _move_along_gradient(
     whitened_drift(chain.value, factor, workspace.drift)
     propose_langevin(chain.position, workspace.drift, factor, step_size, normals, chain.proposal)
     if stage is not None:
-        if stage.is_open[0] and chain.value[0] > -np.inf:
+        if is_asked(stage, chain, uniforms):
             return accept_langevin_in_two_stages(
                 log_density, stage, chain, step_size, factor, uniforms
             )

@@ -43,10 +43,10 @@ __all__ = [
     "standardize",
 ]
 
-N_UNIFORMS = 6
-CHOICE, PICK, _SECOND_PICK, _JUMP, ACCEPT = range(N_UNIFORMS - 1)
+N_UNIFORMS = 7
+CHOICE, PICK, _SECOND_PICK, _JUMP, ACCEPT = range(N_UNIFORMS - 2)
 """Uniform random numbers of a transition: kind of move, two points, length, and from `ACCEPT` on
-those of the two stages of acceptance."""
+those of acceptance."""
 
 
 class Settings(NamedTuple):

@@ -25,6 +25,7 @@ __all__ = [
     "SPREAD",
     "FirstStage",
     "accept_in_two_stages",
+    "is_asked",
     "remember",
 ]
 
@@ -49,6 +50,8 @@ class FirstStage(NamedTuple):
     follows : bool array, shape (1,)
         Whether the prior mean of the process is the log-likelihood of the current position. The
         surrogate then depends on the state, and the reverse first stage has another one.
+    one_stage_share : array, shape (1,)
+        Share of transitions without a first stage.
     here : array, shape (1,)
         The surrogate at the current position; valid if `is_current[0]`.
     is_current : bool array, shape (1,)
@@ -69,6 +72,7 @@ class FirstStage(NamedTuple):
     is_open: np.ndarray
     learns: np.ndarray
     follows: np.ndarray
+    one_stage_share: np.ndarray
     here: np.ndarray
     is_current: np.ndarray
     proposed_prior: np.ndarray
@@ -77,6 +81,16 @@ class FirstStage(NamedTuple):
     count: np.ndarray
     counts: np.ndarray
     outcome: np.ndarray
+
+
+@register_jitable
+def is_asked(stage, chain, uniforms):
+    """Whether this transition has a first stage.
+
+    A small share has none, whatever the state, so that a surrogate which is wrong about a region
+    cannot close it.
+    """
+    return stage.is_open[0] and uniforms[2] >= stage.one_stage_share[0] and chain.value[0] > -np.inf
 
 
 @register_jitable

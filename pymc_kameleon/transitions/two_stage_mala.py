@@ -65,6 +65,7 @@ class JointFirstStage(NamedTuple):
     process: JointProcess
     is_open: np.ndarray
     learns: np.ndarray
+    one_stage_share: np.ndarray
     here: Prediction
     there: Prediction
     is_current: np.ndarray

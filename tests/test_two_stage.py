@@ -1,5 +1,7 @@
 """A first stage leaves the target invariant, learns in the right order, and saves evaluations."""
 
+import pickle
+import sys
 import time
 
 import models
@@ -296,3 +298,76 @@ def test_no_gradient():
             model=model,
             surrogate=surrogate,
         )
+
+
+@pytest.mark.parametrize("tune", [20, 200])
+@pytest.mark.parametrize("make", [AdaptiveMetropolisStep, MALAStep])
+def test_state_goes_on_where_it_was(make, tune):
+    model = logistic()
+    one, other = (
+        make(model=model, rng=seed, surrogate=GPSurrogate(max_points=80)) for seed in (1, 2)
+    )
+    point, _ = driven(one, tune, model.initial_point())
+    other.sampling_state = pickle.loads(pickle.dumps(one.sampling_state))
+    again = {"beta": point["beta"].copy()}
+    for _ in range(60):
+        point, (expected,) = one.step(point)
+        again, (found,) = other.step(again)
+        np.testing.assert_array_equal(again["beta"], point["beta"])
+        assert found["n_points"] == expected["n_points"]
+
+
+def test_chains_are_the_same_in_other_processes():
+    chains, model = [], logistic()
+    for cores in (1, 2):
+        step = AdaptiveMetropolisStep(
+            model=model, surrogate=GPSurrogate(), compile_kwargs={"mode": "cvm"}
+        )
+        result = sample(step, model, chains=2, cores=cores, draws=60, tune=150)
+        chains.append(values(result, "beta"))
+    np.testing.assert_array_equal(*chains)
+
+
+def warnings_of(step, tune, draws, point):
+    point, _ = driven(step, tune, point)
+    step.stop_tuning()
+    _, statistics = driven(step, draws, point)
+    return [s["warning"].message for s in statistics if "warning" in s]
+
+
+def test_a_surrogate_that_was_never_fitted_says_so_once():
+    model = logistic()
+    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(), rng=1)
+    told = warnings_of(step, 5, 300, model.initial_point())
+    assert sum("never fitted" in message for message in told) == 1
+
+
+def test_a_surrogate_that_saves_nothing_says_so_once():
+    surrogate = GPSurrogate(mean="constant", max_points=4)
+    process = surrogate.new_process(2)
+    far = 1e3 + np.arange(6.0).reshape(3, 2)
+    rebuild(process, far, np.zeros(3), np.log([1.0, 1.0, 1.0]))
+    step = AdaptiveMetropolisStep(
+        model=banana_with_likelihood(),
+        surrogate=FittedSurrogate(surrogate, process),
+        covariance="identity",
+        scaling=1e-4,
+        learn_scaling=False,
+        rng=1,
+        steps_per_draw=20,
+    )
+    step.setup_chain(np.random.default_rng(1), 0, 1)
+    told = warnings_of(step, 0, 100, {"x": np.array([0.0, -10.0])})
+    assert sum("saves nothing" in message for message in told) == 1
+
+
+def test_progress_columns_count_the_calls(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    # PyMC 5 keeps the stream that was there when it was imported.
+    monkeypatch.setattr("pymc.progress_bar.rich_progress.stderr", sys.stderr, raising=False)
+    model = logistic()
+    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate())
+    sample(step, model, draws=60, tune=100, progressbar=True)
+    captured = capsys.readouterr()
+    for column in ("Calls made", "Calls saved"):
+        assert column in captured.out + captured.err

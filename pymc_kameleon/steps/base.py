@@ -450,7 +450,7 @@ class MetropolisHastingsStep(ArrayStepShared):
         if self.surrogate is None:
             shown["n_evals"] = ("Evals/draw", "0.0f")
         else:
-            shown |= {"calls_made": ("Calls made", "0.0f"), "calls_saved": ("saved", "0.0f")}
+            shown |= {"calls_made": ("Calls made", "0.0f"), "calls_saved": ("Calls saved", "0.0f")}
         columns = [
             TextColumn(f"{{task.fields[{name}]:{form}}}", table_column=Column(title, ratio=1))
             for name, (title, form) in shown.items()

@@ -137,7 +137,7 @@ class MetropolisHastingsStep(ArrayStepShared):
         if warm_start is not None:
             self.warm = warm_points(warm_start, model, self.target, self._history_capacity())
             own = set(self.stats_dtypes_shapes) - {"warning"}
-            others = {"bandwidth", "rank", "component"} - own
+            others = {"bandwidth", "rank", "component", "step_size"} - own
             self.warm_scaling = warm_scaling(warm_start, own, others)
         self._begin_chain(None)
 

@@ -70,10 +70,10 @@ class MALAStep(LearntCovarianceStep):
 
     Notes
     -----
-    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (:math:`\delta`),
-    `n_evals` (value and gradient together are one), `n_nonfinite`, as for `KameleonStep`; with a
-    surrogate also `surrogate_accept`, `surrogate_sd` and `n_points`. Preconditioner and step size
-    are fixed after tuning, so the target is exactly invariant.
+    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` and `step_size` (both
+    :math:`\delta`), `n_evals` (value and gradient together are one), `n_nonfinite`, as for
+    `KameleonStep`. Preconditioner and step size are fixed after tuning, so the target is exactly
+    invariant.
 
     References
     ----------
@@ -89,6 +89,7 @@ class MALAStep(LearntCovarianceStep):
     """
 
     name = "mala"
+    stats_dtypes_shapes = LearntCovarianceStep.stats_dtypes_shapes | {"step_size": (np.float64, [])}
 
     def __init__(
         self,
@@ -176,3 +177,7 @@ class MALAStep(LearntCovarianceStep):
             self.rng.standard_normal((n, self.dim)),
             self.rng.random((n, N_UNIFORMS)),
         )
+
+    def _scaling_statistics(self):
+        statistics = super()._scaling_statistics()
+        return statistics | {"step_size": statistics["scaling"]}

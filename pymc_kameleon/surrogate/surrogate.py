@@ -57,6 +57,21 @@ class GPSurrogate:
         Log-likelihoods further below the largest one are censored: they enter as if they were this
         far below. By default 10 d + 50.
 
+    Notes
+    -----
+    As `surrogate=` of a step it adds these sampler statistics, float64, per draw:
+
+    ================= ===================================================================
+    surrogate_accept  mean probability of passing the first stage (NaN: it was not asked)
+    surrogate_sd      mean standard deviation of the surrogate at the proposals
+    n_points          points it holds
+    calls_made        log-density evaluations of the chain so far, tuning included
+    calls_saved       transitions without one
+    ================= ===================================================================
+
+    It learns while tuning and is frozen afterwards, unless `adapt_after_tune=True`. What `fit`
+    returns may be passed to a step in its place: then it is asked from the start.
+
     References
     ----------
     A. Benavoli, J. Wyse and A. White, Gaussian Processes to speed up MCMC with automatic

@@ -22,9 +22,12 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.surrogate import FittedSurrogate
 from pymc_kameleon.surrogate.conditioning import rebuild
+from pymc_kameleon.surrogate.gaussian_process import log_surrogate
+from pymc_kameleon.surrogate.joint_conditioning import rebuild_joint
 from pymc_kameleon.targets import Banana
 from pymc_kameleon.testing import frozen, invariance_p_values
 from pymc_kameleon.transitions import two_stage
+from pymc_kameleon.transitions.two_stage_mala import predict_into
 
 BOUND = 1e-6
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
@@ -89,6 +92,54 @@ def test_means_and_kernels_are_invariant(options):
     assert min(found.values()) > BOUND, found
 
 
+@pytest.mark.parametrize("make", GRADIENT_FREE)
+def test_a_mixture_with_transitions_of_one_stage_is_invariant(make):
+    rng = np.random.default_rng(33)
+    points = TARGET.draw(12, rng)
+    surrogate = GPSurrogate(mean="constant", one_stage_share=0.5)
+    step = make(
+        model=banana_with_likelihood(),
+        warm_start=TARGET.draw(80, rng),
+        surrogate=surrogate.fit(points, log_likelihood(points)),
+        steps_per_draw=150,
+    )
+    found = invariance_p_values(
+        frozen(step, 34),
+        TARGET.draw(2000, rng),
+        TARGET.draw(100_000, rng),
+        {"quantile statistic": TARGET.quantile_statistic},
+    )
+    assert min(found.values()) > BOUND, found
+
+
+@pytest.mark.parametrize("steps_per_draw", [1, 3])
+@pytest.mark.parametrize("make", [*GRADIENT_FREE, MALAStep])
+def test_the_surrogate_here_is_that_of_the_present_position(make, steps_per_draw):
+    """While learning and after it, and whichever kind of move was accepted last."""
+    model = logistic()
+    step = make(
+        model=model,
+        rng=5,
+        surrogate=GPSurrogate(max_points=60, one_stage_share=0.3),
+        steps_per_draw=steps_per_draw,
+    )
+    point, checked = model.initial_point(), 0
+    for i in range(600):
+        if i == 400:
+            step.stop_tuning()
+        point, _ = step.step(point)
+        stage = step.stage
+        if stage.is_current[0]:
+            if make is MALAStep:
+                predict_into(stage.process, step.chain.position, stage.there)
+                here, fresh = stage.here.moments, stage.there.moments
+            else:
+                here, fresh = stage.here[0], log_surrogate(stage.process, step.chain.position)
+            np.testing.assert_allclose(here, fresh, rtol=1e-8, atol=1e-8)
+            checked += 1
+    assert checked > 100
+
+
 def _second_stage_without_the_surrogate(proposed, current, there, here):
     return min(0.0, proposed - current)
 
@@ -125,6 +176,33 @@ def gp_mala_p_values(n):
 def test_gp_mala_is_invariant_with_a_frozen_surrogate():
     found = gp_mala_p_values(1500)
     assert min(found.values()) > BOUND, found
+
+
+def test_gp_mala_is_invariant_with_a_surrogate_of_three_points():
+    rng = np.random.default_rng(43)
+    step = MALAStep(
+        model=banana_with_likelihood(),
+        warm_start=TARGET.draw(80, rng),
+        scaling=0.2,
+        surrogate=GPSurrogate(mean="constant", max_points=12, one_stage_share=0.0),
+        steps_per_draw=150,
+    )
+    step = frozen(step, 44)
+    step.step({"x": TARGET.draw(1, rng)[0]})
+    points = TARGET.draw(3, rng)
+    bent = points[:, 1] - 0.1 * (points[:, 0] ** 2 - 100.0)
+    gradients = points / 900 - np.stack([points[:, 0] * (0.01 - 0.2 * bent), bent], axis=1)
+    hyperparameters = np.log([30.0, 10.0, 10.0])
+    rebuild_joint(step.stage.process, points, log_likelihood(points), gradients, hyperparameters)
+    step.stage.is_open[0] = True
+    found = invariance_p_values(
+        step,
+        TARGET.draw(2000, rng),
+        TARGET.draw(100_000, rng),
+        {"quantile statistic": TARGET.quantile_statistic},
+    )
+    assert min(found.values()) > BOUND, found
+    assert 0 < step.stage.process.count[0] == 3
 
 
 def driven(step, n, point):

@@ -95,8 +95,10 @@ def _move_along_gradient(
     whitened_drift(chain.proposed_value, factor, workspace.proposed_drift)
     log_ratio = langevin_log_ratio(workspace.drift, workspace.proposed_drift, step_size, normals)
     acceptance = probability(proposed - current + log_ratio)
-    settle(chain, acceptance, uniforms[0])
+    accepted = settle(chain, acceptance, uniforms[0])
     if stage is not None:
+        if accepted:
+            stage.is_current[0] = False
         remember(stage, chain)
     return acceptance
 
@@ -122,7 +124,7 @@ def run_plain(
     """
     for t in range(normals.shape[0]):
         if uniforms[t, 0] < settings.component_share:
-            move_component(
+            accepted = move_component(
                 log_density,
                 None,
                 chain,
@@ -133,6 +135,8 @@ def run_plain(
                 settings.adapt,
             )
             if stage is not None:
+                if accepted:
+                    stage.is_current[0] = False
                 remember(stage, chain)
         else:
             acceptance = _move_along_gradient(

@@ -12,6 +12,8 @@ COMMANDS = {
     "proposal-gallery": "proposals of the kernel-adaptive steps over banana, flower and ring",
     "thesis-convergence": "covariance error of random features, section 5.2 of the F-KAMH thesis",
     "thesis-efficiency": "F-KAMH against KAMH, section 5.1 of the F-KAMH thesis",
+    "gp-mcmc-table1": "two stages with a Gaussian process, table 1 of the GP-MCMC paper",
+    "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
 }
 
 

@@ -1,0 +1,216 @@
+"""Microseconds that a surrogate takes: asked by the first stage, taught, and fitted."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numba
+import numpy as np
+
+from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
+from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
+from pymc_kameleon.surrogate import GPSurrogate
+from pymc_kameleon.surrogate.budget import learn
+from pymc_kameleon.surrogate.conditioning import extend
+from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate
+from pymc_kameleon.surrogate.joint_conditioning import extend_joint, learn_joint
+from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
+from pymc_kameleon.surrogate_targets import logistic_regression
+
+__all__ = ["add_arguments", "run"]
+
+DIM = 5
+BOUNDS = {200: 30.0, 500: 120.0}
+"""Largest microseconds of a prediction, by the number of points."""
+
+TAUGHT = 20
+"""Points that are added, one after the other, in a timed block."""
+
+STEPS_PER_DRAW = 20
+STEPS = {"AdaptiveMetropolisStep": AdaptiveMetropolisStep, "MALAStep": MALAStep}
+
+
+def add_arguments(parser):
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 200, 500])
+    parser.add_argument("--proposals", type=int, default=200, help="predictions in a block")
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--tuning", type=int, default=5000, help="transitions before those timed")
+
+
+# compiled loops -------------------------------------------------------------------------------
+
+
+@numba.njit
+def ask(process, points):
+    """Predict at every row, as the first stage does; returns what the compiler must not drop."""
+    total = 0.0
+    for i in range(len(points)):
+        total += log_surrogate(process, points[i])
+    return total
+
+
+@numba.njit
+def ask_joint(process, points):
+    """Predict value and gradient at every row."""
+    total, dim = 0.0, points.shape[1]
+    mean, cross, covariance = np.empty(dim), np.empty(dim), np.empty((dim, dim))
+    for i in range(len(points)):
+        total += predict_joint(process, points[i], mean, cross, covariance)[0]
+    return total
+
+
+@numba.njit
+def extend_all(process, points, values, gradients):
+    for i in range(len(points)):
+        extend(process, points[i], values[i])
+
+
+@numba.njit
+def extend_all_joint(process, points, values, gradients):
+    for i in range(len(points)):
+        extend_joint(process, points[i], values[i], gradients[i])
+
+
+@numba.njit
+def learn_all(process, points, values, gradients):
+    for i in range(len(points)):
+        learn(process, points[i], values[i], process.points[0])
+
+
+@numba.njit
+def learn_all_joint(process, points, values, gradients):
+    for i in range(len(points)):
+        learn_joint(process, points[i], values[i], gradients[i], process.points[0])
+
+
+# timing ---------------------------------------------------------------------------------------
+
+
+def examples(n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Points (n, d), values and gradients of a log-likelihood with heavier tails than a Gaussian.
+
+    It is the sum over coordinates of -4 log cosh x.
+    """
+    points = rng.standard_normal((n, DIM))
+    return points, -4.0 * np.log(np.cosh(points)).sum(axis=1), -4.0 * np.tanh(points)
+
+
+def fitted(data, capacity: int, is_joint: bool) -> Process | JointProcess:
+    """Return a process that holds these points and has room for `capacity` of them."""
+    points, values, gradients = data
+    surrogate = GPSurrogate(max_points=capacity * (DIM + 1) if is_joint else capacity)
+    if not is_joint:
+        return surrogate.fitted(points, values)
+    process = surrogate.new_joint_process(DIM)
+    surrogate.fit_joint_into(process, points, values, gradients)
+    return process
+
+
+def seconds(function: Callable, blocks: int, prepare: Callable = tuple) -> float:
+    """Median CPU seconds of a call, after one that compiles it; `prepare` makes the arguments."""
+    times = []
+    for _ in range(blocks + 1):
+        arguments = prepare()
+        start = time.process_time()
+        function(*arguments)
+        times.append(time.process_time() - start)
+    return float(np.median(times[1:]))
+
+
+def cost(size: int, is_joint: bool, arguments) -> dict[str, float]:
+    """Return a row: `size` counts numbers, a point with its gradient d + 1 of them."""
+    rng, blocks = np.random.default_rng(SEED), arguments.blocks
+    n = size // (DIM + 1) if is_joint else size
+    data, new = examples(n, rng), examples(TAUGHT, rng)
+    proposals = examples(arguments.proposals, rng)[0]
+    process = fitted(data, n, is_joint)
+    asked = ask_joint if is_joint else ask
+    extended, learnt = (extend_all_joint, learn_all_joint) if is_joint else (extend_all, learn_all)
+    predict = seconds(partial(asked, process, proposals), blocks) / len(proposals)
+    few = min(blocks, 3)
+    extending = seconds(extended, few, lambda: (fitted(data, n + TAUGHT, is_joint), *new))
+    learning = seconds(learnt, few, lambda: (fitted(data, n, is_joint), *new))
+    before = [part[: round(n / GPSurrogate().refit)] for part in data]
+    refitting = seconds(fit_again, few, lambda: (fitted(before, n, is_joint), data, is_joint))
+    row = {"surrogate": "value and gradient" if is_joint else "value", "dim": DIM, "points": n}
+    row |= {"us, predict": 1e6 * predict, "us, extend": 1e6 * extending / TAUGHT}
+    row |= {"us, learn when full": 1e6 * learning / TAUGHT, "ms, refit": 1e3 * refitting}
+    if not is_joint and size in BOUNDS:
+        row |= mark(row["us, predict"], BOUNDS[size])
+    return row
+
+
+def fit_again(process, data, is_joint: bool):
+    """Fit a process that holds points already, from the hyperparameters that it has."""
+    surrogate = GPSurrogate()
+    if is_joint:
+        surrogate.fit_joint_into(process, *data)
+    else:
+        surrogate.fit_into(process, *data[:2])
+
+
+def show_costs(arguments):
+    lines = heading(
+        "surrogate-cost: CPU time of a surrogate in 5 dimensions",
+        "Values of a sum of -4 log cosh over coordinates at standard normal points. predict: mean "
+        "and variance at a proposal in a compiled loop, what the first stage of a transition "
+        "does. extend: a point more. learn when full: a point that takes the place of the least "
+        f"useful one, or is refused; both per point, {TAUGHT} in a row. refit: hyperparameters, "
+        "when the number of points has grown to this one by the factor of GPSurrogate.refit. "
+        f"Medians over {arguments.blocks} blocks (3 where a process is fitted for each).",
+    )
+    rows = []
+    for is_joint in (False, True):
+        for size in arguments.sizes:
+            rows.append(cost(size, is_joint, arguments))
+            print(".", end="", flush=True)
+    print()
+    show(rows)
+    write(rows, lines, arguments.output / "surrogate-cost.csv")
+
+
+# whole transitions ----------------------------------------------------------------------------
+
+
+def transition(step_name: str, surrogate: GPSurrogate | None, arguments) -> dict:
+    """Time transitions after tuning."""
+    make = partial(STEPS[step_name], steps_per_draw=STEPS_PER_DRAW, surrogate=surrogate)
+    driven = DrivenStep(logistic_regression(random_seed=SEED), make)
+    driven.tune(arguments.tuning // STEPS_PER_DRAW)
+    draws, evaluations = 50, driven.step.target.n_evaluations
+    timed = [driven.draw(draws) for _ in range(arguments.blocks)]
+    made = driven.step.target.n_evaluations - evaluations
+    transitions = arguments.blocks * draws * STEPS_PER_DRAW
+    stage = driven.step.stage
+    return {
+        "step": step_name,
+        "surrogate": "" if surrogate is None else f"max_points={surrogate.max_points}",
+        "points": "" if stage is None else str(stage.process.count[0]),
+        "accepted": np.mean([accepted for _, accepted in timed]),
+        "evaluations %": 100 * made / transitions,
+        "us": 1e6 * np.median([spent for spent, _ in timed]) / STEPS_PER_DRAW,
+    }
+
+
+def show_transitions(arguments):
+    lines = heading(
+        "surrogate-cost: CPU microseconds of a transition, with and without a surrogate",
+        f"T5, a logistic regression of 1000 points in 5 dimensions, compiled; {STEPS_PER_DRAW} "
+        f"transitions a draw, after {arguments.tuning} of tuning. us: the whole transition, its "
+        "evaluations of the log-likelihood included. more: with the surrogate, over what the "
+        "plain step takes for as many evaluations.",
+    )
+    rows = []
+    for step_name in STEPS:
+        plain = transition(step_name, None, arguments)
+        rows.append(plain)
+        for max_points in (100, 300):
+            row = transition(step_name, GPSurrogate(max_points=max_points), arguments)
+            rows.append(row | {"more": row["us"] - plain["us"] * row["evaluations %"] / 100})
+    show(rows)
+    write(rows, lines, arguments.output / "surrogate-cost-transitions.csv")
+
+
+def run(arguments):
+    show_costs(arguments)
+    show_transitions(arguments)

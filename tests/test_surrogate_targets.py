@@ -370,7 +370,7 @@ def sample_epidemic(seconds_per_call=0.0, **kwargs):
     with targets.sir_epidemic(random_seed=1, seconds_per_call=seconds_per_call):
         return pm.sample(
             tune=100,
-            step=AdaptiveMetropolisStep(compile_kwargs={"mode": "FAST_COMPILE"}),
+            step=AdaptiveMetropolisStep(compile_kwargs={"mode": "FAST_COMPILE"}, steps_per_draw=10),
             progressbar=False,
             compute_convergence_checks=False,
             **options,

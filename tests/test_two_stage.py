@@ -250,11 +250,12 @@ def test_evaluations_are_saved_and_the_posterior_is_the_same(make):
         assert abs(stats.ttest_ind(*batches).statistic) < 7
 
 
-def test_without_a_surrogate_there_are_no_statistics_of_one():
+def test_without_a_surrogate_there_is_nothing_of_one():
     step = AdaptiveMetropolisStep(model=logistic())
     assert "surrogate_accept" not in step.stats_dtypes_shapes
     _, statistics = driven(step, 1, logistic().initial_point())
     assert "surrogate_accept" not in statistics[0]
+    assert not step.target._more_functions
 
 
 def test_the_surrogate_is_frozen_after_tuning_unless_asked():

@@ -20,6 +20,7 @@ from rich.table import Column
 
 from pymc_kameleon.adaptation import target_acceptance
 from pymc_kameleon.compiled import EVALUATIONS, NONFINITE
+from pymc_kameleon.model_function import ModelFunction
 from pymc_kameleon.steps import two_stage
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.target import N_TERMS, LogDensity
@@ -126,7 +127,7 @@ class MetropolisHastingsStep(ArrayStepShared):
             "target_accept": self.target_accept,
             "adapt_after_tune": self.adapt_after_tune,
             "pseudo_marginal": self.pseudo_marginal,
-            "surrogate": repr(surrogate),
+            "surrogate": None if surrogate is None else repr(two_stage.configuration(surrogate)),
         }
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
         super().__init__(self.target.vars, self.target.shared, blocked=blocked, rng=rng)
@@ -319,12 +320,12 @@ class MetropolisHastingsStep(ArrayStepShared):
         """Run transitions compiled, or plain where log density or kernel are not compiled."""
         table = self._density().compiled() if kernel is None or kernel.is_compiled else None
         if table is None:
-            leading = (self._density().plain(), self._stage(self._prior().plain))
+            leading = (self._density().plain(), self._stage(ModelFunction.plain))
             leading += () if kernel is None else (kernel.gradients,)
             plain(*leading, *arguments)
             self._teach()
             return
-        leading = (table, self._stage(self._prior().compiled))
+        leading = (table, self._stage(ModelFunction.compiled))
         leading += () if kernel is None else (kernel.address(),)
         try:
             compiled(*leading, *arguments)
@@ -339,12 +340,12 @@ class MetropolisHastingsStep(ArrayStepShared):
     def _new_stage(self):
         return two_stage.new_stage(self.surrogate, self.dim)
 
-    def _stage(self, log_prior):
-        """Return the first stage as transitions take it."""
+    def _stage(self, form):
+        """Return the first stage as transitions take it, with the log prior in the same form."""
         if self.stage is None:
             return None
         self.stage.learns[0] = self.adapts
-        return self.stage._replace(log_prior=log_prior())
+        return self.stage._replace(log_prior=form(self._prior()))
 
     def _teach(self):
         if self.stage is not None and self.adapts:

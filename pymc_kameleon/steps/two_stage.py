@@ -13,6 +13,7 @@ __all__ = [
     "STATISTICS",
     "check",
     "complaint",
+    "configuration",
     "new_joint_stage",
     "new_report",
     "new_stage",

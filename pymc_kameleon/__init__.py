@@ -1,13 +1,8 @@
 """Gradient-free, kernel-adaptive step methods for PyMC."""
 
-from pymc_kameleon import (
-    diagnostics,
-    kernels,
-    plots,
-    random_features,
-    surrogate_targets,
-    targets,
-)
+from importlib import import_module
+
+from pymc_kameleon import kernels, random_features, targets
 from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
 from pymc_kameleon.steps import (
@@ -38,3 +33,12 @@ __all__ = [
     "targets",
     "unregister",
 ]
+
+_ON_REQUEST = ("diagnostics", "plots", "surrogate_targets")
+
+
+def __getattr__(name):
+    """Import what sampling does not need, and is slow to import, when it is asked for."""
+    if name in _ON_REQUEST:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,12 +15,16 @@ from numba.extending import intrinsic, overload, register_jitable
 __all__ = [
     "EVALUATIONS",
     "NONFINITE",
+    "N_TERMS",
     "SIMD",
     "as_pointer",
     "evaluate",
     "evaluate_gradients",
     "gradients_address",
 ]
+
+N_TERMS = 3
+"""Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
 
 EVALUATIONS, NONFINITE = 0, 1
 """Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""

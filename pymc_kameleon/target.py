@@ -11,12 +11,10 @@ from pymc.vartypes import discrete_types
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.traversal import ancestors
 
+from pymc_kameleon.compiled import N_TERMS
 from pymc_kameleon.model_function import ModelFunction, black_boxes, has_black_box
 
 __all__ = ["LogDensity", "select_variables"]
-
-N_TERMS = 3
-"""Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
 
 
 def select_variables(model, vars=None) -> list:

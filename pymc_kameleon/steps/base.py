@@ -1,5 +1,6 @@
 """What every step shares: chains, kept log density, first stage, statistics, warnings."""
 
+import copy
 import math
 from abc import abstractmethod
 from dataclasses import field
@@ -19,11 +20,11 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_kameleon.adaptation import target_acceptance
-from pymc_kameleon.compiled import EVALUATIONS, NONFINITE
+from pymc_kameleon.compiled import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model_function import ModelFunction
 from pymc_kameleon.steps import two_stage
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.target import N_TERMS, LogDensity
+from pymc_kameleon.target import LogDensity
 from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
 from pymc_kameleon.transitions.two_stage import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
@@ -412,9 +413,47 @@ class MetropolisHastingsStep(ArrayStepShared):
 
     # what was learnt ------------------------------------------------------------------------------
 
-    @abstractmethod
     def proposal_covariance(self, x) -> np.ndarray:
-        """Covariance of the step's own move from `x` (..., d), shape (..., d, d)."""
+        """Covariance of the step's own move from a place.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Raveled, unconstrained positions, in the order of the model's variables.
+
+        Returns
+        -------
+        array, shape (..., d, d)
+
+        Raises
+        ------
+        RuntimeError
+            If the step has learnt nothing.
+        """
+        x = self._checked_places(x)
+        if self.chain is None and self.warm is not None and not self._has_learnt():
+            self._begin_warm()
+        if not self._has_learnt():
+            raise RuntimeError(
+                f"This {type(self).__name__} has learnt nothing, so there is no proposal to show. "
+                f"Make one from earlier draws: {type(self).__name__}(warm_start=idata)."
+            )
+        return self._covariances_at(x.reshape(-1, self.dim)).reshape(*x.shape, self.dim)
+
+    @abstractmethod
+    def _has_learnt(self) -> bool:
+        """Whether there is a learnt proposal."""
+
+    @abstractmethod
+    def _covariances_at(self, rows: np.ndarray) -> np.ndarray:
+        """Covariances (n, d, d) of the step's own move from the rows of an array (n, d)."""
+
+    def _begin_warm(self):
+        """Learn from the warm start before there is a chain; a chain will begin anew."""
+        rng, self.rng = self.rng, copy.deepcopy(self.rng)
+        self._begin_components()
+        self._begin(self.warm[-1])
+        self.rng = rng
 
     def _checked_places(self, x):
         names, dim = ", ".join(self.target.names), self.dim
@@ -432,12 +471,6 @@ class MetropolisHastingsStep(ArrayStepShared):
         if not np.all(np.isfinite(places)):
             raise ValueError(f"x has NaN or infinite entries: take finite values of {names}.")
         return places
-
-    def _nothing_learnt(self):
-        return (
-            f"This {type(self).__name__} has learnt nothing, so there is no proposal to show. Make "
-            f"one from earlier draws: {type(self).__name__}(warm_start=idata)."
-        )
 
     # what PyMC asks -------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """What steps with a locally adapted proposal share: coordinates, scalings and updates."""
 
-import copy
 import math
 from abc import abstractmethod
 from typing import Any
@@ -367,39 +366,13 @@ class KernelAdaptiveStep(MetropolisHastingsStep):
 
     # what was learnt ------------------------------------------------------------------------------
 
-    def proposal_covariance(self, x) -> np.ndarray:
-        """Covariance of the local move that the step would propose from a place.
+    def _has_learnt(self):
+        return self.learnt is not None and self._has_points()
 
-        Parameters
-        ----------
-        x : array, shape (..., d)
-            Raveled, unconstrained positions, in the order of the model's variables.
-
-        Returns
-        -------
-        array, shape (..., d, d)
-
-        Raises
-        ------
-        RuntimeError
-            If the step has learnt nothing.
-        """
-        x = self._checked_places(x)
-        if self.chain is None and self.warm is not None and self.learnt is None:
-            self._begin_warm()
-        if self.learnt is None or not self._has_points():
-            raise RuntimeError(self._nothing_learnt())
-        rows = x.reshape(-1, self.dim)
+    def _covariances_at(self, rows):
         places, factor = self._whiten(rows).T, self.learnt.factor
         local = [self._local_covariance(np.ascontiguousarray(place)) for place in places]
-        return np.reshape([factor @ r @ factor.T for r in local], (*x.shape, self.dim))
-
-    def _begin_warm(self):
-        """Learn from the warm start before there is a chain; a chain will begin anew."""
-        rng, self.rng = self.rng, copy.deepcopy(self.rng)
-        self._begin_components()
-        self._begin(self.warm[-1])
-        self.rng = rng
+        return np.array([factor @ r @ factor.T for r in local])
 
     def _scaling_statistics(self):
         return {

@@ -153,31 +153,13 @@ class LearntCovarianceStep(MetropolisHastingsStep):
 
     # what was learnt ------------------------------------------------------------------------------
 
-    def proposal_covariance(self, x) -> np.ndarray:
-        r"""Covariance of a move, the same at every place.
+    def _has_learnt(self):
+        return self.moments is not None and not self.initial_transitions
 
-        Parameters
-        ----------
-        x : array, shape (..., d)
-            Raveled, unconstrained positions, in the order of the model's variables.
-
-        Returns
-        -------
-        array, shape (..., d, d)
-
-        Raises
-        ------
-        RuntimeError
-            If the step has learnt nothing.
-        """
-        x = self._checked_places(x)
-        if self.chain is None and self.warm is not None and self.moments is None:
-            self._begin(self.warm[-1])
-        if self.moments is None or self.initial_transitions:
-            raise RuntimeError(self._nothing_learnt())
+    def _covariances_at(self, rows):
         factor = self.moments.factor
         covariance = math.exp(self.moments.log_scaling[0]) * factor @ factor.T
-        return np.broadcast_to(covariance, (*x.shape, self.dim)).copy()
+        return np.tile(covariance, (len(rows), 1, 1))
 
     def _scaling_statistics(self):
         return {"scaling": math.exp(self.moments.log_scaling[0])}

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from pymc_kameleon.compiled import N_TERMS
 from pymc_kameleon.steps import two_stage
 from pymc_kameleon.steps.learnt_covariance import LearntCovarianceStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.target import N_TERMS
 from pymc_kameleon.transitions import mala
 from pymc_kameleon.transitions.mala import N_UNIFORMS, LangevinWorkspace, Settings
 

@@ -44,9 +44,7 @@ def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     acceptance = probability(proposed - current + log_ratio)
     accepted = settle(chain, acceptance, uniforms[0])
     if stage is not None:
-        if accepted:
-            stage.is_current[0] = False
-        remember(stage, chain)
+        remember(stage, chain, accepted)
     return acceptance, accepted
 
 

@@ -12,17 +12,14 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.adaptation import learn_scaling
-from pymc_kameleon.compiled import evaluate
+from pymc_kameleon.compiled import N_TERMS, evaluate
 from pymc_kameleon.transitions.acceptance import move_component
 from pymc_kameleon.transitions.adaptive_metropolis import LARGEST_LOG_SCALING, update_moments
 from pymc_kameleon.transitions.metropolis import probability, settle
 from pymc_kameleon.transitions.two_stage import is_asked
 from pymc_kameleon.transitions.two_stage_mala import accept_langevin_in_two_stages, remember
 
-__all__ = ["N_TERMS", "N_UNIFORMS", "LangevinWorkspace", "Settings", "run_compiled", "run_plain"]
-
-N_TERMS = 3
-"""Numbers in a value array before the gradients."""
+__all__ = ["N_UNIFORMS", "LangevinWorkspace", "Settings", "run_compiled", "run_plain"]
 
 N_UNIFORMS = 5
 """Uniform random numbers of a transition: move, coordinate, and three of acceptance."""
@@ -97,9 +94,7 @@ def _move_along_gradient(
     acceptance = probability(proposed - current + log_ratio)
     accepted = settle(chain, acceptance, uniforms[0])
     if stage is not None:
-        if accepted:
-            stage.is_current[0] = False
-        remember(stage, chain)
+        remember(stage, chain, accepted)
     return acceptance
 
 
@@ -135,9 +130,7 @@ def run_plain(
                 settings.adapt,
             )
             if stage is not None:
-                if accepted:
-                    stage.is_current[0] = False
-                remember(stage, chain)
+                remember(stage, chain, accepted)
         else:
             acceptance = _move_along_gradient(
                 log_density,

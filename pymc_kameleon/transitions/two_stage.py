@@ -94,8 +94,13 @@ def is_asked(stage, chain, uniforms):
 
 
 @register_jitable
-def remember(stage, chain):
-    """Learn the log-likelihood that was found at `chain.proposal`."""
+def remember(stage, chain, moved_unasked):
+    """Learn the log-likelihood that was found at `chain.proposal`.
+
+    A move that was accepted without asking the surrogate leaves its value of the old place behind.
+    """
+    if moved_unasked:
+        stage.is_current[0] = False
     if not stage.learns[0]:
         return
     i = stage.count[0] % stage.values.size
@@ -156,5 +161,5 @@ def accept_in_two_stages(log_density, stage, chain, log_ratio, uniforms):
         stage.here[0] = there
     elif stage.follows[0]:
         follow(stage.process, chain.value[1])
-    remember(stage, chain)
+    remember(stage, chain, False)
     return acceptance, accepted

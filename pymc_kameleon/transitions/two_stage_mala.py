@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.compiled import evaluate
+from pymc_kameleon.compiled import N_TERMS, evaluate
 from pymc_kameleon.proposals import copy_into
 from pymc_kameleon.surrogate.joint_conditioning import learn_joint
 from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
@@ -24,8 +24,6 @@ from pymc_kameleon.transitions.metropolis import probability, settle
 from pymc_kameleon.transitions.two_stage import ASKED, PASSED, SPREAD
 
 __all__ = ["JointFirstStage", "accept_langevin_in_two_stages", "remember"]
-
-N_TERMS = 3
 
 
 class Prediction(NamedTuple):
@@ -127,8 +125,10 @@ def _log_exact(start, end, value, step_size, factor):
 
 
 @register_jitable
-def remember(stage, chain):
-    """Learn the log-likelihood and gradient that were found at `chain.proposal`."""
+def remember(stage, chain, moved_unasked):
+    """Learn what was found at `chain.proposal`; as `two_stage.remember`, with the gradient."""
+    if moved_unasked:
+        stage.is_current[0] = False
     if not stage.learns[0]:
         return
     dim = chain.position.size
@@ -179,5 +179,5 @@ def accept_langevin_in_two_stages(log_density, stage, chain, step_size, factor, 
         acceptance = probability(mala_second_stage(log_ratio, reverse - forward))
     if settle(chain, acceptance, uniforms[1]):
         _copy_prediction(stage.there, stage.here)
-    remember(stage, chain)
+    remember(stage, chain, False)
     return acceptance

@@ -1,0 +1,1 @@
+"""Models with a latent Gaussian process and a likelihood that factorises over its values."""

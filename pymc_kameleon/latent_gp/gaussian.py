@@ -1,0 +1,151 @@
+"""Gaussians by covariance and Cholesky factor, and what Gaussian sites make of them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_solve, cholesky, eigvalsh, solve_triangular
+
+__all__ = ["Gaussian", "Sites", "factorised", "with_sites"]
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(mean, covariance).
+
+    Attributes
+    ----------
+    mean : array, shape (N,)
+    covariance : array, shape (N, N)
+    cholesky : array, shape (N, N)
+        Lower triangular, cholesky @ cholesky.T = covariance.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    cholesky: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.mean)
+
+    @cached_property
+    def log_determinant(self) -> float:
+        """Log determinant of the covariance."""
+        return 2.0 * float(np.log(np.diagonal(self.cholesky)).sum())
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw from the Gaussian: an array (N,)."""
+        return self.mean + self.cholesky @ rng.standard_normal(self.size)
+
+    def log_density(self, x: np.ndarray) -> float:
+        """Normalised log density at `x` (N,)."""
+        z = solve_triangular(self.cholesky, x - self.mean, lower=True, check_finite=False)
+        return -0.5 * float(z @ z + self.log_determinant + self.size * np.log(2 * np.pi))
+
+    def score(self, x: np.ndarray) -> np.ndarray:
+        """Gradient (N,) of the log density at `x` (N,)."""
+        return -cho_solve((self.cholesky, True), x - self.mean, check_finite=False)
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Gaussian site factors: their product is exp(sum(shift x - precision x^2 / 2)).
+
+    Attributes
+    ----------
+    precision : array, shape (N,)
+    shift : array, shape (N,)
+    """
+
+    precision: np.ndarray
+    shift: np.ndarray
+
+    @classmethod
+    def flat(cls, size: int) -> "Sites":
+        """Sites that say nothing."""
+        return cls(np.zeros(size), np.zeros(size))
+
+    def scaled(self, power: float) -> "Sites":
+        """Every factor raised to `power`."""
+        return Sites(power * self.precision, power * self.shift)
+
+    def elementwise(self, x: np.ndarray) -> np.ndarray:
+        """Log of each factor (N,) at `x` (N,)."""
+        return x * (self.shift - 0.5 * self.precision * x)
+
+
+def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
+    """N(mean, covariance) with the Cholesky factor computed.
+
+    Raises
+    ------
+    ValueError
+        If the covariance is not positive definite: with its smallest eigenvalue and the jitter that
+        would make it so.
+    """
+    covariance = np.asarray(covariance, dtype=float)
+    if not np.all(np.isfinite(covariance)):
+        raise ValueError(f"The covariance of {name} has NaN or infinite entries.")
+    try:
+        factor = cholesky(covariance, lower=True, check_finite=False)
+    except LinAlgError as error:
+        smallest = float(eigvalsh(covariance, subset_by_index=[0, 0])[0])
+        scale = float(np.mean(np.diagonal(covariance)))
+        jitter = max(1e-6 * scale, -2.0 * smallest)
+        raise ValueError(
+            f"The covariance of {name} is not positive definite: its smallest eigenvalue is "
+            f"{smallest:.3g}. Add a jitter to its diagonal, of {jitter:.2g} say (its variances are "
+            f"about {scale:.3g})."
+        ) from error
+    return Gaussian(np.asarray(mean, dtype=float), covariance, factor)
+
+
+def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
+    """Multiply a Gaussian by Gaussian sites.
+
+    Returns
+    -------
+    Gaussian
+        With precision K^-1 + diag(sites.precision) and mean m + Sigma (shift - precision m).
+    float
+        Log of the integral of the product.
+
+    Raises
+    ------
+    ValueError
+        If a site has a negative precision.
+
+    Notes
+    -----
+    With T = diag(sqrt(precision)) and L L^T = I + T K T, Sigma = K - V^T V for V = L^-1 T K: no
+    inverse of K (Rasmussen & Williams 2006, eq. 3.66 to 3.68).
+    """
+    if np.any(sites.precision < 0):
+        raise ValueError("A site has a negative precision: the product may not be a Gaussian.")
+    roots = np.sqrt(sites.precision)
+    scaled = roots[:, None] * prior.covariance
+    inner = scaled * roots
+    inner[np.diag_indices_from(inner)] += 1.0
+    factor = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
+    reduced = solve_triangular(factor, scaled, lower=True, check_finite=False)
+    covariance = prior.covariance - reduced.T @ reduced
+    shift = sites.shift - sites.precision * prior.mean
+    change = covariance @ shift
+    # chol(K - V^T V) loses the small eigenvalues of an ill-conditioned K; the factor of the
+    # product L_K (I + L_K^T D L_K)^-1 L_K^T keeps them.
+    whitened = prior.cholesky.T @ (sites.precision[:, None] * prior.cholesky)
+    whitened[np.diag_indices_from(whitened)] += 1.0
+    posterior_factor = _lower_factor(prior.cholesky, whitened)
+    log_integral = float(sites.elementwise(prior.mean).sum() + 0.5 * shift @ change) - float(
+        np.log(np.diagonal(factor)).sum()
+    )
+    return Gaussian(prior.mean + change, covariance, posterior_factor), log_integral
+
+
+def _lower_factor(factor, precision):
+    """Lower triangular Cholesky factor of `factor` @ inverse(`precision`) @ `factor`.T."""
+    flipped = cholesky(precision[::-1, ::-1], lower=True, check_finite=False)[::-1, ::-1]
+    # precision = U U^T with U upper triangular, so factor U^-T is lower triangular.
+    return solve_triangular(flipped, factor.T, lower=False, check_finite=False).T

@@ -220,13 +220,14 @@ def test_a_likelihood_that_is_not_log_concave_needs_a_floor():
 # integrator -----------------------------------------------------------------------------------
 
 
-def step_errors(geometry, momentum, step_size, n_fixed_point=None):
-    """Largest errors of the way back from one step: position, and whitened momentum."""
-    there, end, _ = leapfrog_step(geometry, momentum, step_size, n_fixed_point)
-    with np.errstate(all="ignore"):
-        back, start, _ = leapfrog_step(there, -end, step_size, n_fixed_point)
-    whitened = geometry.target.base.cholesky.T @ (start + momentum)
-    return np.abs(back.position - geometry.position).max(), np.abs(whitened).max()
+def return_errors(geometry, momentum, step_size, n_fixed_point=None, n_steps=1):
+    """Largest errors of the way back from some steps: position, and whitened momentum."""
+    here, p = geometry, momentum
+    for direction in (1, -1):
+        for _ in range(n_steps):
+            here, p, _ = leapfrog_step(here, p, direction * step_size, n_fixed_point)
+    whitened = geometry.target.base.cholesky.T @ (p - momentum)
+    return np.abs(here.position - geometry.position).max(), np.abs(whitened).max()
 
 
 def starts(name, count, seed=7):
@@ -258,18 +259,20 @@ def test_each_implicit_sub_step_returns(name, step_size, monkeypatch):
     for geometry, momentum in starts(name, 12):
         calls.clear()
         try:
-            there, _, _ = leapfrog_step(geometry, momentum, step_size)
+            there, end, _ = leapfrog_step(geometry, momentum, step_size)
         except IntegrationError:
             continue
         made += 1
         (_, _, _, _, middle), (_, _, _, _, position), (_, _, _, _, start), *_ = calls
         assert position is there.position
         assert np.abs(start - geometry.position).max() <= RETURN_TOLERANCE
-        assert np.abs(calls[3][4] - middle).max() <= RETURN_TOLERANCE
+        # Relative to what the sub-step changes: a momentum may be as large as A^-1 makes it.
+        first, last = np.abs(momentum - middle).max(), np.abs(end - middle).max()
+        assert np.abs(calls[3][4] - middle).max() <= RETURN_TOLERANCE * max(1.0, last)
         velocity = np.linalg.solve(dense_metric(geometry), middle)
         there_velocity = np.linalg.solve(dense_metric(there), middle)
         residual = middle + 0.5 * step_size * geometry.energy_gradient(velocity) - momentum
-        assert np.abs(residual).max() <= RETURN_TOLERANCE
+        assert np.abs(residual).max() <= RETURN_TOLERANCE * max(1.0, first)
         residual = position - geometry.position - 0.5 * step_size * (velocity + there_velocity)
         assert np.abs(residual).max() <= RETURN_TOLERANCE
     assert made >= (12 if step_size < 0.5 else 6)
@@ -278,21 +281,31 @@ def test_each_implicit_sub_step_returns(name, step_size, monkeypatch):
 @pytest.mark.parametrize("name", LOG_CONCAVE)
 def test_a_checked_step_leads_back(name):
     for step_size in (0.1, 0.5):
-        errors = [step_errors(*start, step_size) for start in starts(name, 10)]
+        errors = [return_errors(*start, step_size) for start in starts(name, 10)]
         assert np.max(errors) < 1e-6
 
 
-def test_five_iterations_do_not_lead_back_from_a_long_step():
-    short = [step_errors(*start, 0.1, 5) for start in starts("probit", 10)]
-    assert 1e-9 < np.max(short) < 1e-2
-    wrong, failed = [], 0
-    for start in starts("probit", 10):
-        try:
-            wrong.append(step_errors(*start, 0.5, 5))
-        except IntegrationError:
-            failed += 1
-    assert failed > 0 or np.max(wrong) > 0.01
-    assert np.max(wrong) > 1e4 * RETURN_TOLERANCE
+def test_five_iterations_do_not_lead_back_from_long_steps():
+    """Ten steps there and ten back, as many as in the paper; checked steps do lead back."""
+
+    def errors(step_size, n_fixed_point):
+        found, failures = [], 0
+        for start in starts("probit", 8):
+            try:
+                found.append(return_errors(*start, step_size, n_fixed_point, 10))
+            except IntegrationError:
+                failures += 1
+        return np.max(found, axis=1), failures
+
+    short, _ = errors(0.1, 5)
+    assert short.min() > 1e-9
+    assert short.max() < 1e-3
+    long, _ = errors(0.5, 5)
+    assert np.median(long) > 1e4 * RETURN_TOLERANCE
+    assert long.max() > 1e-2
+    checked, failures = errors(0.5, None)
+    assert failures <= 2
+    assert checked.max() < 1e-4
 
 
 def test_newton_and_plain_iterations_have_the_same_solution():
@@ -508,8 +521,8 @@ def small_target(name, beta=1.0):
         found = Probit([1.0, -1.0])
         found.upper_bound = 0.0
     elif name == "poisson":
-        found = Poisson([1.0, 3.0])
-        found.upper_bound = found.value(np.log(found.y))
+        found = Poisson([0.0, 1.0])
+        found.upper_bound = -1.0
     else:
         found = StudentT([-1.0, 1.5], 3.0, 0.6)
         found.upper_bound = found.value(found.y)
@@ -519,13 +532,13 @@ def small_target(name, beta=1.0):
 
 @pytest.mark.parametrize(
     ("name", "beta", "step_size"),
-    [("probit", 1.0, 0.8), ("poisson", 1.0, 0.8), ("poisson", 0.3, 1.2), ("student_t", 1.0, 0.7)],
+    [("probit", 1.0, 0.7), ("poisson", 1.0, 0.5), ("poisson", 0.3, 0.9), ("student_t", 1.0, 0.5)],
 )
 def test_exact_draws_stay_exact(name, beta, step_size):
     target, floor = small_target(name, beta)
     rng = np.random.default_rng(14)
     settings = RiemannianSettings(step_size, n_steps=3, soft_floor=floor)
-    moved, accepted = move(target, exact_draws(target, 300, rng), settings, 12, 15)
+    moved, accepted = move(target, exact_draws(target, 250, rng), settings, 10, 15)
     assert 0.3 < accepted < 0.97
     assert min(p_values(moved, exact_draws(target, 10_000, rng))) > BOUND
 
@@ -539,9 +552,9 @@ def test_a_wrong_energy_is_caught(monkeypatch):
 
     target, _ = small_target("poisson")
     rng = np.random.default_rng(16)
-    draws, reference = exact_draws(target, 300, rng), exact_draws(target, 10_000, rng)
+    draws, reference = exact_draws(target, 250, rng), exact_draws(target, 10_000, rng)
     monkeypatch.setattr(LocalGeometry, "energy", without_determinant)
-    moved, _ = move(target, draws, RiemannianSettings(0.8, n_steps=3), 12, 17)
+    moved, _ = move(target, draws, RiemannianSettings(0.5, n_steps=3), 10, 17)
     assert min(p_values(moved, reference)) < BOUND
 
 

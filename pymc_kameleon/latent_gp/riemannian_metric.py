@@ -135,12 +135,11 @@ class Metric:
         By way of z = A_chol^T p, which is of order 1 where p is large because A is nearly singular.
         """
         outer = self.base.cholesky
-        whitened = _multiply(outer, momentum, transposed=True)
-        scaled = self.roots * _multiply(outer, whitened)
+        whitened = outer.T @ momentum
+        scaled = self.roots * (outer @ whitened)
         scaled = blas.dtrsv(self.factor, scaled, lower=1, overwrite_x=1)
         scaled = blas.dtrsv(self.factor, scaled, lower=1, trans=1, overwrite_x=1)
-        whitened -= _multiply(outer, self.roots * scaled, transposed=True)
-        return _multiply(outer, whitened)
+        return outer @ (whitened - outer.T @ (self.roots * scaled))
 
     def momentum(self, noise: np.ndarray) -> np.ndarray:
         """Turn independent standard normals (2, N) into a momentum (N,) of covariance G exactly."""
@@ -263,18 +262,8 @@ def _fortran(symmetric):
     return symmetric if symmetric.flags.f_contiguous else symmetric.T
 
 
-def _triangle(factor, transposed):
-    """Arguments by which BLAS reads a lower triangular `factor`, or its transpose, as it lies."""
-    is_fortran = factor.flags.f_contiguous
-    array = factor if is_fortran else factor.T
-    return array, {"lower": int(is_fortran), "trans": int(transposed == is_fortran)}
-
-
-def _multiply(factor, vector, transposed=False):
-    array, layout = _triangle(factor, transposed)
-    return blas.dtrmv(array, vector, **layout)
-
-
 def _solve(factor, vector, transposed=False):
-    array, layout = _triangle(factor, transposed)
-    return blas.dtrsv(array, vector, **layout)
+    """L^-1 or L^-T times a vector, for a lower triangular L as it lies in memory."""
+    if factor.flags.f_contiguous:
+        return blas.dtrsv(factor, vector, lower=1, trans=int(transposed))
+    return blas.dtrsv(factor.T, vector, lower=0, trans=int(not transposed))

@@ -16,12 +16,9 @@ from pymc_kameleon.latent_gp.approximation import (
     approximation_of,
 )
 from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
+from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
-from pymc_kameleon.latent_gp.tilted_moments import (
-    TiltedMoments,
-    probit_moments,
-    quadrature_moments,
-)
+from pymc_kameleon.latent_gp.tilted_moments import TiltedMoments, probit_moments
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
 __all__ = ["expectation_propagation_approximation"]
@@ -234,7 +231,7 @@ class _ParallelSweep:
 
 def _sequential_sweep(state, share):
     """One site after the other, with rank-one updates of the covariance (algorithm 3.5)."""
-    labels, prior_mean = state.likelihood.probit_labels, state.prior.mean
+    labels = state.likelihood.probit_labels
     precision, shift = state.sites.precision.copy(), state.sites.shift.copy()
     covariance, mean = np.asfortranarray(state.product.covariance()), state.product.mean.copy()
     for n in range(len(mean)):

@@ -165,15 +165,20 @@ class _Grid:
         if len(self.offsets) == 1:
             return self.scales[0] * np.sinh(u)
         lower, upper = np.broadcast_to(self.lower, u.shape), np.broadcast_to(self.upper, u.shape)
-        x = 0.5 * (lower + upper)
+        x, step = 0.5 * (lower + upper), upper - lower
         for _ in range(200):
             excess, density = self._map(x)
             excess -= u
-            if np.all(np.abs(excess) < 1e-12):
+            newton = -excess / density
+            is_found = (np.abs(excess) < 1e-13) | (np.abs(newton) <= 1e-15 * np.abs(x))
+            if np.all(is_found):
                 break
             lower, upper = np.where(excess < 0, x, lower), np.where(excess > 0, x, upper)
-            newton = x - excess / density
-            x = np.where((newton > lower) & (newton < upper), newton, 0.5 * (lower + upper))
+            # u bends several times: Newton steps that do not shrink may go round in a circle.
+            is_short = np.abs(newton) < 0.5 * np.abs(step)
+            is_newton = is_short & (x + newton > lower) & (x + newton < upper)
+            step = np.where(is_newton, newton, 0.5 * (lower + upper) - x)
+            x = np.where(is_found, x, x + step)
         return x
 
 

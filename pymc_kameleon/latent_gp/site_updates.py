@@ -39,6 +39,7 @@ class ParallelSweep:
         self.n_better = 0
 
     def __call__(self, state):
+        """Return the state after a sweep; the same object if no update is valid."""
         matched = _matched(state.tilted, state.cavity_mean)
         while self.share >= SMALLEST_SHARE:
             new = self._try(state, matched)
@@ -75,6 +76,7 @@ class SequentialSweep:
         self.share = share
 
     def __call__(self, state):
+        """Return the state after a sweep."""
         labels = state.likelihood.probit_labels
         precision, shift = state.sites.precision.copy(), state.sites.shift.copy()
         covariance, mean = np.asfortranarray(state.product.covariance()), state.product.mean.copy()

@@ -1,0 +1,254 @@
+"""Expectation propagation: Gaussian sites that match the moments of each likelihood term.
+
+Minka (2001), in the notation of Rasmussen & Williams (2006), section 3.6.
+"""
+
+import warnings
+from typing import Literal
+
+import numpy as np
+from scipy.linalg import LinAlgError
+from scipy.linalg.blas import dger
+
+from pymc_kameleon.latent_gp.approximation import (
+    GaussianApproximation,
+    SiteProduct,
+    approximation_of,
+)
+from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
+from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
+from pymc_kameleon.latent_gp.tilted_moments import (
+    TiltedMoments,
+    probit_moments,
+    quadrature_moments,
+)
+from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+
+__all__ = ["expectation_propagation_approximation"]
+
+SMALLEST_STEP = 1e-3
+"""Share of an update below which a sweep makes no progress."""
+
+
+def expectation_propagation_approximation(
+    prior: Gaussian,
+    likelihood: FactorisingLikelihood,
+    *,
+    schedule: Literal["parallel", "sequential"] = "parallel",
+    damping: float = 0.0,
+    tolerance: float = 1e-6,
+    max_sweeps: int = 200,
+    n_nodes: int = 33,
+    sites: Sites | None = None,
+) -> GaussianApproximation:
+    r"""Gaussian whose sites match the moments of each term against all other sites.
+
+    Parameters
+    ----------
+    prior : Gaussian
+        N(m, K).
+    likelihood : FactorisingLikelihood
+        Moments are closed form where it has `probit_labels`, and quadrature otherwise.
+    schedule : {"parallel", "sequential"}
+        All sites at a time, with one factorisation a sweep; or one after the other with a rank-one
+        update of the covariance each, for a probit likelihood only (algorithm 3.5). The fixed
+        point is the same.
+    damping : float
+        Share of a site's old parameters that an update keeps, from 0 to below 1. The parallel
+        schedule keeps more by itself when the sites oscillate.
+    tolerance : float
+        Converged when no tilted mean differs from the marginal's by more, in its standard
+        deviations, and no tilted log standard deviation.
+    max_sweeps : int
+    n_nodes : int
+        Quadrature nodes to begin with; see `quadrature_moments`.
+    sites : Sites, optional
+        Where to start, the sites of a neighbouring problem say; none by default.
+
+    Returns
+    -------
+    GaussianApproximation
+
+    Warns
+    -----
+    UserWarning
+        If `max_sweeps` were not enough, or no update of the sites leaves a valid Gaussian.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, or the sequential schedule is asked for a likelihood
+        that is not probit.
+    FloatingPointError
+        If the quadrature does not settle.
+
+    Notes
+    -----
+    With cavities :math:`N(m_n, v_n)`, their tilted normalisers :math:`Z_n`, posterior mean
+    :math:`\mu` and :math:`a = \tilde\nu - \tilde\tau \mu`,
+
+    .. math:: \log Z = \sum_n \log Z_n - \tfrac12 a^T (\mu - m) + \tfrac12 \sum_n v_n a_n^2
+        - \tfrac12 \log|I + K \tilde\tau| + \tfrac12 \sum_n \log(1 + \tilde\tau_n v_n),
+
+    equation 3.65 for any normaliser and prior mean, with all that cancels left out.
+
+    A likelihood that is not log-concave may need negative site precisions. The set of sites for
+    which the product and all cavities are Gaussians is convex and has the flat sites in it, so
+    halving an update that leaves the set always comes back into it.
+    """
+    if schedule not in ("parallel", "sequential"):
+        raise ValueError(f"schedule={schedule!r}: take 'parallel' or 'sequential'.")
+    if schedule == "sequential" and likelihood.probit_labels is None:
+        raise ValueError(
+            "schedule='sequential' is for a probit likelihood only, whose moments are closed form: "
+            "take schedule='parallel'."
+        )
+    if checked_share("damping", damping) == 1.0:
+        raise ValueError("damping=1 keeps the old sites for ever: take a number in [0, 1).")
+    checked_number("tolerance", tolerance, above=0.0)
+    checked_integer("max_sweeps", max_sweeps, 1)
+    checked_integer("n_nodes", n_nodes, 9)
+    if likelihood.size != prior.size:
+        raise ValueError(f"The prior has {prior.size} values and the likelihood {likelihood.size}.")
+    state = _State(prior, likelihood, sites or Sites.flat(prior.size), n_nodes, tolerance)
+    sweep = _ParallelSweep(state, 1.0 - damping) if schedule == "parallel" else None
+    n_sweeps = 0
+    while not state.residual < tolerance and n_sweeps < max_sweeps:
+        n_sweeps += 1
+        if sweep is None:
+            state = _sequential_sweep(state, 1.0 - damping)
+        else:
+            state = sweep(state)
+            if sweep.step < SMALLEST_STEP:
+                break
+    converged = bool(state.residual < tolerance)
+    if not converged:
+        warnings.warn(
+            f"Expectation propagation has not converged: after {n_sweeps} sweeps a marginal is "
+            f"still {state.residual:.2g} standard deviations from its tilted moments (tolerance "
+            f"{tolerance:g}). Take more damping (0.5, say), more max_sweeps, or Laplace's "
+            "approximation.",
+            stacklevel=2,
+        )
+    return approximation_of(
+        prior,
+        likelihood,
+        state.sites,
+        state.product.mean,
+        log_evidence=state.log_evidence(),
+        method="expectation propagation",
+        converged=converged,
+        n_iterations=n_sweeps,
+        residual=float(state.residual),
+    )
+
+
+class _State:
+    """Sites, the Gaussian that they make, its cavities and their tilted moments.
+
+    Raises
+    ------
+    LinAlgError
+        If the product or a cavity is no Gaussian.
+    """
+
+    def __init__(self, prior, likelihood, sites, n_nodes, tolerance):
+        self.prior, self.likelihood, self.sites = prior, likelihood, sites
+        self.n_nodes, self.tolerance = n_nodes, tolerance
+        self.product = SiteProduct(prior, sites)
+        mean, variance = self.product.mean, self.product.variance
+        share = 1.0 - sites.precision * variance
+        if not np.all(share > 0):
+            raise LinAlgError("A cavity has no positive variance.")
+        self.natural_slope = sites.shift - sites.precision * mean
+        self.cavity_variance = variance / share
+        self.cavity_mean = mean - self.cavity_variance * self.natural_slope
+        self.tilted = self.moments(self.cavity_mean, self.cavity_variance)
+        change = self.cavity_variance * (self.tilted.slope - self.natural_slope)
+        ratio = self.tilted.shrinkage / share
+        self.residual = np.max(
+            np.maximum(np.abs(change) / np.sqrt(variance), np.abs(np.log(ratio)) / 2)
+        )
+
+    def moments(self, mean, variance) -> TiltedMoments:
+        if self.likelihood.probit_labels is not None:
+            return probit_moments(self.likelihood.probit_labels, mean, variance)
+        return quadrature_moments(
+            self.likelihood, mean, variance, self.n_nodes, min(1e-6, self.tolerance)
+        )
+
+    def with_sites(self, sites):
+        return _State(self.prior, self.likelihood, sites, self.n_nodes, self.tolerance)
+
+    def log_evidence(self) -> float:
+        slope, variance = self.natural_slope, self.cavity_variance
+        return float(
+            self.tilted.log_normaliser.sum()
+            - 0.5 * slope @ (self.product.mean - self.prior.mean)
+            + 0.5 * variance @ slope**2
+            - self.product.half_log_determinant
+            + 0.5 * np.log1p(self.sites.precision * variance).sum()
+        )
+
+
+def _matched(tilted: TiltedMoments, cavity_mean) -> Sites:
+    """Sites that turn the cavities' moments into the tilted ones (eq. 3.59)."""
+    return Sites(
+        tilted.curvature / tilted.shrinkage,
+        (tilted.slope + cavity_mean * tilted.curvature) / tilted.shrinkage,
+    )
+
+
+def _mixed(old: Sites, new: Sites, share: float) -> Sites:
+    return Sites(
+        old.precision + share * (new.precision - old.precision),
+        old.shift + share * (new.shift - old.shift),
+    )
+
+
+class _ParallelSweep:
+    """All sites at a time; the share of an update that is made follows the residual."""
+
+    def __init__(self, state, step):
+        self.largest = self.step = step
+        self.n_better = 0
+
+    def __call__(self, state):
+        matched = _matched(state.tilted, state.cavity_mean)
+        while True:
+            try:
+                new = state.with_sites(_mixed(state.sites, matched, self.step))
+                break
+            except LinAlgError:
+                self.step *= 0.5
+                if self.step < SMALLEST_STEP:
+                    return state
+        if new.residual > state.residual:
+            self.step, self.n_better = max(0.5 * self.step, 2 * SMALLEST_STEP), 0
+        else:
+            self.n_better += 1
+            if self.n_better >= 3:
+                self.step, self.n_better = min(1.5 * self.step, self.largest), 0
+        return new
+
+
+def _sequential_sweep(state, share):
+    """One site after the other, with rank-one updates of the covariance (algorithm 3.5)."""
+    labels, prior_mean = state.likelihood.probit_labels, state.prior.mean
+    precision, shift = state.sites.precision.copy(), state.sites.shift.copy()
+    covariance, mean = np.asfortranarray(state.product.covariance()), state.product.mean.copy()
+    for n in range(len(mean)):
+        column = covariance[:, n].copy()
+        variance = column[n] / (1.0 - precision[n] * column[n])
+        cavity_mean = mean[n] - variance * (shift[n] - precision[n] * mean[n])
+        tilted = probit_moments(labels[n : n + 1], np.array([cavity_mean]), np.array([variance]))
+        matched = _matched(tilted, cavity_mean)
+        precision_change = share * (matched.precision[0] - precision[n])
+        shift_change = share * (matched.shift[0] - shift[n])
+        precision[n] += precision_change
+        shift[n] += shift_change
+        scale = 1.0 / (1.0 + precision_change * column[n])
+        mean += column * scale * (shift_change - precision_change * mean[n])
+        covariance = dger(-precision_change * scale, column, column, a=covariance, overwrite_a=True)
+    # The factorisation at the end of a sweep takes away what rounding has added up.
+    return state.with_sites(Sites(precision, shift))

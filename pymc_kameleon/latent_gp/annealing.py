@@ -27,8 +27,9 @@ __all__ = [
     "standard_error",
 ]
 
-SMALLEST = 1e-3
-"""First temperature above 0 of a geometric ladder."""
+SMALLEST = 1e-5
+"""First temperature above 0 of a geometric ladder: the log likelihood of a draw of a wide prior is
+of the order of thousands, and no more than about one may come at a time."""
 
 SPACINGS = ("geometric", "linear", "power", "ends")
 
@@ -41,8 +42,8 @@ def ladder(n_rungs: int, spacing: str = "geometric") -> np.ndarray:
     n_rungs : int
         How many, 0 and 1 included.
     spacing : {"geometric", "linear", "power", "ends"}
-        With t from 0 to 1 in equal steps: 0 and a geometric progression from 0.001 (the paper's
-        form); t; :math:`t^4`; :math:`\sin^2(\pi t / 2)`. From the prior the first rungs are those
+        With t from 0 to 1 in equal steps: 0 and a geometric progression from 1e-5 (the paper's
+        form); t; :math:`t^5`; :math:`\sin^2(\pi t / 2)`. From the prior the first rungs are those
         that change most: "geometric" or "power". From an approximation of the posterior, what is
         left over are its tails, near both ends: "ends".
 
@@ -63,7 +64,7 @@ def ladder(n_rungs: int, spacing: str = "geometric") -> np.ndarray:
     if spacing == "geometric":
         return np.concatenate([[0.0], np.geomspace(SMALLEST, 1.0, n_rungs)[1:]])
     if spacing == "power":
-        return uniform**4
+        return uniform**5
     if spacing == "ends":
         betas = np.sin(0.5 * np.pi * uniform) ** 2
         betas[-1] = 1.0

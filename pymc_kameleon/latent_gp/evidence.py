@@ -151,7 +151,7 @@ def estimate_log_evidence(
     n_rungs : int, optional
         Temperatures, 0 and 1 included; default 100, and 20 for tempering.
     spacing : str, optional
-        See `ladder`; default "geometric" from the prior, and "ends" from sites.
+        See `ladder`; default "power" from the prior, and "ends" from sites.
     n_particles : int, optional
         Independent particles, default 64; replicates of the whole tempering, default 4.
     n_moves : int
@@ -198,7 +198,7 @@ def estimate_log_evidence(
     n_draws, n_tune = checked_integer("n_draws", n_draws, 10), checked_integer("n_tune", n_tune, 0)
     start = time.perf_counter()
     path = AnnealingPath(prior, likelihood, _checked_sites(sites, prior, likelihood))
-    spacing = spacing or ("geometric" if path.is_flat else "ends")
+    spacing = spacing or ("power" if path.is_flat else "ends")
     betas = ladder(n_rungs, spacing)
     pilot, *generators = np.random.default_rng(random_seed).spawn(n_particles + 1)
     step_sizes = learn_step_sizes(path, betas, moves, pilot)

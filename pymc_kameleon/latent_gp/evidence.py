@@ -1,0 +1,312 @@
+"""Log evidence of a latent function, with its standard error."""
+
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pymc_kameleon.latent_gp.annealing import (
+    Annealed,
+    AnnealingPath,
+    anneal,
+    effective_size,
+    ladder,
+    log_mean_exp,
+    standard_error,
+)
+from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
+from pymc_kameleon.latent_gp.parallel import run_tasks
+from pymc_kameleon.latent_gp.rung_transitions import TRANSITIONS, RungTransition, learn_step_sizes
+from pymc_kameleon.latent_gp.tempering import (
+    Estimate,
+    Tempered,
+    stepping_stones,
+    temper,
+    thermodynamic_integration,
+)
+from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
+from pymc_kameleon.validation import checked_integer
+
+__all__ = ["Evidence", "estimate_log_evidence"]
+
+DEFAULTS = {
+    "ais": {"n_rungs": 100, "n_particles": 64},
+    "tempering": {"n_rungs": 20, "n_particles": 4},
+}
+ESTIMATORS = {
+    "stepping_stones": stepping_stones,
+    "thermodynamic_integration": thermodynamic_integration,
+}
+
+SMALLEST_SIZE = 10.0
+SMALLEST_SHARE = 0.1
+"""Effective size of the weights, and its share of the particles, below which there is a warning:
+the weights that matter may not be among those drawn, and the standard error does not know."""
+
+SMALLEST_SWAP = 0.05
+SMALLEST_ACCEPTANCE = 0.05
+"""Acceptances of a pair of rungs, or of a rung's transitions, below which there is a warning."""
+
+
+@dataclass(frozen=True, repr=False)
+class Evidence:
+    """Estimate of log p(y), and what it came from.
+
+    Attributes
+    ----------
+    log_evidence : float
+    standard_error : float
+        Of `log_evidence`.
+    log_weights : array, shape (n_particles,)
+        Annealed importance sampling: unbiased estimates of Z, in logs. Tempering: the estimates of
+        log Z by each replicate.
+    effective_size : float
+        Annealed importance sampling: of the weights, at most n_particles. Tempering: of the draws,
+        for the estimate.
+    draws : array, shape (n, N)
+        States at beta = 1. Of annealed importance sampling a draw a particle, to be weighted by
+        `log_weights` or drawn again by them, see `posterior_draws`. Of tempering all replicates,
+        one after the other.
+    seconds : float
+        Wall time, with the tuning and without finding the sites.
+    method : {"ais", "tempering"}
+    transition : str
+    report : dict
+        "betas", "acceptance" (mean at a rung, NaN at beta = 0), "step_sizes", "n_evaluations" (by
+        particle or replicate), and of tempering "swap_acceptance", and the "stepping_stones" and
+        "thermodynamic_integration" estimates, each with its standard error and effective size.
+    """
+
+    log_evidence: float
+    standard_error: float
+    log_weights: np.ndarray
+    effective_size: float
+    draws: np.ndarray
+    seconds: float
+    method: str
+    transition: str
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        kind, number = ("particles", len(self.log_weights))
+        if self.method == "tempering":
+            kind, number = "draws", len(self.draws)
+        return (
+            f"<Evidence: log Z = {self.log_evidence:.4f} ± {self.standard_error:.2g}, "
+            f"{self.method} with {self.transition}, {len(self.report['betas'])} rungs, "
+            f"effective size {self.effective_size:.0f} of {number} {kind}, {self.seconds:.1f} s>"
+        )
+
+    def posterior_draws(self, random_seed=None) -> np.ndarray:
+        """Draws (n, N) of the posterior without weights.
+
+        Those of annealed importance sampling are drawn again by their weights, systematically, and
+        the same one may come several times: `effective_size` says how many they are worth.
+        """
+        if self.method == "tempering":
+            return self.draws
+        weights = np.exp(self.log_weights - np.max(self.log_weights))
+        n = len(weights)
+        places = (np.random.default_rng(random_seed).random() + np.arange(n)) / n
+        chosen = np.searchsorted(np.cumsum(weights) / weights.sum(), places)
+        return self.draws[np.minimum(chosen, n - 1)]
+
+
+def estimate_log_evidence(
+    prior: Gaussian,
+    likelihood: FactorisingLikelihood,
+    *,
+    sites: Sites | None = None,
+    method: str = "ais",
+    transition: str | RungTransition = "slice",
+    n_rungs: int | None = None,
+    spacing: str | None = None,
+    n_particles: int | None = None,
+    n_moves: int = 1,
+    n_draws: int = 1000,
+    n_tune: int = 500,
+    estimator: str = "stepping_stones",
+    cores: int = 1,
+    random_seed=None,
+    progressbar: bool = True,
+) -> Evidence:
+    """Estimate log Z, Z the integral of N(f; prior) exp(sum l_n(f_n)).
+
+    Parameters
+    ----------
+    prior : Gaussian
+    likelihood : FactorisingLikelihood
+    sites : Sites, optional
+        Gaussian approximation of the likelihood, of non-negative precisions: the path begins at
+        prior x sites and not at the prior. Those of expectation propagation or of Laplace's method
+        make it short. Any sites give the right answer, good ones sooner.
+    method : {"ais", "tempering"}
+        Annealed importance sampling, or parallel tempering.
+    transition : {"slice", "hmc", "rmhmc"} or RungTransition
+        What leaves each rung invariant: elliptical slice sampling about the base, Hamiltonian
+        Monte Carlo whitened by it, or Riemannian Hamiltonian Monte Carlo. The last two learn their
+        step sizes in a pilot pass.
+    n_rungs : int, optional
+        Temperatures, 0 and 1 included; default 100, and 20 for tempering.
+    spacing : str, optional
+        See `ladder`; default "power" from the prior, and "ends" from sites.
+    n_particles : int, optional
+        Independent particles, default 64; replicates of the whole tempering, default 4.
+    n_moves : int
+        Transitions a rung of each particle; annealed importance sampling only.
+    n_draws, n_tune : int
+        Iterations of each replicate kept, and before them; tempering only.
+    estimator : {"stepping_stones", "thermodynamic_integration"}
+        Which of the two estimates of tempering is `log_evidence`; both are in the report.
+    cores : int
+        Processes. The result for one seed does not depend on their number.
+    random_seed : int, Generator or None
+    progressbar : bool
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a bad argument; sites of another size, or with a negative precision.
+
+    Warns
+    -----
+    UserWarning
+        If the effective size of the weights is small, or neighbouring rungs hardly ever swap.
+
+    Examples
+    --------
+    >>> estimate_log_evidence(prior, likelihood, sites=approximation.sites, cores=4)
+    """
+    if method not in DEFAULTS:
+        raise ValueError(f"method={method!r}: take one of {', '.join(map(repr, DEFAULTS))}.")
+    if estimator not in ESTIMATORS:
+        raise ValueError(
+            f"estimator={estimator!r}: take one of {', '.join(map(repr, ESTIMATORS))}."
+        )
+    name, moves = _transition(transition)
+    n_rungs = DEFAULTS[method]["n_rungs"] if n_rungs is None else n_rungs
+    n_particles = DEFAULTS[method]["n_particles"] if n_particles is None else n_particles
+    n_particles = checked_integer("n_particles", n_particles, 1)
+    cores = checked_integer("cores", cores, 1)
+    n_moves = checked_integer("n_moves", n_moves, 1)
+    n_draws, n_tune = checked_integer("n_draws", n_draws, 10), checked_integer("n_tune", n_tune, 0)
+    start = time.perf_counter()
+    path = AnnealingPath(prior, likelihood, _checked_sites(sites, prior, likelihood))
+    spacing = spacing or ("power" if path.is_flat else "ends")
+    betas = ladder(n_rungs, spacing)
+    pilot, *generators = np.random.default_rng(random_seed).spawn(n_particles + 1)
+    step_sizes = learn_step_sizes(path, betas, moves, pilot)
+    run = dict(cores=cores, description=f"{method}, {name}", progressbar=progressbar)
+    common = path, betas, moves, step_sizes
+    report = {"betas": betas, "step_sizes": step_sizes}
+    if method == "ais":
+        chunks = [list(part) for part in np.array_split(generators, min(cores, n_particles))]
+        tasks = [(*common, chunk, n_moves) for chunk in chunks]
+        total = len(tasks) * (len(betas) - 1)
+        found = _from_particles(run_tasks(anneal, tasks, total=total, **run), report)
+    else:
+        tasks = [(*common, generator, n_draws, n_tune) for generator in generators]
+        total = len(tasks) * (n_draws + n_tune)
+        found = _from_replicates(
+            run_tasks(temper, tasks, total=total, **run), report, path, estimator
+        )
+    seconds = time.perf_counter() - start
+    evidence = Evidence(**found, seconds=seconds, method=method, transition=name, report=report)
+    _warn(evidence)
+    return evidence
+
+
+def _transition(transition):
+    if not isinstance(transition, str):
+        return type(transition).__name__, transition
+    if transition not in TRANSITIONS:
+        names = ", ".join(map(repr, TRANSITIONS))
+        raise ValueError(f"transition={transition!r}: take one of {names}.")
+    return transition, TRANSITIONS[transition]()
+
+
+def _checked_sites(sites, prior, likelihood):
+    if likelihood.size != prior.size:
+        raise ValueError(
+            f"The likelihood has {likelihood.size} terms and the prior {prior.size} values: the "
+            "latent function needs a value for each term."
+        )
+    sites = Sites.flat(prior.size) if sites is None else sites
+    if np.shape(sites.precision) != (prior.size,) or np.shape(sites.shift) != (prior.size,):
+        raise ValueError(
+            f"sites has precisions of shape {np.shape(sites.precision)} and shifts of shape "
+            f"{np.shape(sites.shift)}: take a site for each of the {prior.size} values."
+        )
+    return sites
+
+
+def _from_particles(parts: list[Annealed], report):
+    log_weights = np.concatenate([part.log_weights for part in parts])
+    acceptance = np.concatenate([part.acceptance for part in parts])
+    report["acceptance"] = acceptance.mean(axis=0)
+    report["n_evaluations"] = np.concatenate([part.n_evaluations for part in parts])
+    return {
+        "log_evidence": log_mean_exp(log_weights),
+        "standard_error": standard_error(log_weights),
+        "log_weights": log_weights,
+        "effective_size": effective_size(log_weights),
+        "draws": np.concatenate([part.draws for part in parts]),
+    }
+
+
+def _from_replicates(parts: list[Tempered], report, path, estimator):
+    betas, tilts = report["betas"], np.array([part.tilts for part in parts])
+    swaps = np.mean([part.swap_acceptance for part in parts], axis=0)
+    report["acceptance"] = np.mean([part.acceptance for part in parts], axis=0)
+    report["swap_acceptance"] = swaps
+    report["n_evaluations"] = np.array([part.n_evaluations for part in parts])
+    for name, estimate in ESTIMATORS.items():
+        value, *rest = estimate(betas, tilts)
+        report[name] = Estimate(path.log_normaliser + value, *rest)
+    separate = [ESTIMATORS[estimator](betas, tilts[i : i + 1])[0] for i in range(len(parts))]
+    return {
+        **report[estimator]._asdict(),
+        "log_weights": path.log_normaliser + np.array(separate),
+        "draws": np.concatenate([part.draws for part in parts]),
+    }
+
+
+def _warn(evidence: Evidence):
+    """Say what a number alone would hide."""
+    n, size = len(evidence.log_weights), evidence.effective_size
+    if evidence.method == "ais" and size < max(SMALLEST_SHARE * n, min(SMALLEST_SIZE, 0.5 * n)):
+        warnings.warn(
+            f"The {n} weights of annealed importance sampling are worth {size:.1f} particles: "
+            f"log Z and its standard error of {evidence.standard_error:.2g} are unreliable, log Z "
+            f"is probably too small. Take more n_rungs (now {len(evidence.report['betas'])}) or "
+            "n_moves, and give the sites of expectation propagation where the path begins at the "
+            "prior.",
+            stacklevel=3,
+        )
+    if evidence.method == "tempering":
+        swaps = evidence.report["swap_acceptance"]
+        worst = int(np.argmin(swaps))
+        if swaps[worst] < SMALLEST_SWAP:
+            low, high = evidence.report["betas"][worst : worst + 2]
+            warnings.warn(
+                f"Rungs {worst} and {worst + 1} (beta = {low:.3g} and {high:.3g}) swap with "
+                f"probability {swaps[worst]:.2g}: the ladder is cut in two there. Take more "
+                f"n_rungs (now {len(swaps) + 1}), another spacing, or the sites of expectation "
+                "propagation.",
+                stacklevel=3,
+            )
+    acceptance = evidence.report["acceptance"][1:]
+    if np.min(acceptance) < SMALLEST_ACCEPTANCE:
+        worst = int(np.argmin(acceptance)) + 1
+        warnings.warn(
+            f"The {evidence.transition} transition accepts {acceptance[worst - 1]:.2g} at rung "
+            f"{worst} (beta = {evidence.report['betas'][worst]:.3g}): chains hardly move there. "
+            "Take transition='slice', or sites that are closer to the posterior.",
+            stacklevel=3,
+        )

@@ -1,0 +1,113 @@
+"""Tasks over processes, with one progress bar for all of them."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+
+import cloudpickle
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["run_tasks"]
+
+REFRESH = 0.2
+"""Seconds between two refreshes of the bar."""
+
+_counter = None
+"""In a worker process: what it has done, shared with the one that shows it."""
+
+
+def run_tasks(
+    function: Callable,
+    tasks: Sequence[tuple],
+    *,
+    cores: int,
+    total: int,
+    description: str,
+    progressbar: bool = True,
+) -> list:
+    """Call ``function(*task, advance)`` for each task; `advance` is to be called as work is done.
+
+    Parameters
+    ----------
+    function : callable
+        Pickled by value where it must be, and so are the tasks: they may hold what was defined in
+        a notebook.
+    tasks : sequence of tuple
+    cores : int
+        Processes; with 1, or a single task, nothing is started.
+    total : int
+        Number of times that `advance` is called by all tasks.
+    description : str
+        Shown before the bar.
+    progressbar : bool
+
+    Returns
+    -------
+    list
+        Results, in the order of the tasks.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    # Without auto-refresh there is no thread, which a forked process would not inherit.
+    with Progress(*columns, auto_refresh=False, disable=not progressbar) as progress:
+        bar = progress.add_task(description, total=total)
+
+        shown = time.monotonic()
+
+        def show(completed):
+            nonlocal shown
+            is_due = completed == total or time.monotonic() - shown > REFRESH
+            if is_due:
+                shown = time.monotonic()
+            progress.update(bar, completed=completed, refresh=is_due)
+
+        if cores == 1 or len(tasks) == 1:
+            return _in_turn(function, tasks, show)
+        return _in_processes(function, tasks, min(cores, len(tasks)), show)
+
+
+def _in_turn(function, tasks, show):
+    done = 0
+
+    def advance():
+        nonlocal done
+        done += 1
+        show(done)
+
+    return [function(*task, advance) for task in tasks]
+
+
+def _in_processes(function, tasks, cores, show):
+    context = multiprocessing.get_context()
+    counter = context.Value("Q", 0)
+    with ProcessPoolExecutor(cores, context, _begin, (counter,)) as pool:
+        pending = [pool.submit(_call, cloudpickle.dumps((function, task))) for task in tasks]
+        unfinished = set(pending)
+        while unfinished:
+            finished, unfinished = wait(unfinished, timeout=REFRESH)
+            for future in finished:
+                if future.exception() is not None:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise future.exception()
+            show(counter.value)
+        return [cloudpickle.loads(future.result()) for future in pending]
+
+
+def _begin(counter):
+    global _counter
+    _counter = counter
+
+
+def _call(pickled):
+    function, task = cloudpickle.loads(pickled)
+    return cloudpickle.dumps(function(*task, _advance))
+
+
+def _advance():
+    with _counter.get_lock():
+        _counter.value += 1

@@ -1,0 +1,170 @@
+"""Transitions on the rungs of an annealing path, and the step sizes that they need."""
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from pymc_kameleon.latent_gp.annealing import AnnealingPath
+from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
+from pymc_kameleon.latent_gp.hamiltonian import hamiltonian
+
+__all__ = [
+    "TRANSITIONS",
+    "HamiltonianTransition",
+    "Move",
+    "RungTransition",
+    "SliceTransition",
+    "learn_step_sizes",
+]
+
+PILOTS = 4
+PILOT_MOVES = 2
+"""Chains of the pilot pass, and moves of each at a rung."""
+
+FIRST_RUNG = 15
+"""How many times longer the pilot pass stays at its first rung, to forget the initial step."""
+
+GAIN = 0.3
+"""Of log step size on acceptance; constant, so that the step can follow the rungs."""
+
+
+class Move(NamedTuple):
+    """Where a transition led: the state, its tilt at beta = 1, and what it took."""
+
+    x: np.ndarray
+    tilt: float
+    acceptance: float
+    n_evaluations: int
+
+
+class RungTransition(Protocol):
+    """A family of transitions, one for each rung of a path.
+
+    Attributes
+    ----------
+    initial_step_size : float or None
+        Where the pilot pass begins; None for a transition without a step size.
+    target_acceptance : float
+        What the pilot pass aims at.
+    """
+
+    initial_step_size: float | None
+    target_acceptance: float
+
+    def begin(self, path: AnnealingPath, beta: float) -> None:
+        """Go to a rung, beta > 0; what it has to factorise is factorised here."""
+
+    def move(self, x: np.ndarray, tilt: float, step_size: float, rng: np.random.Generator) -> Move:
+        """Leave the rung invariant, from `x` (N,) with ``path.tilt(x) == tilt``."""
+
+
+class SliceTransition:
+    """Elliptical slice sampling about the base of the path: nothing to tune.
+
+    Its `acceptance` is the inverse of the number of angles that a move tried.
+    """
+
+    initial_step_size = None
+    target_acceptance = math.nan
+
+    def begin(self, path, beta):
+        """Go to a rung."""
+        self._target = path.rung(beta)
+
+    def move(self, x, tilt, step_size, rng):
+        """Make a transition; `step_size` has no meaning here."""
+        beta = self._target.scale
+        moved, value, n_evaluations = elliptical_slice(self._target, x, beta * tilt, rng)
+        tilt = tilt if moved is x else value / beta
+        return Move(moved, tilt, 1.0 / n_evaluations, n_evaluations)
+
+
+class HamiltonianTransition:
+    """Hamiltonian Monte Carlo, whitened by the base of the path.
+
+    Parameters
+    ----------
+    trajectory : float
+        Largest length of a trajectory, in the coordinates of `hamiltonian`: pi takes a standard
+        normal coordinate from one side to the other.
+    most_steps : int
+        Largest number of leapfrog steps, where the step size would ask for more.
+    whitened : bool
+        See `hamiltonian`.
+    target_acceptance : float
+    """
+
+    def __init__(
+        self,
+        trajectory: float = math.pi,
+        most_steps: int = 100,
+        whitened: bool = True,
+        target_acceptance: float = 0.8,
+    ):
+        self.trajectory, self.most_steps, self.whitened = trajectory, most_steps, whitened
+        self.target_acceptance = target_acceptance
+        self.initial_step_size = 0.1
+
+    def begin(self, path, beta):
+        """Go to a rung."""
+        self._path, self._target = path, path.rung(beta)
+
+    def move(self, x, tilt, step_size, rng):
+        """Make a transition of a trajectory of random length."""
+        n_steps = min(self.most_steps, max(1, math.ceil(self.trajectory / step_size)))
+        moved, acceptance, n_evaluations = hamiltonian(
+            self._target, x, rng, step_size, n_steps, self.whitened
+        )
+        tilt = tilt if moved is x else self._path.tilt(moved)
+        return Move(moved, tilt, acceptance, n_evaluations)
+
+
+TRANSITIONS = {"slice": SliceTransition, "hmc": HamiltonianTransition}
+
+
+def learn_step_sizes(
+    path: AnnealingPath,
+    betas: np.ndarray,
+    transition: RungTransition,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Learn a step size for every rung, by a pilot pass over the ladder.
+
+    Parameters
+    ----------
+    path : AnnealingPath
+    betas : array, shape (n_rungs,)
+    transition : RungTransition
+    rng : Generator
+        Used by nothing else: the particles that follow are independent of what is learnt, so each
+        of their transitions leaves its rung invariant, and the weights stay unbiased.
+
+    Returns
+    -------
+    array, shape (n_rungs,)
+        NaN at beta = 0, and everywhere for a transition without a step size.
+
+    Notes
+    -----
+    A few chains climb the ladder together. After each move, log step += gain (acceptance -
+    target), with a constant gain; the step size of a rung is the geometric mean of those tried
+    there.
+    """
+    step_sizes = np.full(len(betas), np.nan)
+    if transition.initial_step_size is None:
+        return step_sizes
+    log_step = math.log(transition.initial_step_size)
+    states = [path.base.draw(rng) for _ in range(PILOTS)]
+    tilts = [path.tilt(x) for x in states]
+    for b in range(1, len(betas)):
+        transition.begin(path, betas[b])
+        tried = []
+        for _ in range(PILOT_MOVES * (FIRST_RUNG if b == 1 else 1)):
+            for i in range(PILOTS):
+                tried.append(log_step)
+                move = transition.move(states[i], tilts[i], math.exp(log_step), rng)
+                states[i], tilts[i] = move.x, move.tilt
+                log_step += GAIN * (move.acceptance - transition.target_acceptance)
+        step_sizes[b] = math.exp(np.mean(tried[-PILOTS * PILOT_MOVES :]))
+    return step_sizes

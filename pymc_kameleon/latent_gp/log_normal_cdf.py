@@ -45,7 +45,7 @@ def log_normal_cdf(z):
 
 
 def _derivative(order, z):
-    """Derivative of log Phi as an operation whose gradient is the next derivative."""
+    """Return a derivative of log Phi as an operation whose gradient is the next one."""
     z = pt.as_tensor(z).astype("float64")
     argument = z.type()
     operation = operation_with_gradient(

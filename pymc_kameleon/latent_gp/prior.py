@@ -78,6 +78,7 @@ class ModelPrior:
         lengths = [n, n if self._is_independent else n * n]
         return [*lengths, n] if self._is_identity else [*lengths, n, n * n]
 
+    @property
     def function(self) -> ModelFunction:
         """The compiled function behind the moments."""
         return self._function

@@ -127,9 +127,9 @@ class LatentFunction:
         self.likelihood = ModelLikelihood(
             model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
         )
-        functions = [self.prior.function(), *self.likelihood.functions()]
-        self._seen_prior = SharedValues(functions[:1], set(self.shared.values()))
-        self._seen_likelihood = SharedValues(functions[1:], set(self.shared.values()))
+        others = set(self.shared.values())
+        self._seen_prior = SharedValues([self.prior.function], others)
+        self._seen_likelihood = SharedValues(self.likelihood.functions(), others)
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed.
@@ -189,7 +189,7 @@ class LatentFunction:
 
 
 def _check_shapes(model, terms, name):
-    for variable, term in terms:
+    for variable, _ in terms:
         if variable not in model.observed_RVs:
             continue
         value = model.rvs_to_values[variable]

@@ -88,7 +88,9 @@ def expectation_propagation_approximation(
 
     A likelihood that is not log-concave may need negative site precisions. The set of sites for
     which the product and all cavities are Gaussians is convex and has the flat sites in it, so
-    halving an update that leaves the set always comes back into it.
+    halving an update that leaves the set always comes back into it. The sites of the result have
+    no negative precision (see `GaussianApproximation.n_floored`). Where such a posterior has
+    several modes, expectation propagation may have several fixed points, or find none.
     """
     if schedule not in ("parallel", "sequential"):
         raise ValueError(f"schedule={schedule!r}: take 'parallel' or 'sequential'.")

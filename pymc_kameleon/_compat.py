@@ -5,7 +5,13 @@ import inspect
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
 
-__all__ = ["group_dataset", "is_result", "operation_with_gradient", "stacked"]
+__all__ = [
+    "group_dataset",
+    "is_result",
+    "operation_with_gradient",
+    "posterior_result",
+    "stacked",
+]
 
 
 def is_result(result) -> bool:
@@ -32,3 +38,12 @@ def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph
     known = inspect.signature(OpFromGraph.__init__).parameters
     keyword = "pullback" if "pullback" in known else "lop_overrides"
     return OpFromGraph(inputs, outputs, inline=True, name=name, **{keyword: pullback})
+
+
+def posterior_result(values: dict[str, np.ndarray]):
+    """Result with a posterior group of arrays (chains, draws, ...), as `pm.sample` returns it."""
+    import arviz
+
+    if "posterior" in inspect.signature(arviz.from_dict).parameters:
+        return arviz.from_dict(posterior=values)
+    return arviz.from_dict({"posterior": values})

@@ -17,16 +17,12 @@ from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_kameleon._compat import operation_with_gradient
+from pymc_kameleon.latent_gp.tilted_moments import REST, TAIL, THIRD
 
 __all__ = ["log_normal_cdf", "with_stable_normal_cdf"]
 
-TAIL = -20.0
-"""Below it the series is used; its first missing term is of relative size 1e-10 there."""
-
 EXCESS = (1.0, -2.0, 10.0, -74.0, 706.0, -8162.0, 110410.0)
-CURVATURE = (1.0, -1.0, 6.0, -50.0, 518.0, -6354.0, 89782.0)
-THIRD = (2.0, -24.0, 300.0, -4144.0, 63540.0, -1077384.0, 20094620.0)
-"""Series in 1/z^2 of (z + rho) |z|, minus the second derivative, and the third times |z|^3."""
+"""Series in 1/z^2 of (z + rho) |z|."""
 
 
 def log_normal_cdf(z):
@@ -83,15 +79,15 @@ def _expression(order, z):
     if order == 1:
         return pt.switch(z < TAIL, far + _series(EXCESS, far) / far, ratio)
     if order == 2:
-        return pt.switch(z < TAIL, -_series(CURVATURE, far), -ratio * (near + ratio))
+        return pt.switch(z < TAIL, _series(REST, far) / far**2 - 1.0, -ratio * (near + ratio))
     third = -ratio * (1.0 - (near + ratio) * (near + 2.0 * ratio))
     return pt.switch(z < TAIL, _series(THIRD, far) / far**3, third)
 
 
 def _series(coefficients, far):
-    total = coefficients[-1]
+    total = float(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        total = coefficient + total / far**2
+        total = float(coefficient) + total / far**2
     return total
 
 

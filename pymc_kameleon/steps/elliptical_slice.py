@@ -144,13 +144,15 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     def _transitions(self):
         target = self._centred()
-        x, value = self.position, target.tilt(self.position)
-        n_evaluations = 1
-        for _ in range(self.steps_per_draw):
-            x, value, n = elliptical_slice(target, x, value, self.rng)
-            n_evaluations += n
+        x, value, n_evaluations = elliptical_slice(
+            target,
+            self.position,
+            target.tilt(self.position),
+            self.rng,
+            n_transitions=self.steps_per_draw,
+        )
         return x, {
-            "n_evals": float(n_evaluations),
+            "n_evals": 1.0 + n_evaluations,
             "n_center": self.n_fits,
             "log_tilt": value,
         }

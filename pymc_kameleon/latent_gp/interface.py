@@ -1,0 +1,176 @@
+"""Approximations and log evidence of a PyMC model with a latent Gaussian process."""
+
+from typing import Literal
+
+import numpy as np
+from pymc.model import modelcontext
+
+from pymc_kameleon._compat import posterior_result
+from pymc_kameleon.latent_gp.approximation import GaussianApproximation
+from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
+from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.reading import LatentFunction
+from pymc_kameleon.unconstrain import unconstraining_function
+
+__all__ = ["expectation_propagation", "laplace", "log_evidence"]
+
+STARTS = ("prior", "laplace", "ep")
+
+
+def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
+    """Gaussian about the mode of the posterior of a latent function.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Default the one of the context.
+    f : variable or str, optional
+        The latent function: what `pm.gp.Latent(...).prior` or `pm.MvNormal` returned. Not needed if
+        it is the model's only free variable.
+    point : dict, optional
+        Natural values of the model's other free variables, by name; needed if there are any.
+    compile_kwargs : dict, optional
+        As for the steps.
+    **options
+        See `laplace_approximation`.
+
+    Returns
+    -------
+    GaussianApproximation
+
+    Raises
+    ------
+    ValueError
+        If no Gaussian prior or no factorising likelihood is found, or `point` lacks a variable.
+    """
+    function = _function_at(model, f, point, compile_kwargs)
+    function.likelihood.require_gradient()
+    return laplace_approximation(function.prior.gaussian, function.likelihood, **options)
+
+
+def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=None, **options):
+    """Gaussian that matches the moments of the posterior of a latent function, term by term.
+
+    Parameters
+    ----------
+    model, f, point, compile_kwargs
+        As for `laplace`.
+    **options
+        See `expectation_propagation_approximation`.
+
+    Returns
+    -------
+    GaussianApproximation
+
+    Raises
+    ------
+    ValueError
+        As for `laplace`.
+    """
+    function = _function_at(model, f, point, compile_kwargs)
+    function.likelihood.require_gradient()
+    return expectation_propagation_approximation(
+        function.prior.gaussian, function.likelihood, **options
+    )
+
+
+def log_evidence(
+    model=None,
+    f=None,
+    *,
+    point=None,
+    method: Literal["ais", "tempering"] = "ais",
+    start: Literal["prior", "laplace", "ep"] | GaussianApproximation = "ep",
+    transition: str = "slice",
+    compile_kwargs=None,
+    **options,
+) -> Evidence:
+    """Estimate the log marginal likelihood of the hyperparameters of a latent Gaussian process.
+
+    Parameters
+    ----------
+    model, f, point, compile_kwargs
+        As for `laplace`.
+    method : {"ais", "tempering"}
+        Annealed importance sampling, or parallel tempering.
+    start : {"ep", "laplace", "prior"} or GaussianApproximation
+        Gaussian at which the path to the posterior begins.
+    transition : {"slice", "rmhmc", "hmc"}
+        What moves the particles at each temperature.
+    **options
+        See `estimate_log_evidence`: `n_rungs`, `n_particles`, `cores`, `random_seed`,
+        `progressbar`, and others.
+
+    Returns
+    -------
+    Evidence
+        With the final draws, resampled by their weights, as `Evidence.result`: what `pm.sample`
+        returns.
+
+    Raises
+    ------
+    ValueError
+        As for `laplace`, and for an unknown start, method or transition.
+    """
+    approximate = {
+        "prior": lambda prior, likelihood: None,
+        "laplace": laplace_approximation,
+        "ep": expectation_propagation_approximation,
+    }
+    if not isinstance(start, GaussianApproximation) and start not in approximate:
+        raise ValueError(
+            f"start={start!r}: take one of {', '.join(map(repr, approximate))}, or what `laplace` "
+            "or `expectation_propagation` returned."
+        )
+    function = _function_at(model, f, point, compile_kwargs)
+    prior, likelihood = function.prior.gaussian, function.likelihood
+    if start != "prior" or transition != "slice":
+        likelihood.require_gradient()
+    if not isinstance(start, GaussianApproximation):
+        start = approximate[start](prior, likelihood)
+    evidence = estimate_log_evidence(
+        prior,
+        likelihood,
+        sites=None if start is None else start.sites,
+        method=method,
+        transition=transition,
+        **options,
+    )
+    draws = evidence.posterior_draws(options.get("random_seed"))
+    evidence.result = posterior_result({function.name: draws[None]})
+    return evidence
+
+
+def _function_at(model, f, point, compile_kwargs) -> LatentFunction:
+    """Read a model at natural values of its other free variables."""
+    model = modelcontext(model)
+    if f is None:
+        if len(model.free_RVs) != 1:
+            names = ", ".join(variable.name for variable in model.free_RVs)
+            raise ValueError(f"f: name the latent function; the free variables are {names}.")
+        f = model.free_RVs[0]
+    function = LatentFunction(model, f, compile_kwargs=compile_kwargs)
+    others = [model.values_to_rvs[value] for value in function.shared]
+    point = {} if point is None else dict(point)
+    missing = [variable.name for variable in others if variable.name not in point]
+    unknown = set(point) - {variable.name for variable in others}
+    if missing or unknown:
+        raise ValueError(
+            f"point: give values of {', '.join(v.name for v in others) or 'nothing'}; "
+            f"{', '.join(missing) or 'none'} missing, {', '.join(sorted(unknown)) or 'none'} "
+            "unknown."
+        )
+    if others:
+        initial = model.initial_point()
+        values = [
+            np.asarray(point[v.name], dtype=v.dtype)
+            if v.name in point
+            else np.zeros(initial[model.rvs_to_values[v].name].shape, dtype=v.dtype)
+            for v in model.free_RVs
+        ]
+        unconstrained = unconstraining_function(model, list(function.shared))(*values)
+        for shared, value in zip(function.shared.values(), unconstrained, strict=True):
+            shared.set_value(np.asarray(value, dtype=shared.dtype))
+        function.refresh()
+    return function

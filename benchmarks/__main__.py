@@ -14,6 +14,7 @@ COMMANDS = {
     "thesis-efficiency": "F-KAMH against KAMH, section 5.1 of the F-KAMH thesis",
     "gp-mcmc-table1": "two stages with a Gaussian process, table 1 of the GP-MCMC paper",
     "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
+    "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
 }
 
 

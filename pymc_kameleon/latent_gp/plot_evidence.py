@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from pymc_kameleon.latent_gp.evidence import Evidence
+from pymc_kameleon.latent_gp.evidence_result import Evidence
 
 __all__ = ["plot_evidence"]
 

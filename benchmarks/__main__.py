@@ -15,6 +15,7 @@ COMMANDS = {
     "gp-mcmc-table1": "two stages with a Gaussian process, table 1 of the GP-MCMC paper",
     "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
     "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
+    "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
 }
 
 

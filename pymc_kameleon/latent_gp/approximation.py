@@ -67,7 +67,10 @@ class GaussianApproximation:
         return self.posterior.mean, np.sqrt((self.posterior.cholesky**2).sum(axis=1))
 
     def cavities(self) -> tuple[np.ndarray, np.ndarray]:
-        """Means (N,) and variances (N,) of the posterior's marginals without their own site."""
+        """Means (N,) and variances (N,) of the posterior's marginals without their own site.
+
+        Where precisions were floored these are not the cavities of the last sweep.
+        """
         means, deviations = self.marginals()
         variances = deviations**2 / (1.0 - self.sites.precision * deviations**2)
         return means - variances * (self.sites.shift - self.sites.precision * means), variances
@@ -86,12 +89,14 @@ class GaussianApproximation:
 
         Notes
         -----
-        Adds .. math:: \frac12 \sum_{m \ne n} \sum_{l=3}^4 \frac{\kappa_{lm} \kappa_{ln}}{l!}
-        \left(\frac{\Sigma_{mn}}{\Sigma_{mm} \Sigma_{nn}}\right)^l,\quad
-        \kappa_l = v^l \partial^l_m \log \Phi(y m / \sqrt{1 + v})
+        For cavities N(m, v) it adds
 
-        for cavities N(m, v): what two sites at a time say of the cumulants that a Gaussian leaves
-        out (Opper, Paquet & Winther 2013).
+        .. math:: \frac12 \sum_{m \ne n} \sum_{l=3}^4 \frac{\kappa_{lm} \kappa_{ln}}{l!}
+            \left(\frac{\Sigma_{mn}}{\Sigma_{mm} \Sigma_{nn}}\right)^l,\quad
+            \kappa_l = v^l \partial^l_m \log \Phi(y m / \sqrt{1 + v})
+
+        what two sites at a time say of the cumulants that a Gaussian leaves out (Opper, Paquet &
+        Winther 2013).
         """
         labels = self.likelihood.probit_labels
         if labels is None or self.method == "Laplace":

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 from scipy.linalg import LinAlgError
-from scipy.linalg.blas import dger
 
 from pymc_kameleon.latent_gp.approximation import (
     GaussianApproximation,
@@ -16,18 +15,13 @@ from pymc_kameleon.latent_gp.approximation import (
     approximation_of,
 )
 from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
+from pymc_kameleon.latent_gp.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.site_updates import ParallelSweep, SequentialSweep
 from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
-from pymc_kameleon.latent_gp.tilted_moments import (
-    TiltedMoments,
-    probit_moments,
-    quadrature_moments,
-)
+from pymc_kameleon.latent_gp.tilted_moments import TiltedMoments, probit_moments
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
 __all__ = ["expectation_propagation_approximation"]
-
-SMALLEST_STEP = 1e-3
-"""Share of an update below which a sweep makes no progress."""
 
 
 def expectation_propagation_approximation(
@@ -77,8 +71,8 @@ def expectation_propagation_approximation(
     Raises
     ------
     ValueError
-        If an argument is out of its range, or the sequential schedule is asked for a likelihood
-        that is not probit.
+        If an argument is out of its range, `sites` leave no Gaussian, or the sequential schedule
+        is asked for a likelihood that is not probit.
     FloatingPointError
         If the quadrature does not settle.
 
@@ -94,7 +88,9 @@ def expectation_propagation_approximation(
 
     A likelihood that is not log-concave may need negative site precisions. The set of sites for
     which the product and all cavities are Gaussians is convex and has the flat sites in it, so
-    halving an update that leaves the set always comes back into it.
+    halving an update that leaves the set always comes back into it. The sites of the result have
+    no negative precision (see `GaussianApproximation.n_floored`). Where such a posterior has
+    several modes, expectation propagation may have several fixed points, or find none.
     """
     if schedule not in ("parallel", "sequential"):
         raise ValueError(f"schedule={schedule!r}: take 'parallel' or 'sequential'.")
@@ -110,24 +106,32 @@ def expectation_propagation_approximation(
     checked_integer("n_nodes", n_nodes, 9)
     if likelihood.size != prior.size:
         raise ValueError(f"The prior has {prior.size} values and the likelihood {likelihood.size}.")
-    state = _State(prior, likelihood, sites or Sites.flat(prior.size), n_nodes, tolerance)
-    sweep = _ParallelSweep(state, 1.0 - damping) if schedule == "parallel" else None
-    n_sweeps = 0
-    while not state.residual < tolerance and n_sweeps < max_sweeps:
+    if sites is None:
+        sites = Sites.flat(prior.size)
+    try:
+        state = _State(prior, likelihood, sites, n_nodes, tolerance)
+    except LinAlgError as error:
+        raise ValueError(
+            "The prior and the cavities of `sites` are not all Gaussian, because some precisions "
+            "are negative: leave `sites` out."
+        ) from error
+    share = 1.0 - damping
+    sweep = ParallelSweep(share) if schedule == "parallel" else SequentialSweep(share)
+    best, n_sweeps = state, 0
+    while not best.residual < tolerance and n_sweeps < max_sweeps:
+        before, state = state, sweep(state)
+        if state is before:
+            break
         n_sweeps += 1
-        if sweep is None:
-            state = _sequential_sweep(state, 1.0 - damping)
-        else:
-            state = sweep(state)
-            if sweep.step < SMALLEST_STEP:
-                break
+        best = state if state.residual < best.residual else best
+    state = best
     converged = bool(state.residual < tolerance)
     if not converged:
         warnings.warn(
             f"Expectation propagation has not converged: after {n_sweeps} sweeps a marginal is "
             f"still {state.residual:.2g} standard deviations from its tilted moments (tolerance "
-            f"{tolerance:g}). Take more damping (0.5, say), more max_sweeps, or Laplace's "
-            "approximation.",
+            f"{tolerance:g}). These are the best sites seen; their log evidence means little. Take "
+            "more damping (0.5, say), more max_sweeps, or Laplace's approximation.",
             stacklevel=2,
         )
     return approximation_of(
@@ -189,66 +193,3 @@ class _State:
             - self.product.half_log_determinant
             + 0.5 * np.log1p(self.sites.precision * variance).sum()
         )
-
-
-def _matched(tilted: TiltedMoments, cavity_mean) -> Sites:
-    """Sites that turn the cavities' moments into the tilted ones (eq. 3.59)."""
-    return Sites(
-        tilted.curvature / tilted.shrinkage,
-        (tilted.slope + cavity_mean * tilted.curvature) / tilted.shrinkage,
-    )
-
-
-def _mixed(old: Sites, new: Sites, share: float) -> Sites:
-    return Sites(
-        old.precision + share * (new.precision - old.precision),
-        old.shift + share * (new.shift - old.shift),
-    )
-
-
-class _ParallelSweep:
-    """All sites at a time; the share of an update that is made follows the residual."""
-
-    def __init__(self, state, step):
-        self.largest = self.step = step
-        self.n_better = 0
-
-    def __call__(self, state):
-        matched = _matched(state.tilted, state.cavity_mean)
-        while True:
-            try:
-                new = state.with_sites(_mixed(state.sites, matched, self.step))
-                break
-            except LinAlgError:
-                self.step *= 0.5
-                if self.step < SMALLEST_STEP:
-                    return state
-        if new.residual > state.residual:
-            self.step, self.n_better = max(0.5 * self.step, 2 * SMALLEST_STEP), 0
-        else:
-            self.n_better += 1
-            if self.n_better >= 3:
-                self.step, self.n_better = min(1.5 * self.step, self.largest), 0
-        return new
-
-
-def _sequential_sweep(state, share):
-    """One site after the other, with rank-one updates of the covariance (algorithm 3.5)."""
-    labels, prior_mean = state.likelihood.probit_labels, state.prior.mean
-    precision, shift = state.sites.precision.copy(), state.sites.shift.copy()
-    covariance, mean = np.asfortranarray(state.product.covariance()), state.product.mean.copy()
-    for n in range(len(mean)):
-        column = covariance[:, n].copy()
-        variance = column[n] / (1.0 - precision[n] * column[n])
-        cavity_mean = mean[n] - variance * (shift[n] - precision[n] * mean[n])
-        tilted = probit_moments(labels[n : n + 1], np.array([cavity_mean]), np.array([variance]))
-        matched = _matched(tilted, cavity_mean)
-        precision_change = share * (matched.precision[0] - precision[n])
-        shift_change = share * (matched.shift[0] - shift[n])
-        precision[n] += precision_change
-        shift[n] += shift_change
-        scale = 1.0 / (1.0 + precision_change * column[n])
-        mean += column * scale * (shift_change - precision_change * mean[n])
-        covariance = dger(-precision_change * scale, column, column, a=covariance, overwrite_a=True)
-    # The factorisation at the end of a sweep takes away what rounding has added up.
-    return state.with_sites(Sites(precision, shift))

@@ -16,6 +16,7 @@ COMMANDS = {
     "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
     "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
     "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
+    "latent-gp-metric": "milliseconds of the Riemannian metric of a latent Gaussian process",
 }
 
 

@@ -1,8 +1,11 @@
 """The only file that knows PyMC 5 from PyMC 6, and ArviZ 0 from ArviZ 1."""
 
-import numpy as np
+import inspect
 
-__all__ = ["group_dataset", "is_result"]
+import numpy as np
+from pytensor.compile.builders import OpFromGraph
+
+__all__ = ["group_dataset", "is_result", "operation_with_gradient", "stacked"]
 
 
 def is_result(result) -> bool:
@@ -22,3 +25,10 @@ def stacked(dataset, name: str) -> np.ndarray:
     """Values of one variable, shape (chains * draws, ...)."""
     values = dataset[name].transpose("chain", "draw", ...).values
     return values.reshape(-1, *values.shape[2:])
+
+
+def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph:
+    """Operation of a graph, inlined when compiled, with `pullback` as its gradient."""
+    known = inspect.signature(OpFromGraph.__init__).parameters
+    keyword = "pullback" if "pullback" in known else "lop_overrides"
+    return OpFromGraph(inputs, outputs, inline=True, name=name, **{keyword: pullback})

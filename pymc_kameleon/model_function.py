@@ -17,7 +17,7 @@ from pytensor.tensor.random.op import RandomVariable
 
 from pymc_kameleon.compiled import as_pointer
 
-__all__ = ["ModelFunction", "black_boxes", "has_black_box"]
+__all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
 
 _log = logging.getLogger("pymc.kameleon")
 
@@ -167,6 +167,55 @@ class ModelFunction:
         word = numba.types.intp
         self._c_function = numba.cfunc(word(word, word, word))(namespace["model_function"])
         return True
+
+
+class SharedValues:
+    """Notices when the values of shared variables change.
+
+    Parameters
+    ----------
+    functions : list of ModelFunction
+        The first one's shared variables are watched, and all are told to read theirs again; more
+        may be appended later.
+    moving : set of shared variables
+        Those that another step moves: small, set at every draw, and compared by value. The others
+        are data, which may be large and are replaced as a whole.
+    """
+
+    def __init__(self, functions: list[ModelFunction], moving: set):
+        self._functions, self._moving = functions, moving
+        self._seen = self._moves = None
+
+    def __getstate__(self):
+        return self.__dict__ | {"_seen": None, "_moves": None}
+
+    def changed(self) -> bool:
+        """Whether a value changed since the last call; True at the first one."""
+        first = self._functions[0]
+        values = [container.storage[0] for container in first.containers()]
+        if self._seen is None:
+            self._seen = [(None, None)] * len(values)
+            self._moves = [variable in self._moving for variable in first.shared()]
+        changed = False
+        for i, value in enumerate(values):
+            last, copy = self._seen[i]
+            if value is last:
+                continue
+            if not (self._moves[i] and _same(value, copy)):
+                changed = True
+            self._seen[i] = (value, np.array(value) if self._moves[i] else None)
+            for function in self._functions:
+                function.shared_values_changed()
+        return changed
+
+
+def _same(a, b) -> bool:
+    return (
+        isinstance(a, np.ndarray)
+        and isinstance(b, np.ndarray)
+        and a.dtype == b.dtype
+        and np.array_equal(a, b)
+    )
 
 
 def _c_function_source(dim, dimensions) -> str:

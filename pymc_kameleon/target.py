@@ -12,7 +12,12 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon.compiled import N_TERMS
-from pymc_kameleon.model_function import ModelFunction, black_boxes, has_black_box
+from pymc_kameleon.model_function import (
+    ModelFunction,
+    SharedValues,
+    black_boxes,
+    has_black_box,
+)
 
 __all__ = ["LogDensity", "select_variables"]
 
@@ -109,7 +114,6 @@ class LogDensity:
         if self.dim == 0:
             raise ValueError(f"vars: {', '.join(self.names)} have no elements; nothing to sample.")
         self.shared = make_shared_replacements(initial_point, self.vars, model)
-        self._others = set(self.shared.values())
         self.n_evaluations = 0
 
         terms = _likelihood_terms(model)
@@ -138,10 +142,8 @@ class LogDensity:
         self._function = self._compile(self._outputs)
         self._rest = self._compile(self._outputs[:2]) if estimated and self.shared else None
         self._more_functions = {}
-        self._seen = self._moving = None
-
-    def __getstate__(self):
-        return self.__dict__ | {"_seen": None, "_moving": None}
+        self._functions = [self._function]
+        self._inputs = SharedValues(self._functions, set(self.shared.values()))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Log prior, log likelihood and estimated log likelihood (0 if not separated) at `x`.
@@ -223,26 +225,12 @@ class LogDensity:
     def _compiled_once(self, name, outputs):
         if name not in self._more_functions:
             self._more_functions[name] = self._compile(outputs())
+            self._functions.append(self._more_functions[name])
         return self._more_functions[name]
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call."""
-        values = [container.storage[0] for container in self._function.containers()]
-        if self._seen is None:
-            self._seen = [(None, None)] * len(values)
-            self._moving = [variable in self._others for variable in self._function.shared()]
-        changed = False
-        for i, value in enumerate(values):
-            last, copy = self._seen[i]
-            if value is last:
-                continue
-            if not (self._moving[i] and _same(value, copy)):
-                changed = True
-            # Data may be large and are replaced as a whole; other variables are compared by value.
-            self._seen[i] = (value, np.array(value) if self._moving[i] else None)
-            for function in (self._function, *self._more_functions.values()):
-                function.shared_values_changed()
-        return changed
+        return self._inputs.changed()
 
     def _compile(self, outputs):
         return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)
@@ -260,15 +248,6 @@ class LogDensity:
                 f"The log density has no gradient with respect to {', '.join(self.names)}: {named} "
                 "has none. Take a step that needs no gradient, such as KameleonStep."
             ) from error
-
-
-def _same(a, b) -> bool:
-    return (
-        isinstance(a, np.ndarray)
-        and isinstance(b, np.ndarray)
-        and a.dtype == b.dtype
-        and np.array_equal(a, b)
-    )
 
 
 def _likelihood_terms(model) -> list[tuple]:

@@ -81,7 +81,8 @@ class RiemannianState(NamedTuple):
     ----------
     position : array, shape (N,)
     geometry : LocalGeometry or None
-        Of the target of the last transition; used again if the next one has the same.
+        Of the target of the last transition. It is used again if the next one has the same
+        position, likelihood, scale and floor, and the same `Gaussian` object.
     """
 
     position: np.ndarray
@@ -178,7 +179,7 @@ def _geometry(target, state, soft_floor):
     known = state.geometry
     if (
         known is not None
-        and known.position is state.position
+        and np.array_equal(known.position, state.position)
         and known.soft_floor == soft_floor
         and known.target.base is target.base
         and known.target.likelihood is target.likelihood

@@ -168,17 +168,17 @@ class Metric:
         return relative * self.leverage
 
     def inverse(self) -> np.ndarray:
-        """All of G^-1 (N, N), symmetric: A - V^T V. The diagonal is that of G^-1 to rounding of A.
+        """All of G^-1 (N, N), symmetric: A - V^T V, to the rounding of A.
 
-        No transition needs it; it costs five Cholesky factorisations.
+        No transition needs it; it costs more than the rest of the metric.
         """
         scaled = np.multiply(_fortran(self.base.covariance), self.roots[:, None], order="F")
         reduced = blas.dtrmm(1.0, self.inverse_factor, scaled, lower=1, overwrite_b=1)
         lower = blas.dsyrk(
             -1.0, reduced, trans=1, beta=1.0, c=_fortran(self.base.covariance), lower=1
         )
-        upper = np.triu_indices(len(lower), 1)
-        lower[upper] = lower.T[upper]
+        for i in range(len(lower)):
+            lower[i, i + 1 :] = lower[i + 1 :, i]
         return lower
 
 
@@ -222,7 +222,7 @@ class LocalGeometry:
         if target.sites is not None:
             raise ValueError("The target has sites: write it with annealed_from_prior_form.")
         self.target = target
-        self.position = position
+        self.position = np.array(position, dtype=float)
         self.soft_floor = soft_floor
         self.unit = float(np.sqrt(np.mean(np.diagonal(target.base.covariance))))
         self.terms = target.tilt_terms(position)

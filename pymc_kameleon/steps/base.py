@@ -11,18 +11,14 @@ from pymc.blocking import RaveledVars
 from pymc.exceptions import SamplingError
 from pymc.model import modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
-from pymc.step_methods.arraystep import ArrayStepShared
-from pymc.step_methods.compound import Competence, StepMethodState
+from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
-from pymc.util import get_random_generator
-from pymc.vartypes import discrete_types
-from rich.progress import TextColumn
-from rich.table import Column
 
 from pymc_kameleon.adaptation import target_acceptance
 from pymc_kameleon.compiled import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model_function import ModelFunction
 from pymc_kameleon.steps import two_stage
+from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.target import LogDensity
 from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
@@ -31,10 +27,6 @@ from pymc_kameleon.validation import checked_integer, checked_share
 from pymc_kameleon.warm_start import warm_points, warm_scaling
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep"]
-
-STUCK_AFTER = 1000
-"""Transitions without an accepted move after which a chain is called stuck."""
-
 
 @dataclass_state
 class MetropolisHastingsState(StepMethodState):
@@ -51,14 +43,13 @@ class MetropolisHastingsState(StepMethodState):
     configuration: str = field(metadata={"frozen": True})
 
 
-class MetropolisHastingsStep(ArrayStepShared):
+class MetropolisHastingsStep(Step):
     """Base of the steps: arguments, chains, kept log density, statistics, warnings.
 
     A subclass gives `_begin` (fresh adaptation at a position), `_advance` (a number of
     transitions), `_end_tuning`, and `_scaling_statistics`.
     """
 
-    default_blocked = True
     stats_dtypes_shapes = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
@@ -68,22 +59,6 @@ class MetropolisHastingsStep(ArrayStepShared):
         "warning": (SamplerWarning, None),
     }
     _state_class = MetropolisHastingsState
-
-    def __new__(cls, *args, **kwargs):
-        """Create a step, or one per variable if `blocked=False`."""
-        try:
-            model = modelcontext(kwargs.get("model"))
-        except TypeError as error:
-            raise TypeError(
-                f"model: {cls.__name__} needs one. Create it inside `with model:`, or pass model=."
-            ) from error
-        vars = args[0] if args else kwargs.get("vars")
-        if not model.value_vars or (isinstance(vars, list | tuple) and not vars):
-            raise ValueError(
-                "vars: there is no free variable to sample. Give the model one, and leave vars out "
-                "or name at least one."
-            )
-        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,
@@ -170,24 +145,6 @@ class MetropolisHastingsStep(ArrayStepShared):
     @abstractmethod
     def _scaling_statistics(self) -> dict[str, float]:
         """Values of the statistics that show what was learnt."""
-
-    # life cycle -----------------------------------------------------------------------------------
-
-    def set_rng(self, rng):
-        """Start a new chain (PyMC before 6.3)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._begin_chain(None)
-
-    def setup_chain(self, rng, tune, draws):
-        """Start a new chain (PyMC 6.3 and later)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._begin_chain(int(tune))
-
-    def reset_tuning(self):
-        """Forget what was learnt, keeping whether and for how long the chain is about to tune."""
-        tune = self.tune
-        self._begin_chain(self.expected_tune)
-        self.tune = tune
 
     def _begin_chain(self, expected_tune):
         self.tune = True
@@ -472,29 +429,8 @@ class MetropolisHastingsStep(ArrayStepShared):
             raise ValueError(f"x has NaN or infinite entries: take finite values of {names}.")
         return places
 
-    # what PyMC asks -------------------------------------------------------------------------------
-
-    @staticmethod
-    def competence(var, has_grad):
-        """Continuous variables only."""
-        return Competence.INCOMPATIBLE if var.dtype in discrete_types else Competence.COMPATIBLE
-
-    def _progressbar_config(self, n_chains=1):
+    def _progress_columns(self):
         shown = {"accept": ("Acceptance", "0.2f"), "scaling": ("Scaling", "0.3g")}
         if self.surrogate is None:
-            shown["n_evals"] = ("Evals/draw", "0.0f")
-        else:
-            shown |= {"calls_made": ("Calls made", "0.0f"), "calls_saved": ("Calls saved", "0.0f")}
-        columns = [
-            TextColumn(f"{{task.fields[{name}]:{form}}}", table_column=Column(title, ratio=1))
-            for name, (title, form) in shown.items()
-        ]
-        return columns, {name: [0.0] * n_chains for name in shown}
-
-    def _make_progressbar_update_functions(self):
-        _, shown = self._progressbar_config()
-
-        def update(statistics):
-            return {name: statistics[name] for name in shown}
-
-        return (update,)
+            return shown | {"n_evals": ("Evals/draw", "0.0f")}
+        return shown | {"calls_made": ("Calls made", "0.0f"), "calls_saved": ("Calls saved", "0.0f")}

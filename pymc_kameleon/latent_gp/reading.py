@@ -1,0 +1,230 @@
+"""From a PyMC model and its latent function to a Gaussian prior and a factorising likelihood."""
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.model.transform.conditioning import do
+from pymc.pytensorf import make_shared_replacements
+from pymc.vartypes import discrete_types
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from scipy.linalg import LinAlgError
+
+from pymc_kameleon.latent_gp.likelihood import IN_PYTHON, ModelLikelihood
+from pymc_kameleon.latent_gp.prior import ModelPrior
+from pymc_kameleon.model_function import SharedValues
+
+__all__ = ["LatentFunction", "free_variable"]
+
+
+def free_variable(model, var) -> tuple:
+    """Find a latent function and the free random variable behind it.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    var : variable or str
+        The latent function (as `pm.gp.Latent(...).prior` or `pm.MvNormal` returned it) or the free
+        variable behind it, or the name of either.
+
+    Returns
+    -------
+    random variable
+        The free one.
+    deterministic variable or None
+        The function; None if it is the free variable itself.
+
+    Raises
+    ------
+    ValueError
+        If there is no such variable, or it is discrete, or no vector.
+    """
+    if isinstance(var, str):
+        if var not in model.named_vars:
+            raise ValueError(f"vars: the model has no variable {var!r}.")
+        var = model[var]
+    var = model.values_to_rvs.get(var, var)
+    if var in model.observed_RVs:
+        raise ValueError(f"vars: {var.name} is observed. Name the latent function.")
+    if var.dtype in discrete_types:
+        raise ValueError(
+            f"vars: {var.name} is discrete, and a latent function is continuous. Name the function "
+            "of the Gaussian process."
+        )
+    if var.ndim != 1:
+        raise ValueError(
+            f"vars: {var.name} has {var.ndim} dimensions, and a latent function is a vector (N,). "
+            "Give each output of a Gaussian process a function and a step of its own."
+        )
+    if var in model.free_RVs:
+        functions = [
+            d
+            for d in model.deterministics
+            if d.ndim == 1 and _length(d) == _length(var) and _is_affine(model, d, var)
+        ]
+        direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=functions)
+        if len(functions) > 1 and not direct:
+            raise ValueError(
+                f"vars: {', '.join(d.name for d in functions)} are all affine functions of "
+                f"{var.name}. Name the one that the likelihood depends on."
+            )
+        return var, None if direct or not functions else functions[0]
+    if var not in model.deterministics:
+        raise ValueError(f"vars: {var.name} is no variable of the model.")
+    candidates = [rv for rv in model.free_RVs if rv.ndim == 1 and _length(rv) == _length(var)]
+    candidates = [rv for rv in candidates if _is_affine(model, var, rv)]
+    if len(candidates) != 1:
+        found = ", ".join(rv.name for rv in candidates) or "none"
+        raise ValueError(
+            f"vars: {var.name} should be an affine function of one normal vector of its own "
+            f"length, and of these {found} was found. Name the free variable, vars=[...]."
+        )
+    return candidates[0], var
+
+
+class LatentFunction:
+    """Everything about a latent function f that its samplers and approximations need.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    var : variable or str
+        As for `free_variable`.
+    initial_point : dict or None
+        Values of the other variables; default `model.initial_point()`.
+    compile_kwargs : dict or None
+        As for `ModelFunction`.
+
+    Attributes
+    ----------
+    name : str
+    size : int
+        N.
+    value_variable : variable
+        What `pm.sample` moves.
+    shared : dict
+        Value variables of the other free variables -> shared variables.
+    prior : ModelPrior
+    likelihood : ModelLikelihood
+
+    Raises
+    ------
+    ValueError
+        If no Gaussian prior or no factorising likelihood is found: it says which and why.
+    """
+
+    def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):
+        variable, function = free_variable(model, var)
+        self.name = variable.name if function is None else function.name
+        self.value_variable = model.rvs_to_values[variable]
+        point = model.initial_point() if initial_point is None else initial_point
+        self.shared = make_shared_replacements(point, [self.value_variable], model)
+        graph = None if function is None else model.replace_rvs_by_values([function])[0]
+        compile_kwargs = compile_kwargs or None
+        self.prior = ModelPrior(model, self.name, variable, graph, self.shared, compile_kwargs)
+        self.size = self.prior.size
+        terms, argument = self._likelihood_terms(model, variable, function)
+        self.likelihood = ModelLikelihood(
+            model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
+        )
+        others = set(self.shared.values())
+        self._seen_prior = SharedValues([self.prior.function], others)
+        self._seen_likelihood = SharedValues(self.likelihood.functions(), others)
+
+    def refresh(self) -> bool:
+        """Follow the other variables; return whether prior or likelihood changed.
+
+        Raises
+        ------
+        ValueError
+            If the prior's covariance has ceased to be positive definite.
+        """
+        likelihood_changed = self._seen_likelihood.changed()
+        if self._seen_prior.changed():
+            self.prior.refresh()
+            return True
+        return likelihood_changed
+
+    def set_point(self, point: dict[str, np.ndarray]) -> None:
+        """Give the other variables their values in `point` (by value variables' names)."""
+        for value, shared in self.shared.items():
+            if value.name in point:
+                shared.set_value(np.asarray(point[value.name], dtype=shared.dtype))
+
+    def _likelihood_terms(self, model, variable, function):
+        """Log densities that depend on f, and the vector that stands for f in them."""
+        replaced = variable if function is None else function
+        intervened = do(model, {replaced.name: np.zeros(_length(replaced), dtype=replaced.dtype)})
+        held = intervened[replaced.name]
+        variables = [*intervened.free_RVs, *intervened.observed_RVs, *intervened.potentials]
+        terms = zip(variables, intervened.logp(vars=variables, sum=False), strict=True)
+        if function is not None:
+            behind = intervened.rvs_to_values[intervened[variable.name]]
+            terms = [(v, t) for v, t in terms if v.name != variable.name]
+            besides = [v.name for v, t in terms if behind in ancestors([t])]
+            if besides:
+                raise ValueError(
+                    f"{', '.join(besides)} depends on {variable.name} not only through "
+                    f"{self.name}, so its likelihood is no function of {self.name}."
+                )
+        terms = [(v, t) for v, t in terms if held in ancestors([t])]
+        if not terms:
+            raise ValueError(
+                f"Nothing observed depends on {self.name}: its posterior is its prior. Give the "
+                f"model an observed variable or a pm.Potential that is a function of {self.name}."
+            )
+        _check_shapes(intervened, terms, self.name)
+        argument = self.value_variable.type()
+        argument.name = self.name
+        replacements = {held: argument}
+        by_name = {value.name: shared for value, shared in self.shared.items()}
+        for value in intervened.value_vars:
+            if value.name in by_name:
+                replacements[value] = by_name[value.name]
+        for name, data in intervened.named_vars.items():
+            if isinstance(data, SharedVariable) and data is not held:
+                replacements[data] = model[name]
+        graphs = clone_replace([t for _, t in terms], replace=replacements, rebuild_strict=False)
+        return [(v.name, t) for (v, _), t in zip(terms, graphs, strict=True)], argument
+
+
+def _check_shapes(model, terms, name):
+    for variable, _ in terms:
+        if variable not in model.observed_RVs:
+            continue
+        value = model.rvs_to_values[variable]
+        expected, found = tuple(value.shape.eval()), tuple(variable.shape.eval())
+        if expected != found:
+            raise ValueError(
+                f"{variable.name}: the observed values have shape {expected} and their "
+                f"distribution, as a function of {name}, has shape {found}. Give both the same."
+            )
+
+
+def _length(variable) -> int:
+    known = variable.type.shape[0]
+    return int(variable.shape[0].eval()) if known is None else known
+
+
+def _is_affine(model, function, variable) -> bool:
+    """Whether `function` is an affine function of a free variable of the same length."""
+    if variable not in ancestors([function]):
+        return False
+    (graph,) = model.replace_rvs_by_values([function])
+    value = model.rvs_to_values[variable]
+    point = model.initial_point()
+    others = {v: pt.constant(point[v.name]) for v in model.value_vars if v is not value}
+    evaluate = model.compile_fn(
+        clone_replace(graph, replace=others, rebuild_strict=False),
+        inputs=[value],
+        point_fn=False,
+        mode=IN_PYTHON,
+    )
+    first, second = np.random.default_rng(0).standard_normal((2, _length(variable)))
+    try:
+        ends = evaluate(first.astype(value.dtype)) + evaluate(second.astype(value.dtype))
+        middle = evaluate((0.5 * (first + second)).astype(value.dtype))
+    except LinAlgError:
+        return True  # The covariance is not positive definite: `ModelPrior` says so.
+    scale = 1e-9 * max(np.abs(ends).max(), 1.0)
+    return not np.all(np.isfinite(ends)) or np.allclose(ends, 2.0 * middle, atol=scale)

@@ -1,0 +1,152 @@
+"""What the steps for a latent Gaussian process share: the function, its chain, its warnings."""
+
+from abc import abstractmethod
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+from pymc.blocking import RaveledVars
+from pymc.exceptions import SamplingError
+from pymc.model import modelcontext
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.compound import StepMethodState
+from pymc.step_methods.state import dataclass_state
+
+from pymc_kameleon.latent_gp.reading import LatentFunction
+from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
+
+__all__ = ["LatentFunctionState", "LatentFunctionStep"]
+
+
+@dataclass_state
+class LatentFunctionState(StepMethodState):
+    """All that the next transition of a chain needs."""
+
+    tune: bool
+    expected_tune: int | None
+    draw: int
+    position: np.ndarray | None
+    returned: np.ndarray | None
+    report: dict[str, float]
+    configuration: str = field(metadata={"frozen": True})
+
+
+class LatentFunctionStep(Step):
+    """Base of the steps that move the values of a latent function.
+
+    A subclass gives `_transitions` (those of one draw, and their statistics), `_model_changed`, and
+    `_begin_learning` and `_end_tuning` for what it learns.
+    """
+
+    _state_class = LatentFunctionState
+
+    def __init__(self, vars, *, configuration, model, rng, initial_point, compile_kwargs, blocked):
+        model = modelcontext(model)
+        self.function = LatentFunction(
+            model, _one_variable(model, vars), initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+        )
+        self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))
+        super().__init__(
+            [self.function.value_variable], self.function.shared, blocked=blocked, rng=rng
+        )
+        self._begin_chain(None)
+
+    @abstractmethod
+    def _begin_learning(self) -> None:
+        """Set up what adapts, for a new chain."""
+
+    @abstractmethod
+    def _model_changed(self) -> None:
+        """Drop what was computed from the prior or the likelihood of earlier values."""
+
+    @abstractmethod
+    def _transitions(self) -> tuple[np.ndarray, dict[str, float]]:
+        """Make the transitions of a draw: the new values (N,), and their statistics."""
+
+    @abstractmethod
+    def _end_tuning(self) -> None:
+        """Leave a valid frozen step behind, whatever the length of tuning was."""
+
+    def _begin_chain(self, expected_tune):
+        self.tune = True
+        self.expected_tune = expected_tune
+        self.draw = 0
+        self.position = self.returned = None
+        self.report = {"unmoved": 0}
+        self._begin_learning()
+        self._model_changed()
+
+    def stop_tuning(self):
+        """Freeze what was learnt."""
+        if self.tune:
+            self._end_tuning()
+        super().stop_tuning()
+
+    def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
+        """Make the transitions of a draw from `q0`, given the other variables."""
+        changed = self._refresh()
+        if changed or self.returned is None or not np.array_equal(q0.data, self.returned):
+            self.position = self.function.prior.to_function(q0.data.astype(float))
+            if self.returned is None:
+                self._check_start()
+        before = self.position
+        self.position, statistics = self._transitions()
+        self.draw += 1
+        if self.position is before:
+            self.returned = q0.data
+        else:
+            moved = self.function.prior.to_variable(self.position)
+            self.returned = moved.astype(q0.data.dtype)
+        self._report(statistics, moved=self.position is not before)
+        return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
+
+    def _refresh(self):
+        """Follow the other variables; the first call of a chain counts as a change."""
+        try:
+            changed = self.function.refresh()
+        except ValueError as error:
+            raise SamplingError(str(error)) from error
+        if changed:
+            self._model_changed()
+        return changed
+
+    def _check_start(self):
+        name, value = self.function.name, self.function.likelihood.value(self.position)
+        if not np.isfinite(value):
+            raise SamplingError(
+                f"Initial evaluation of {name} failed: its log likelihood is {value} at the start. "
+                "Give a start with a positive probability, pm.sample(initvals=...)."
+            )
+
+    def _report(self, statistics, moved):
+        """Add a warning to `statistics`, at most one of each kind in a chain."""
+        report, name = self.report, self.function.name
+        report["unmoved"] = 0 if moved else report["unmoved"] + 1
+        if not self.tune and report["unmoved"] >= STUCK_AFTER and "stuck" not in report:
+            report["stuck"] = 1
+            self._warn_later(
+                WarningType.CONVERGENCE,
+                f"The chain of {name} is stuck: it has not moved in the last {report['unmoved']} "
+                "draws. Tune longer, or start elsewhere (initvals=...).",
+            )
+        if "pending" in report:
+            statistics["warning"] = SamplerWarning(*report.pop("pending"), "warn")
+
+    def _warn_later(self, kind, message):
+        """Give a warning with the next statistics."""
+        self.report["pending"] = (kind, message)
+
+
+def _one_variable(model, vars):
+    """Return the one variable that a user named, or the only one that there is."""
+    if vars is None:
+        vars = list(model.value_vars)
+    vars = list(vars) if isinstance(vars, list | tuple) else [vars]
+    if len(vars) != 1:
+        names = ", ".join(getattr(v, "name", str(v)) for v in vars)
+        raise ValueError(
+            f"vars: this step moves one latent function, and here are {names}. Name the function, "
+            "vars=[f]; the others get steps of their own in pm.sample."
+        )
+    return vars[0]

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pymc_kameleon.latent_gp.evidence_result import Evidence
 
@@ -76,6 +76,7 @@ def plot_evidence(
             style = LINE_STYLES[i % len(LINE_STYLES)]
             ax.axhline(value, color=INK, linewidth=1.0, linestyle=style, zorder=1, label=name)
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.margins(x=0.12, y=0.12)

@@ -47,6 +47,9 @@ RUNGS = {
 }
 """Numbers of rungs, by method, start and transition."""
 
+DEGENERATE = 5.0
+"""Effective size below which a run is in the table alone: the picture would be flattened by it."""
+
 PARTICLES = {"ais": 64, "tempering": 2}
 RIEMANNIAN_PARTICLES = 16
 """A move of these takes a hundred times as long as one of the slice."""
@@ -165,7 +168,8 @@ def compare(name: str, arguments) -> tuple[list[dict], dict[str, list]]:
                 random_seed=SEED,
             )
             rows.append(row(name, method, start, evidence))
-            runs.setdefault(f"{method}, {transition} from {start}", []).append(evidence)
+            if evidence.effective_size >= DEGENERATE:
+                runs.setdefault(f"{method}, {transition} from {start}", []).append(evidence)
     return rows, runs
 
 

@@ -14,7 +14,8 @@ __all__ = ["plot_evidence"]
 
 INK = "#2b2d33"
 COLORS = ["#7a6fb8", "#b8682a", "#1f7a85", "#b0447a", "#5d7a2f", "#4a4a55"]
-MARKERS = "osD^vP"
+MARKERS = "osD^vPX"
+"""As many as there are colours and one more: both repeat, but not together."""
 LINE_STYLES = ["-", "--", ":", "-."]
 STYLE = {
     "axes.edgecolor": "#8a8d94",

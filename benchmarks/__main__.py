@@ -14,9 +14,9 @@ COMMANDS = {
     "thesis-efficiency": "F-KAMH against KAMH, section 5.1 of the F-KAMH thesis",
     "gp-mcmc-table1": "two stages with a Gaussian process, table 1 of the GP-MCMC paper",
     "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
-    "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
-    "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
     "latent-gp-metric": "milliseconds of the Riemannian metric of a latent Gaussian process",
+    "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
+    "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
 }
 
 

@@ -7,10 +7,12 @@ from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
 from pymc_kameleon.steps import (
     AdaptiveMetropolisStep,
+    EllipticalSliceStep,
     FastKameleonStep,
     KameleonStep,
     MALAStep,
     PCAKameleonStep,
+    RiemannianHMCStep,
 )
 from pymc_kameleon.surrogate import GPSurrogate
 
@@ -18,11 +20,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveMetropolisStep",
+    "EllipticalSliceStep",
     "FastKameleonStep",
     "GPSurrogate",
     "KameleonStep",
     "MALAStep",
     "PCAKameleonStep",
+    "RiemannianHMCStep",
     "diagnostics",
     "dispersed_starts",
     "kernels",

@@ -1,15 +1,19 @@
 """Step methods for `pm.sample`."""
 
 from pymc_kameleon.steps.adaptive_metropolis import AdaptiveMetropolisStep
+from pymc_kameleon.steps.elliptical_slice import EllipticalSliceStep
 from pymc_kameleon.steps.fast_kameleon import FastKameleonStep
 from pymc_kameleon.steps.kameleon import KameleonStep
 from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
+from pymc_kameleon.steps.riemannian_hmc import RiemannianHMCStep
 
 __all__ = [
     "AdaptiveMetropolisStep",
+    "EllipticalSliceStep",
     "FastKameleonStep",
     "KameleonStep",
     "MALAStep",
     "PCAKameleonStep",
+    "RiemannianHMCStep",
 ]

@@ -28,6 +28,7 @@ from pymc_kameleon.warm_start import warm_points, warm_scaling
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep"]
 
+
 @dataclass_state
 class MetropolisHastingsState(StepMethodState):
     """All that the next transition of a chain needs."""
@@ -433,4 +434,7 @@ class MetropolisHastingsStep(Step):
         shown = {"accept": ("Acceptance", "0.2f"), "scaling": ("Scaling", "0.3g")}
         if self.surrogate is None:
             return shown | {"n_evals": ("Evals/draw", "0.0f")}
-        return shown | {"calls_made": ("Calls made", "0.0f"), "calls_saved": ("Calls saved", "0.0f")}
+        return shown | {
+            "calls_made": ("Calls made", "0.0f"),
+            "calls_saved": ("Calls saved", "0.0f"),
+        }

@@ -1,9 +1,10 @@
 """Elliptical slice sampling of a latent Gaussian process, centred where it pays."""
 
+import warnings
 from typing import Literal
 
 import numpy as np
-from pymc.stats.convergence import SamplerWarning
+from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
@@ -26,6 +27,7 @@ class EllipticalSliceState(LatentFunctionState):
     site_precision: np.ndarray | None
     site_shift: np.ndarray | None
     next_fit: int
+    n_fits: float
 
 
 class EllipticalSliceStep(LatentFunctionStep):
@@ -137,7 +139,8 @@ class EllipticalSliceStep(LatentFunctionStep):
         self._target = None
 
     def _end_tuning(self):
-        self.next_fit = 0
+        if self.n_fits > 1:
+            self.site_precision = self.site_shift = None
 
     def _transitions(self):
         target = self._centred()
@@ -172,7 +175,21 @@ class EllipticalSliceStep(LatentFunctionStep):
         fit = laplace_approximation
         if self.center == "ep":
             fit = expectation_propagation_approximation
-        sites = fit(prior, likelihood).sites
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            try:
+                sites = fit(prior, likelihood).sites
+            except ArithmeticError as error:
+                sites = Sites.flat(prior.size)
+                caught.append(error)
+        if caught and "center_told" not in self.report:
+            self.report["center_told"] = 1
+            reason = getattr(caught[0], "message", caught[0])
+            self._warn_later(
+                WarningType.BAD_PARAMS,
+                f"The Gaussian that centres the ellipses of {self.function.name} is a poor one, "
+                f"which costs speed but no correctness: {reason}",
+            )
         self.site_precision, self.site_shift = sites.precision, sites.shift
         self.n_fits += 1.0
         self.next_fit = max(1, 2 * self.draw)

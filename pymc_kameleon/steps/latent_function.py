@@ -43,7 +43,9 @@ class LatentFunctionStep(Step):
     def __init__(self, vars, *, configuration, model, rng, initial_point, compile_kwargs, blocked):
         model = modelcontext(model)
         self.function = LatentFunction(
-            model, _one_variable(model, vars), initial_point=initial_point,
+            model,
+            _one_variable(model, vars),
+            initial_point=initial_point,
             compile_kwargs=compile_kwargs,
         )
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))

@@ -1,0 +1,294 @@
+"""Riemannian manifold Hamiltonian Monte Carlo for a latent Gaussian process."""
+
+import numpy as np
+from pymc.exceptions import SamplingError
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.state import dataclass_state
+
+from pymc_kameleon.latent_gp.riemannian_hmc import (
+    DualAveraging,
+    RiemannianSettings,
+    RiemannianState,
+    transition,
+)
+from pymc_kameleon.latent_gp.riemannian_metric import default_soft_floor
+from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
+from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+
+__all__ = ["RiemannianHMCState", "RiemannianHMCStep"]
+
+FAILURES = ("not_converged", "not_reversible", "diverged")
+
+SHARE_OF_FAILURES = 0.1
+"""Share of failed trajectories after tuning above which a chain warns."""
+
+
+@dataclass_state
+class RiemannianHMCState(LatentFunctionState):
+    """All that the next transition of a chain needs."""
+
+    averaging: DualAveraging
+    step_size: float
+    soft_floor: float | None
+
+
+class RiemannianHMCStep(LatentFunctionStep):
+    """Riemannian manifold HMC for the latent function of a Gaussian-process model.
+
+    The metric is the precision that the posterior has at the place: that of the prior plus the
+    curvature of the likelihood. So a trajectory follows correlations of any strength and crosses
+    the posterior in a few steps, whatever the hyperparameters. Each step factorises an N x N matrix
+    several times; `EllipticalSliceStep` is faster wherever the posterior is nearly Gaussian.
+
+    ::
+
+        draw p ~ N(0, G(x)), a number of steps
+        each step: p half a step (implicit), x a step (implicit), p half a step
+            rejected if an implicit equation is not solved, or not solved by the way back
+        accept by H = p' G(x)^-1 p / 2 + log|G(x)| / 2 - log density(x)
+
+    Parameters
+    ----------
+    vars : list of one variable, optional
+        The latent function: what `pm.gp.Latent(...).prior` or `pm.MvNormal` returned. Not needed if
+        it is the model's only free variable.
+    step_size : float
+        First step size while tuning, in the unit of the metric (a Gaussian is crossed in pi / 2);
+        the step size throughout with `adapt_step_size=False`.
+    n_steps : int
+        Largest number of steps of a trajectory; it is uniform on 1 to `n_steps`.
+    n_fixed_point : int or None
+        Fixed-point iterations of each implicit equation, without any check, as in the paper; then
+        the target is only nearly invariant. None solves them and checks the way back.
+    target_accept : float
+        Acceptance probability that the step size is learnt for, failures counted as 0.
+    adapt_step_size : bool
+    soft_floor : float or None
+        Lower bound of the metric's curvature, smoothed, for a likelihood that is not log-concave. 0
+        is none. None finds out whether it is needed.
+    model, rng, initial_point, compile_kwargs, blocked
+        As for every step method of PyMC.
+
+    Raises
+    ------
+    ValueError
+        If no Gaussian prior or no factorising likelihood is found, saying which and why.
+    NotImplementedError
+        If the likelihood has no gradient.
+
+    Notes
+    -----
+    Sampler statistics, all float64:
+
+    ================ ==================================================================
+    `accept`         acceptance probability, 0 for a trajectory that failed
+    `accepted`       1 if accepted
+    `step_size`      of the trajectory
+    `n_leapfrog`     steps made
+    `energy`         Hamiltonian at the draw
+    `n_fixed_point`  iterations of a step, mean of the trajectory
+    `not_converged`  1 if an implicit equation was not solved
+    `not_reversible` 1 if the way back did not return
+    `diverged`       1 if the energy or the likelihood was lost
+    ================ ==================================================================
+
+    The target is invariant for a fixed step size: the integrator, checked, is reversible and keeps
+    volume, and what fails is rejected. After tuning the step size is fixed. Where other steps move
+    hyperparameters, the prior's Cholesky factor is computed again then and only then.
+
+    References
+    ----------
+    Paquet & Fraccaro (2016), An efficient implementation of Riemannian manifold Hamiltonian Monte
+    Carlo for Gaussian process models, arXiv:1810.11893.
+    Girolami & Calderhead (2011), Riemann manifold Langevin and Hamiltonian Monte Carlo methods,
+    JRSS B 73, 123-214, doi:10.1111/j.1467-9868.2010.00765.x.
+
+    Examples
+    --------
+    >>> with model:  # doctest: +SKIP
+    ...     f = pm.gp.Latent(cov_func=covariance).prior("f", X=inputs)
+    ...     pm.Poisson("y", mu=pm.math.exp(f), observed=counts)
+    ...     idata = pm.sample(step=RiemannianHMCStep([f]))
+    """
+
+    name = "riemannian_hmc"
+    stats_dtypes_shapes = {
+        "accept": (np.float64, []),
+        "accepted": (np.float64, []),
+        "step_size": (np.float64, []),
+        "n_leapfrog": (np.float64, []),
+        "energy": (np.float64, []),
+        "n_fixed_point": (np.float64, []),
+        "not_converged": (np.float64, []),
+        "not_reversible": (np.float64, []),
+        "diverged": (np.float64, []),
+        "warning": (SamplerWarning, None),
+    }
+    default_tune_steps = 500
+    _state_class = RiemannianHMCState
+
+    def __init__(
+        self,
+        vars=None,
+        *,
+        step_size: float = 0.4,
+        n_steps: int = 6,
+        n_fixed_point: int | None = None,
+        target_accept: float = 0.8,
+        adapt_step_size: bool = True,
+        random_length: bool = True,
+        soft_floor: float | None = None,
+        model=None,
+        rng=None,
+        initial_point=None,
+        compile_kwargs=None,
+        blocked: bool = True,
+    ):
+        self.first_step_size = checked_number("step_size", step_size, above=0)
+        self.n_steps = checked_integer("n_steps", n_steps, 1)
+        self.n_fixed_point = (
+            None if n_fixed_point is None else checked_integer("n_fixed_point", n_fixed_point, 1)
+        )
+        self.target_accept = checked_share("target_accept", target_accept, open_interval=True)
+        self.adapt_step_size = bool(adapt_step_size)
+        self.random_length = bool(random_length)
+        if soft_floor is not None:
+            checked_number("soft_floor", soft_floor, at_least=0)
+        self.given_floor = soft_floor
+        super().__init__(
+            vars,
+            configuration={
+                "step_size": self.first_step_size,
+                "n_steps": self.n_steps,
+                "n_fixed_point": self.n_fixed_point,
+                "target_accept": self.target_accept,
+                "adapt_step_size": self.adapt_step_size,
+                "random_length": self.random_length,
+                "soft_floor": soft_floor,
+            },
+            model=model,
+            rng=rng,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            blocked=blocked,
+        )
+        self.function.likelihood.require_gradient()
+
+    @classmethod
+    def paper(
+        cls,
+        vars=None,
+        *,
+        step_size: float = 0.1,
+        n_steps: int = 10,
+        n_fixed_point: int = 5,
+        **kwargs,
+    ) -> "RiemannianHMCStep":
+        """Make a step with the settings of Paquet & Fraccaro: nothing learnt, nothing checked.
+
+        Five iterations do not solve the implicit equations, so that the draws are not exact; at a
+        step size of 0.1 the error is small.
+        """
+        return cls(
+            vars,
+            step_size=step_size,
+            n_steps=n_steps,
+            n_fixed_point=n_fixed_point,
+            adapt_step_size=False,
+            random_length=False,
+            **kwargs,
+        )
+
+    def _begin_learning(self):
+        self.averaging = DualAveraging(self.first_step_size, self.target_accept)
+        self.step_size = self.first_step_size
+        self.soft_floor = self.given_floor
+        self.report |= {"trajectories": 0, "failures": 0, "acceptance": 0.0}
+
+    def _model_changed(self):
+        self._target = self._geometry = None
+
+    def _end_tuning(self):
+        if self.adapt_step_size:
+            self.step_size = self.averaging.learnt
+
+    def _transitions(self):
+        if self._target is None:
+            self._target = TiltedGaussian(self.function.prior.gaussian, self.function.likelihood)
+        if self.soft_floor is None:
+            self.soft_floor = _floor(self._target)
+        settings = RiemannianSettings(
+            self.step_size,
+            self.n_steps,
+            self.n_fixed_point,
+            self.random_length,
+            self.soft_floor,
+        )
+        try:
+            state, outcome = transition(
+                self._target, RiemannianState(self.position, self._geometry), settings, self.rng
+            )
+        except FloatingPointError as error:
+            raise SamplingError(
+                f"RiemannianHMCStep cannot start from these values of {self.function.name}: {error}"
+            ) from error
+        self._geometry = state.geometry
+        self._learn(outcome)
+        statistics = {
+            "accept": outcome.acceptance,
+            "accepted": float(outcome.accepted),
+            "step_size": settings.step_size,
+            "n_leapfrog": float(outcome.n_leapfrog),
+            "energy": outcome.energy,
+            "n_fixed_point": outcome.n_fixed_point,
+            **{name: getattr(outcome, name) for name in FAILURES},
+        }
+        return (state.position if outcome.accepted else self.position), statistics
+
+    def _learn(self, outcome):
+        if self.tune:
+            if self.adapt_step_size:
+                self.averaging.update(outcome.acceptance)
+                self.step_size = self.averaging.step_size
+            return
+        report = self.report
+        report["trajectories"] += 1
+        report["failures"] += any(getattr(outcome, name) for name in FAILURES)
+        report["acceptance"] += (outcome.acceptance - report["acceptance"]) / report["trajectories"]
+        if report["trajectories"] < 100 or "told" in report:
+            return
+        failures = report["failures"] / report["trajectories"]
+        if failures > SHARE_OF_FAILURES:
+            report["told"] = 1
+            self._warn_later(
+                WarningType.BAD_PARAMS,
+                f"{failures:.0%} of the trajectories of {self.function.name} failed (see the "
+                "statistics not_converged, not_reversible and diverged) and were rejected. Take a "
+                f"step_size below {self.step_size:.3g}, or tune longer.",
+            )
+        elif self.adapt_step_size and not 0.3 < report["acceptance"] / self.target_accept < 1.24:
+            report["told"] = 1
+            self._warn_later(
+                WarningType.BAD_ACCEPTANCE,
+                f"The acceptance of {self.function.name} is {report['acceptance']:.2f}, far from "
+                f"its target {self.target_accept:.2f}. Tune longer.",
+            )
+
+    def _progress_columns(self):
+        return {
+            "accept": ("Acceptance", "0.2f"),
+            "step_size": ("Step size", "0.3g"),
+            "n_leapfrog": ("Steps", "0.0f"),
+        }
+
+
+def _floor(target) -> float:
+    """Return 0 where the likelihood is log-concave near the prior, else the default floor."""
+    deviations = np.sqrt(np.diagonal(target.base.covariance))
+    for z in np.linspace(-5.0, 5.0, 41):
+        with np.errstate(over="ignore"):
+            curvature = target.tilt_terms(target.base.mean + z * deviations)[2]
+        if np.any(curvature * deviations**2 > 1e-9):
+            return default_soft_floor(target)
+    return 0.0

@@ -1,9 +1,6 @@
-"""Log evidence of a latent function, with its standard error."""
+"""Log evidence of a latent function, by annealed importance sampling or parallel tempering."""
 
 import time
-import warnings
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +13,7 @@ from pymc_kameleon.latent_gp.annealing import (
     log_mean_exp,
     standard_error,
 )
+from pymc_kameleon.latent_gp.evidence_result import Evidence, warn_of
 from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
 from pymc_kameleon.latent_gp.parallel import run_tasks
 from pymc_kameleon.latent_gp.rung_transitions import TRANSITIONS, RungTransition, learn_step_sizes
@@ -39,79 +37,6 @@ ESTIMATORS = {
     "stepping_stones": stepping_stones,
     "thermodynamic_integration": thermodynamic_integration,
 }
-
-SMALLEST_SIZE = 10.0
-SMALLEST_SHARE = 0.1
-"""Effective size of the weights, and its share of the particles, below which there is a warning:
-the weights that matter may not be among those drawn, and the standard error does not know."""
-
-SMALLEST_SWAP = 0.05
-SMALLEST_ACCEPTANCE = 0.05
-"""Acceptances of a pair of rungs, or of a rung's transitions, below which there is a warning."""
-
-
-@dataclass(frozen=True, repr=False)
-class Evidence:
-    """Estimate of log p(y), and what it came from.
-
-    Attributes
-    ----------
-    log_evidence : float
-    standard_error : float
-        Of `log_evidence`.
-    log_weights : array, shape (n_particles,)
-        Annealed importance sampling: unbiased estimates of Z, in logs. Tempering: the estimates of
-        log Z by each replicate.
-    effective_size : float
-        Annealed importance sampling: of the weights, at most n_particles. Tempering: of the draws,
-        for the estimate.
-    draws : array, shape (n, N)
-        States at beta = 1. Of annealed importance sampling a draw a particle, to be weighted by
-        `log_weights` or drawn again by them, see `posterior_draws`. Of tempering all replicates,
-        one after the other.
-    seconds : float
-        Wall time, with the tuning and without finding the sites.
-    method : {"ais", "tempering"}
-    transition : str
-    report : dict
-        "betas", "acceptance" (mean at a rung, NaN at beta = 0), "step_sizes", "n_evaluations" (by
-        particle or replicate), and of tempering "swap_acceptance", and the "stepping_stones" and
-        "thermodynamic_integration" estimates, each with its standard error and effective size.
-    """
-
-    log_evidence: float
-    standard_error: float
-    log_weights: np.ndarray
-    effective_size: float
-    draws: np.ndarray
-    seconds: float
-    method: str
-    transition: str
-    report: dict[str, Any] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        kind, number = ("particles", len(self.log_weights))
-        if self.method == "tempering":
-            kind, number = "draws", len(self.draws)
-        return (
-            f"<Evidence: log Z = {self.log_evidence:.4f} ± {self.standard_error:.2g}, "
-            f"{self.method} with {self.transition}, {len(self.report['betas'])} rungs, "
-            f"effective size {self.effective_size:.0f} of {number} {kind}, {self.seconds:.1f} s>"
-        )
-
-    def posterior_draws(self, random_seed=None) -> np.ndarray:
-        """Draws (n, N) of the posterior without weights.
-
-        Those of annealed importance sampling are drawn again by their weights, systematically, and
-        the same one may come several times: `effective_size` says how many they are worth.
-        """
-        if self.method == "tempering":
-            return self.draws
-        weights = np.exp(self.log_weights - np.max(self.log_weights))
-        n = len(weights)
-        places = (np.random.default_rng(random_seed).random() + np.arange(n)) / n
-        chosen = np.searchsorted(np.cumsum(weights) / weights.sum(), places)
-        return self.draws[np.minimum(chosen, n - 1)]
 
 
 def estimate_log_evidence(
@@ -179,6 +104,14 @@ def estimate_log_evidence(
     UserWarning
         If the effective size of the weights is small, or neighbouring rungs hardly ever swap.
 
+    Notes
+    -----
+    Begin with the sites of expectation propagation and the slice: for a probit likelihood of 767
+    observations 400 rungs and 64 particles give a standard error of 0.06 in 18 seconds. From a
+    prior that is much wider than the posterior the slice makes small moves and the weights
+    degenerate; there take "hmc". Hundreds of rungs cost less than they save, as long as a few
+    dozen particles are left to tell the standard error.
+
     Examples
     --------
     >>> estimate_log_evidence(prior, likelihood, sites=approximation.sites, cores=4)
@@ -218,7 +151,7 @@ def estimate_log_evidence(
         )
     seconds = time.perf_counter() - start
     evidence = Evidence(**found, seconds=seconds, method=method, transition=name, report=report)
-    _warn(evidence)
+    warn_of(evidence)
     return evidence
 
 
@@ -275,38 +208,3 @@ def _from_replicates(parts: list[Tempered], report, path, estimator):
         "log_weights": path.log_normaliser + np.array(separate),
         "draws": np.concatenate([part.draws for part in parts]),
     }
-
-
-def _warn(evidence: Evidence):
-    """Say what a number alone would hide."""
-    n, size = len(evidence.log_weights), evidence.effective_size
-    if evidence.method == "ais" and size < max(SMALLEST_SHARE * n, min(SMALLEST_SIZE, 0.5 * n)):
-        warnings.warn(
-            f"The {n} weights of annealed importance sampling are worth {size:.1f} particles: "
-            f"log Z and its standard error of {evidence.standard_error:.2g} are unreliable, log Z "
-            f"is probably too small. Take more n_rungs (now {len(evidence.report['betas'])}) or "
-            "n_moves, and give the sites of expectation propagation where the path begins at the "
-            "prior.",
-            stacklevel=3,
-        )
-    if evidence.method == "tempering":
-        swaps = evidence.report["swap_acceptance"]
-        worst = int(np.argmin(swaps))
-        if swaps[worst] < SMALLEST_SWAP:
-            low, high = evidence.report["betas"][worst : worst + 2]
-            warnings.warn(
-                f"Rungs {worst} and {worst + 1} (beta = {low:.3g} and {high:.3g}) swap with "
-                f"probability {swaps[worst]:.2g}: the ladder is cut in two there. Take more "
-                f"n_rungs (now {len(swaps) + 1}), another spacing, or the sites of expectation "
-                "propagation.",
-                stacklevel=3,
-            )
-    acceptance = evidence.report["acceptance"][1:]
-    if np.min(acceptance) < SMALLEST_ACCEPTANCE:
-        worst = int(np.argmin(acceptance)) + 1
-        warnings.warn(
-            f"The {evidence.transition} transition accepts {acceptance[worst - 1]:.2g} at rung "
-            f"{worst} (beta = {evidence.report['betas'][worst]:.3g}): chains hardly move there. "
-            "Take transition='slice', or sites that are closer to the posterior.",
-            stacklevel=3,
-        )

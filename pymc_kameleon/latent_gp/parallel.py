@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 
 import cloudpickle
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from threadpoolctl import threadpool_limits
 
 __all__ = ["run_tasks"]
 
@@ -46,6 +47,11 @@ def run_tasks(
     -------
     list
         Results, in the order of the tasks.
+
+    Notes
+    -----
+    BLAS has one thread, here as in every process: their sums depend on the number of threads in
+    the last digits, and results must not depend on `cores`.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -79,7 +85,8 @@ def _in_turn(function, tasks, show):
         done += 1
         show(done)
 
-    return [function(*task, advance) for task in tasks]
+    with threadpool_limits(limits=1):
+        return [function(*task, advance) for task in tasks]
 
 
 def _in_processes(function, tasks, cores, show):
@@ -105,7 +112,8 @@ def _begin(counter):
 
 def _call(pickled):
     function, task = cloudpickle.loads(pickled)
-    return cloudpickle.dumps(function(*task, _advance))
+    with threadpool_limits(limits=1):
+        return cloudpickle.dumps(function(*task, _advance))
 
 
 def _advance():

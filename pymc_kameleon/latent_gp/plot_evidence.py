@@ -6,15 +6,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from pymc_kameleon.latent_gp.evidence import Evidence
+from pymc_kameleon.latent_gp.evidence_result import Evidence
 
 __all__ = ["plot_evidence"]
 
 INK = "#2b2d33"
 COLORS = ["#7a6fb8", "#b8682a", "#1f7a85", "#b0447a", "#5d7a2f", "#4a4a55"]
-MARKERS = "osD^vP"
+MARKERS = "osD^vPX"
+"""As many as there are colours and one more: both repeat, but not together."""
 LINE_STYLES = ["-", "--", ":", "-."]
 STYLE = {
     "axes.edgecolor": "#8a8d94",
@@ -76,6 +77,7 @@ def plot_evidence(
             style = LINE_STYLES[i % len(LINE_STYLES)]
             ax.axhline(value, color=INK, linewidth=1.0, linestyle=style, zorder=1, label=name)
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.margins(x=0.12, y=0.12)

@@ -8,11 +8,15 @@ import numpy as np
 from pymc_kameleon.latent_gp.annealing import AnnealingPath
 from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
 from pymc_kameleon.latent_gp.hamiltonian import hamiltonian
+from pymc_kameleon.latent_gp.riemannian_hmc import RiemannianSettings, RiemannianState
+from pymc_kameleon.latent_gp.riemannian_hmc import transition as riemannian
+from pymc_kameleon.latent_gp.riemannian_metric import default_soft_floor
 
 __all__ = [
     "TRANSITIONS",
     "HamiltonianTransition",
     "Move",
+    "RiemannianTransition",
     "RungTransition",
     "SliceTransition",
     "learn_step_sizes",
@@ -22,8 +26,11 @@ PILOTS = 4
 PILOT_MOVES = 2
 """Chains of the pilot pass, and moves of each at a rung."""
 
-FIRST_RUNG = 15
+FIRST_RUNG = 5
 """How many times longer the pilot pass stays at its first rung, to forget the initial step."""
+
+CONVEX = 1e-8
+"""Second derivative above which a term is called convex, in units of the Gaussian's precision."""
 
 GAIN = 0.3
 """Of log step size on acceptance; constant, so that the step can follow the rungs."""
@@ -120,7 +127,65 @@ class HamiltonianTransition:
         return Move(moved, tilt, acceptance, n_evaluations)
 
 
-TRANSITIONS = {"slice": SliceTransition, "hmc": HamiltonianTransition}
+class RiemannianTransition:
+    """Riemannian Hamiltonian Monte Carlo on rungs in prior form, whose metric is positive.
+
+    Parameters
+    ----------
+    trajectory : float
+        Largest length of a trajectory, in the unit of the metric.
+    most_steps : int
+        Largest number of generalised leapfrog steps.
+    soft_floor : float, optional
+        See `RiemannianSettings`; by default 0 if no term of the likelihood is convex anywhere
+        within three standard deviations of the rung's Gaussian, else `default_soft_floor`.
+    target_acceptance : float
+        Trajectories that cannot be followed there and back count as rejected.
+    """
+
+    def __init__(
+        self,
+        trajectory: float = math.pi,
+        most_steps: int = 20,
+        soft_floor: float | None = None,
+        target_acceptance: float = 0.8,
+    ):
+        self.trajectory, self.most_steps, self.soft_floor = trajectory, most_steps, soft_floor
+        self.target_acceptance = target_acceptance
+        self.initial_step_size = 0.4
+
+    def begin(self, path, beta):
+        """Go to a rung: a Cholesky factorisation, unless the path begins at the prior."""
+        self._path, self._target = path, path.rung_in_prior_form(beta)
+        self._floor = _floor(self._target) if self.soft_floor is None else self.soft_floor
+
+    def move(self, x, tilt, step_size, rng):
+        """Make a transition of a trajectory of random length."""
+        if not np.isfinite(tilt):
+            # No metric outside of the support; such a particle has weight 0 and may stay.
+            return Move(x, tilt, 0.0, 1)
+        n_steps = min(self.most_steps, max(1, math.ceil(self.trajectory / step_size)))
+        settings = RiemannianSettings(step_size, n_steps, soft_floor=self._floor)
+        state, outcome = riemannian(self._target, RiemannianState(x), settings, rng)
+        tilt = self._path.tilt(state.position) if outcome.accepted else tilt
+        return Move(state.position, tilt, outcome.acceptance, 1 + outcome.n_leapfrog)
+
+
+def _floor(target):
+    """Soft floor of a rung, 0 where its likelihood is log-concave."""
+    base, is_concave = target.base, True
+    deviations = np.sqrt(np.diagonal(base.covariance))
+    for z in np.linspace(-3.0, 3.0, 41):
+        second = target.tilt_terms(base.mean + z * deviations)[2]
+        is_concave &= not np.any(second * deviations**2 > CONVEX)
+    return 0.0 if is_concave else default_soft_floor(target)
+
+
+TRANSITIONS = {
+    "slice": SliceTransition,
+    "hmc": HamiltonianTransition,
+    "rmhmc": RiemannianTransition,
+}
 
 
 def learn_step_sizes(

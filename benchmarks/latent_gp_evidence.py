@@ -1,0 +1,211 @@
+"""Log evidence of Gaussian-process classification: methods, starts and transitions."""
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from scipy.io import loadmat
+
+from benchmarks.common import SEED, heading, show, write
+from pymc_kameleon.latent_gp.evidence import estimate_log_evidence
+from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.gaussian import factorised
+from pymc_kameleon.latent_gp.plot_evidence import plot_evidence
+from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives
+
+__all__ = ["add_arguments", "run"]
+
+
+class Setting(NamedTuple):
+    """Hyperparameters, and the log evidence that independent code found by annealing."""
+
+    log_lengthscale: float
+    log_amplitude: float
+    relative_jitter: float
+    reference: float
+    reference_error: float
+
+
+SETTINGS = {
+    "crabs": Setting(1.5, 3.0, 1e-6, -31.256, 0.005),
+    "glass": Setting(1.0, 1.0, 1e-6, -38.084, 0.009),
+    "usps": Setting(4.85, 5.1, 0.0, -105.808, 0.022),
+}
+
+RUNGS = {
+    ("ais", "EP", "slice"): [25, 100, 400],
+    ("ais", "EP", "hmc"): [10, 25, 100],
+    ("ais", "EP", "rmhmc"): [8, 24],
+    ("ais", "prior", "slice"): [400],
+    ("ais", "prior", "hmc"): [150],
+    ("tempering", "EP", "slice"): [5],
+    ("tempering", "prior", "hmc"): [16],
+}
+"""Numbers of rungs, by method, start and transition."""
+
+DEGENERATE = 5.0
+"""Effective size below which a run is in the table alone: the picture would be flattened by it."""
+
+PARTICLES = {"ais": 64, "tempering": 2}
+RIEMANNIAN_PARTICLES = 16
+"""A move of these takes a hundred times as long as one of the slice."""
+
+
+def add_arguments(parser):
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("PYMC_KAMELEON_DATA"),
+        help="folder of crabs.csv, glass.data and usps3vs5.mat",
+    )
+    parser.add_argument("--sets", nargs="+", default=["crabs", "glass"], choices=list(SETTINGS))
+    parser.add_argument("--usps", action="store_true", help="USPS only, slice from EP's sites")
+    parser.add_argument("--skip", nargs="*", default=[], help="transitions to leave out")
+
+
+class Probit:
+    """log Phi(y f), labels y of -1 and 1."""
+
+    def __init__(self, labels):
+        self.probit_labels = labels
+        self.size = len(labels)
+
+    def elementwise(self, f):
+        return log_ndtr_derivatives(self.probit_labels * f)[0]
+
+    def value(self, f):
+        return float(self.elementwise(f).sum())
+
+    def terms(self, f):
+        y = self.probit_labels
+        value, first, second, third, _ = log_ndtr_derivatives(y * f)
+        return np.stack([value, y * first, second, y * third])
+
+
+# data -----------------------------------------------------------------------------------------
+
+
+def read(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (N, d) and labels (N,) of -1 and 1; inputs standardised, but for USPS."""
+    if name == "usps":
+        content = loadmat(folder / "usps3vs5.mat")
+        return content["usps3vs5_data"], content["usps3vs5_labels"].ravel().astype(float)
+    if name == "crabs":
+        table = np.genfromtxt(folder / "crabs.csv", delimiter=",", skip_header=1, dtype=str)
+        inputs, is_positive = table[:, 4:].astype(float), np.char.strip(table[:, 2], '"') == "M"
+    else:
+        table = np.loadtxt(folder / "glass.data", delimiter=",")
+        inputs, is_positive = table[:, 1:-1], table[:, -1] <= 4
+    inputs = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0)
+    return inputs, np.where(is_positive, 1.0, -1.0)
+
+
+@cache
+def problem(name: str, folder: Path):
+    """Prior, likelihood, and the approximation by expectation propagation with its seconds."""
+    setting = SETTINGS[name]
+    inputs, labels = read(name, folder)
+    squares = (inputs**2).sum(axis=1)
+    distances = np.maximum(squares[:, None] + squares - 2 * inputs @ inputs.T, 0.0)
+    covariance = np.exp(-0.5 * distances / np.exp(2 * setting.log_lengthscale))
+    covariance[np.diag_indices_from(covariance)] += setting.relative_jitter
+    covariance *= np.exp(2 * setting.log_amplitude)
+    prior, likelihood = factorised(np.zeros(len(labels)), covariance), Probit(labels)
+    start = time.perf_counter()
+    approximation = expectation_propagation_approximation(prior, likelihood)
+    return prior, likelihood, approximation, time.perf_counter() - start
+
+
+# runs -----------------------------------------------------------------------------------------
+
+
+def row(name: str, method: str, start: str, evidence) -> dict:
+    setting, report = SETTINGS[name], evidence.report
+    error = np.hypot(evidence.standard_error, setting.reference_error)
+    return {
+        "data": name,
+        "method": method,
+        "start": start,
+        "transition": evidence.transition,
+        "rungs": len(report["betas"]),
+        "log Z": f"{evidence.log_evidence:.3f}",
+        "s.e.": evidence.standard_error,
+        "seconds": evidence.seconds,
+        "particles": len(evidence.log_weights),
+        "effective": evidence.effective_size,
+        "evaluations": float(report["n_evaluations"].sum()),
+        "acceptance": float(np.nanmean(report["acceptance"])),
+        "reference": f"{setting.reference:.3f} ± {setting.reference_error:g}",
+        "z": (evidence.log_evidence - setting.reference) / error,
+    }
+
+
+def compare(name: str, arguments) -> tuple[list[dict], dict[str, list]]:
+    """Rows of the table, and the runs of the picture."""
+    prior, likelihood, approximation, seconds = problem(name, arguments.data)
+    print(f"{name}: {approximation!r}, {seconds:.2f} s", flush=True)
+    rows, runs = [], {}
+    for (method, start, transition), numbers in RUNGS.items():
+        is_left_out = arguments.usps and (method, start, transition) != ("ais", "EP", "slice")
+        if transition in arguments.skip or is_left_out:
+            continue
+        n_particles = RIEMANNIAN_PARTICLES if transition == "rmhmc" else PARTICLES[method]
+        for n_rungs in numbers:
+            evidence = estimate_log_evidence(
+                prior,
+                likelihood,
+                sites=approximation.sites if start == "EP" else None,
+                method=method,
+                transition=transition,
+                n_rungs=n_rungs,
+                n_particles=n_particles,
+                n_draws=400,
+                n_tune=100,
+                random_seed=SEED,
+            )
+            rows.append(row(name, method, start, evidence))
+            if evidence.effective_size >= DEGENERATE:
+                runs.setdefault(f"{method}, {transition} from {start}", []).append(evidence)
+    return rows, runs
+
+
+def draw(name: str, runs, arguments):
+    prior, _, approximation, _ = problem(name, arguments.data)
+    references = {
+        "EP": approximation.log_evidence,
+        "EP, second order": approximation.second_order_log_evidence(),
+    }
+    ax = plot_evidence(runs, references=references)
+    ax.set_title(f"{name}, N = {prior.size}")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"latent-gp-evidence-{name}.png"
+    ax.figure.savefig(path, dpi=150)
+    print(f"  {path}", flush=True)
+
+
+def run(arguments):
+    if arguments.data is None or not Path(arguments.data).is_dir():
+        raise SystemExit("Give the folder of the data sets: --data, or PYMC_KAMELEON_DATA.")
+    matplotlib.use("Agg")
+    arguments.data = Path(arguments.data)
+    names = ["usps"] if arguments.usps else arguments.sets
+    lines = heading(
+        "latent-gp-evidence: log evidence of Gaussian-process classification, probit likelihood",
+        f"One core. ais: annealed importance sampling, {PARTICLES['ais']} particles "
+        f"({RIEMANNIAN_PARTICLES} with rmhmc), a move a rung; tempering: two replicates of 400 "
+        "iterations after 100. EP: the path begins at the Gaussian of expectation propagation. "
+        "effective: size of the weights, or of tempering's draws. z: from the reference, which "
+        "independent code made, in combined standard errors.",
+    )
+    rows = []
+    for name in names:
+        found, runs = compare(name, arguments)
+        rows += found
+        show(found)
+        draw(name, runs, arguments)
+    suffix = "-usps" if arguments.usps else ""
+    write(rows, lines, arguments.output / f"latent-gp-evidence{suffix}.csv")

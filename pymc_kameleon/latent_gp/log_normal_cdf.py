@@ -25,6 +25,9 @@ EXCESS = (1.0, -2.0, 10.0, -74.0, 706.0, -8162.0, 110410.0)
 """Series in 1/z^2 of (z + rho) |z|."""
 
 
+COMPARISONS = (scalar.EQ, scalar.GE, scalar.GT, scalar.LE, scalar.LT)
+
+
 def log_normal_cdf(z):
     """Symbolic log Phi(z), which can be differentiated three times.
 
@@ -66,15 +69,16 @@ PULLBACKS = (_pullback(0), _pullback(1), _pullback(2), _no_pullback)
 
 
 def _expression(order, z):
+    if order == 0:
+        # Phi(-a) = erfcx(a / sqrt 2) exp(-a^2 / 2) / 2 for a = |z|: one special function, one log.
+        half = 0.5 * pt.erfcx(abs(z) / np.sqrt(2.0))
+        square = 0.5 * z**2
+        is_below = z < 0
+        shifted = pt.switch(is_below, half - 1.0, -half * pt.exp(-square))
+        return pt.log1p(shifted) - pt.switch(is_below, square, 0.0)
     # Each branch gets an argument from its own side, so that no NaN arises on the other.
     near, far = pt.maximum(z, TAIL), -pt.minimum(z, TAIL)
     scaled = pt.erfcx(-near / np.sqrt(2.0))
-    if order == 0:
-        below = pt.log(0.5 * pt.erfcx(far / np.sqrt(2.0))) - 0.5 * far**2
-        middle = pt.log(0.5 * pt.erfcx(-pt.minimum(near, 0.0) / np.sqrt(2.0)))
-        middle -= 0.5 * pt.minimum(near, 0.0) ** 2
-        above = pt.log1p(-0.5 * pt.erfc(pt.maximum(z, 0.0) / np.sqrt(2.0)))
-        return pt.switch(z < TAIL, below, pt.switch(z < 0, middle, above))
     ratio = np.sqrt(2.0 / np.pi) / scaled
     if order == 1:
         return pt.switch(z < TAIL, far + _series(EXCESS, far) / far, ratio)
@@ -94,7 +98,7 @@ def _series(coefficients, far):
 def with_stable_normal_cdf(graphs: list) -> list:
     """Rewrite logarithms of a normal distribution function to ones that hold in the tails.
 
-    `log(Phi(z))`, `log1p(-Phi(z))` and `eq(Phi(z), 0)` are found where Phi is written with erf or
+    `log(Phi(z))`, `log1p(-Phi(z))` and comparisons of Phi(z) with 0 and 1 are found where Phi is written with erf or
     erfc, as `pm.math.invprobit` does.
 
     Parameters
@@ -110,20 +114,33 @@ def with_stable_normal_cdf(graphs: list) -> list:
         if variable.owner is None or not isinstance(variable.owner.op, Elemwise):
             continue
         operation, inputs = variable.owner.op.scalar_op, variable.owner.inputs
-        z = None
-        if isinstance(operation, scalar.Log):
-            z = _normal_argument(inputs[0])
-        elif isinstance(operation, scalar.Log1p):
-            z = _normal_argument(1.0 + inputs[0])
-        elif isinstance(operation, scalar.EQ) and _value(inputs[1]) == 0.0:
-            if _normal_argument(inputs[0]) is not None:
-                replacements[variable] = pt.zeros_like(variable)
-            continue
+        z = _log_argument(variable)
+        if isinstance(operation, scalar.Switch):
+            first, second = (_log_argument(v) for v in inputs[1:])
+            if first is not None and second is not None:
+                z = pt.switch(inputs[0], first, second)
+        elif isinstance(operation, COMPARISONS):
+            # Phi lies between 0 and 1, so a comparison with either has one outcome.
+            if _value(inputs[1]) in (0.0, 1.0) and _normal_argument(inputs[0]) is not None:
+                outcome = np.array(operation.impl(0.5, _value(inputs[1])), dtype=bool)
+                replacements[variable] = pt.full_like(variable, outcome)
         if z is not None:
             replacements[variable] = log_normal_cdf(z).astype(variable.dtype)
     if not replacements:
         return list(graphs)
     return clone_replace(list(graphs), replace=replacements)
+
+
+def _log_argument(variable):
+    """Return z where `variable` is log Phi(z), else None."""
+    if variable.owner is None or not isinstance(variable.owner.op, Elemwise):
+        return None
+    operation, (inner, *_) = variable.owner.op.scalar_op, variable.owner.inputs
+    if isinstance(operation, scalar.Log):
+        return _normal_argument(inner)
+    if isinstance(operation, scalar.Log1p):
+        return _normal_argument(1.0 + inner)
+    return None
 
 
 def _normal_argument(variable):

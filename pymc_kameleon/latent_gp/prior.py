@@ -6,7 +6,8 @@ from pytensor.gradient import jacobian
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
-from scipy.linalg import LinAlgError, lu_factor, lu_solve, solve_triangular
+from scipy.linalg import LinAlgError, lu_factor, lu_solve
+from scipy.linalg.blas import dtrsv
 
 from pymc_kameleon.latent_gp.gaussian import Gaussian, factorised
 from pymc_kameleon.model_function import ModelFunction
@@ -125,7 +126,8 @@ class ModelPrior:
         if self._matrix is None:
             return f.copy()
         if self._is_triangular:
-            return solve_triangular(self._matrix, f - self._offset, lower=True, check_finite=False)
+            # The transpose is in Fortran order, so BLAS reads it where it is.
+            return dtrsv(self._matrix.T, f - self._offset, lower=0, trans=1)
         if self._decomposition is None:
             self._decomposition = lu_factor(self._matrix, check_finite=False)
         return lu_solve(self._decomposition, f - self._offset, check_finite=False)

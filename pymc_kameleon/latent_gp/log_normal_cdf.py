@@ -9,19 +9,28 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pymc.pytensorf import constant_fold
+from pytensor import function
 from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.scalar import basic as scalar
 from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from scipy.special import log_ndtr
 
 from pymc_kameleon._compat import operation_with_gradient
 
 __all__ = ["log_normal_cdf", "with_stable_normal_cdf"]
 
-TAIL = -20.0
-"""Below it the series is used; its first missing term is of relative size 1e-10 there."""
+TAIL = -16.5
+"""Below it the series is used: there the third derivative loses as much to its first missing term
+as it loses to cancellation above."""
+
+ROUNDING = 1e-6
+"""PyTensor rounds a bare sqrt(2.0), and so PyMC its Phi, to single precision."""
+
+NEGATIVE = (-1.5, -4.0, -11.0)
+"""Places that tell log Phi from other functions."""
 
 EXCESS = (1.0, -2.0, 10.0, -74.0, 706.0, -8162.0, 110410.0)
 CURVATURE = (1.0, -1.0, 6.0, -50.0, 518.0, -6354.0, 89782.0)
@@ -99,7 +108,8 @@ def with_stable_normal_cdf(graphs: list) -> list:
     """Rewrite logarithms of a normal distribution function to ones that hold in the tails.
 
     `log(Phi(z))`, `log1p(-Phi(z))` and `eq(Phi(z), 0)` are found where Phi is written with erf or
-    erfc, as `pm.math.invprobit` does.
+    erfc, as `pm.math.invprobit` does, or as the exponential of `pm.logcdf(pm.Normal.dist(...), z)`;
+    this itself is found too: its value holds in the tails, but its derivatives cancel.
 
     Parameters
     ----------
@@ -111,23 +121,55 @@ def with_stable_normal_cdf(graphs: list) -> list:
     """
     replacements = {}
     for variable in ancestors(graphs):
-        if variable.owner is None or not isinstance(variable.owner.op, Elemwise):
-            continue
-        operation, inputs = variable.owner.op.scalar_op, variable.owner.inputs
-        z = None
-        if isinstance(operation, scalar.Log):
-            z = _normal_argument(inputs[0])
-        elif isinstance(operation, scalar.Log1p):
-            z = _normal_argument(1.0 + inputs[0])
-        elif isinstance(operation, scalar.EQ) and _value(inputs[1]) == 0.0:
-            if _normal_argument(inputs[0]) is not None:
+        operation = _scalar_operation(variable)
+        if isinstance(operation, scalar.EQ) and _value(variable.owner.inputs[1]) == 0.0:
+            if _normal_argument(variable.owner.inputs[0]) is not None:
                 replacements[variable] = pt.zeros_like(variable)
-            continue
-        if z is not None:
+        elif (z := _log_normal_argument(variable)) is not None:
             replacements[variable] = log_normal_cdf(z).astype(variable.dtype)
     if not replacements:
         return list(graphs)
     return clone_replace(list(graphs), replace=replacements)
+
+
+def _log_normal_argument(variable):
+    """Return z where `variable` is log Phi(z), else None."""
+    operation = _scalar_operation(variable)
+    if isinstance(operation, scalar.Log):
+        return _normal_argument(variable.owner.inputs[0])
+    if isinstance(operation, scalar.Log1p):
+        return _normal_argument(1.0 + variable.owner.inputs[0])
+    if isinstance(operation, scalar_math.Log1mexp):
+        z = _log_normal_argument(variable.owner.inputs[0])
+        return None if z is None else -z
+    if isinstance(operation, scalar.Switch):
+        _, tail, body = variable.owner.inputs
+        z = _log_normal_argument(body)
+        return z if z is not None and _is_tail(tail, z) else None
+    return None
+
+
+def _is_tail(graph, z):
+    """Whether `graph`, a function of nothing but z, is log Phi(z) at negative z."""
+    multiple, inner = _multiple(z)
+    above = set(ancestors([graph]))
+    if inner not in above or not any(
+        isinstance(_scalar_operation(v), scalar_math.Erfcx) for v in above
+    ):
+        return False
+    place = pt.tensor(dtype="float64", shape=(1,) * inner.ndim)
+    (replaced,) = clone_replace([graph], replace={inner: place}, rebuild_strict=False)
+    if any(v is not place and not isinstance(v, Constant) for v in graph_inputs([replaced])):
+        return False
+    evaluate = function([place], replaced, mode="FAST_COMPILE")
+    values = [evaluate(np.full(place.type.shape, x / multiple)).item() for x in NEGATIVE]
+    return np.allclose(values, log_ndtr(NEGATIVE), rtol=ROUNDING)
+
+
+def _scalar_operation(variable):
+    """Return the scalar operation that makes `variable` element by element, else None."""
+    node = variable.owner
+    return node.op.scalar_op if node is not None and isinstance(node.op, Elemwise) else None
 
 
 def _normal_argument(variable):
@@ -141,18 +183,17 @@ def _normal_argument(variable):
         return None
     multiple, z = _multiple(argument)
     multiple *= np.sign(factor) * np.sqrt(2.0)
-    # PyTensor rounds a bare sqrt(2.0) to single precision.
-    if abs(abs(multiple) - 1.0) < 1e-6:
+    if abs(abs(multiple) - 1.0) < ROUNDING:
         multiple = np.sign(multiple)
     return multiple * z
 
 
 def _multiple(variable):
     """Return (c, u) with `variable` = c u for a constant c, as large a part of it as is written."""
-    node = variable.owner
-    if node is None or not isinstance(node.op, Elemwise):
+    operation = _scalar_operation(variable)
+    if operation is None:
         return 1.0, variable
-    operation, inputs = node.op.scalar_op, node.inputs
+    inputs = variable.owner.inputs
     if isinstance(operation, scalar.Neg):
         factor, inner = -1.0, inputs[0]
     elif isinstance(operation, scalar.TrueDiv) and (value := _value(inputs[1])) is not None:
@@ -178,13 +219,16 @@ def _linear_in_erf(variable):
         isinstance(node.op, DimShuffle) and node.inputs[0].ndim == variable.ndim
     ):
         return _linear_in_erf(node.inputs[0])
-    if not isinstance(node.op, Elemwise):
+    operation, inputs = _scalar_operation(variable), node.inputs
+    if operation is None:
         return None
-    operation, inputs = node.op.scalar_op, node.inputs
     if isinstance(operation, scalar_math.Erf):
         return 0.0, 1.0, inputs[0]
     if isinstance(operation, scalar_math.Erfc):
         return 1.0, -1.0, inputs[0]
+    if isinstance(operation, scalar.Exp):
+        z = _log_normal_argument(inputs[0])
+        return None if z is None else (0.5, 0.5, z / np.sqrt(2.0))
     if isinstance(operation, scalar.Neg):
         return _combined(inputs[0], -1.0, 0.0)
     values = [_value(v) for v in inputs]

@@ -9,21 +9,28 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pymc.pytensorf import constant_fold
+from pytensor import function
 from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.scalar import basic as scalar
 from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from scipy.special import log_ndtr
 
 from pymc_kameleon._compat import operation_with_gradient
 from pymc_kameleon.latent_gp.tilted_moments import REST, TAIL, THIRD
 
 __all__ = ["log_normal_cdf", "with_stable_normal_cdf"]
 
+ROUNDING = 1e-6
+"""PyTensor rounds a bare sqrt(2.0), and so PyMC its Phi, to single precision."""
+
+NEGATIVE = (-1.5, -4.0, -11.0)
+"""Places that tell log Phi from other functions."""
+
 EXCESS = (1.0, -2.0, 10.0, -74.0, 706.0, -8162.0, 110410.0)
 """Series in 1/z^2 of (z + rho) |z|."""
-
 
 COMPARISONS = (scalar.EQ, scalar.GE, scalar.GT, scalar.LE, scalar.LT)
 
@@ -98,8 +105,9 @@ def _series(coefficients, far):
 def with_stable_normal_cdf(graphs: list) -> list:
     """Rewrite logarithms of a normal distribution function to ones that hold in the tails.
 
-    `log(Phi(z))`, `log1p(-Phi(z))` and comparisons of Phi(z) with 0 and 1 are found where Phi is written with erf or
-    erfc, as `pm.math.invprobit` does.
+    `log(Phi(z))`, `log1p(-Phi(z))` and comparisons of Phi(z) with 0 and 1 are found where Phi is
+    written with erf or erfc, as `pm.math.invprobit` does, or as the exponential of `pm.logcdf(pm.Normal.dist(...), z)`;
+    this itself is found too: its value holds in the tails, but its derivatives cancel.
 
     Parameters
     ----------
@@ -111,19 +119,18 @@ def with_stable_normal_cdf(graphs: list) -> list:
     """
     replacements = {}
     for variable in ancestors(graphs):
-        if variable.owner is None or not isinstance(variable.owner.op, Elemwise):
-            continue
-        operation, inputs = variable.owner.op.scalar_op, variable.owner.inputs
-        z = _log_argument(variable)
-        if isinstance(operation, scalar.Switch):
-            first, second = (_log_argument(v) for v in inputs[1:])
-            if first is not None and second is not None:
-                z = pt.switch(inputs[0], first, second)
-        elif isinstance(operation, COMPARISONS):
+        operation = _scalar_operation(variable)
+        z = _log_normal_argument(variable)
+        if isinstance(operation, COMPARISONS):
             # Phi lies between 0 and 1, so a comparison with either has one outcome.
-            if _value(inputs[1]) in (0.0, 1.0) and _normal_argument(inputs[0]) is not None:
-                outcome = np.array(operation.impl(0.5, _value(inputs[1])), dtype=bool)
+            place, bound = variable.owner.inputs[0], _value(variable.owner.inputs[1])
+            if bound in (0.0, 1.0) and _normal_argument(place) is not None:
+                outcome = np.array(operation.impl(0.5, bound), dtype=bool)
                 replacements[variable] = pt.full_like(variable, outcome)
+        elif isinstance(operation, scalar.Switch) and z is None:
+            branches = [_log_normal_argument(v) for v in variable.owner.inputs[1:]]
+            if all(branch is not None for branch in branches):
+                z = pt.switch(variable.owner.inputs[0], *branches)
         if z is not None:
             replacements[variable] = log_normal_cdf(z).astype(variable.dtype)
     if not replacements:
@@ -131,16 +138,44 @@ def with_stable_normal_cdf(graphs: list) -> list:
     return clone_replace(list(graphs), replace=replacements)
 
 
-def _log_argument(variable):
+def _log_normal_argument(variable):
     """Return z where `variable` is log Phi(z), else None."""
-    if variable.owner is None or not isinstance(variable.owner.op, Elemwise):
-        return None
-    operation, (inner, *_) = variable.owner.op.scalar_op, variable.owner.inputs
+    operation = _scalar_operation(variable)
     if isinstance(operation, scalar.Log):
-        return _normal_argument(inner)
+        return _normal_argument(variable.owner.inputs[0])
     if isinstance(operation, scalar.Log1p):
-        return _normal_argument(1.0 + inner)
+        return _normal_argument(1.0 + variable.owner.inputs[0])
+    if isinstance(operation, scalar_math.Log1mexp):
+        z = _log_normal_argument(variable.owner.inputs[0])
+        return None if z is None else -z
+    if isinstance(operation, scalar.Switch):
+        _, tail, body = variable.owner.inputs
+        z = _log_normal_argument(body)
+        return z if z is not None and _is_tail(tail, z) else None
     return None
+
+
+def _is_tail(graph, z):
+    """Whether `graph`, a function of nothing but z, is log Phi(z) at negative z."""
+    multiple, inner = _multiple(z)
+    above = set(ancestors([graph]))
+    if inner not in above or not any(
+        isinstance(_scalar_operation(v), scalar_math.Erfcx) for v in above
+    ):
+        return False
+    place = pt.tensor(dtype="float64", shape=(1,) * inner.ndim)
+    (replaced,) = clone_replace([graph], replace={inner: place}, rebuild_strict=False)
+    if any(v is not place and not isinstance(v, Constant) for v in graph_inputs([replaced])):
+        return False
+    evaluate = function([place], replaced, mode="FAST_COMPILE")
+    values = [evaluate(np.full(place.type.shape, x / multiple)).item() for x in NEGATIVE]
+    return np.allclose(values, log_ndtr(NEGATIVE), rtol=ROUNDING)
+
+
+def _scalar_operation(variable):
+    """Return the scalar operation that makes `variable` element by element, else None."""
+    node = variable.owner
+    return node.op.scalar_op if node is not None and isinstance(node.op, Elemwise) else None
 
 
 def _normal_argument(variable):
@@ -154,18 +189,17 @@ def _normal_argument(variable):
         return None
     multiple, z = _multiple(argument)
     multiple *= np.sign(factor) * np.sqrt(2.0)
-    # PyTensor rounds a bare sqrt(2.0) to single precision.
-    if abs(abs(multiple) - 1.0) < 1e-6:
+    if abs(abs(multiple) - 1.0) < ROUNDING:
         multiple = np.sign(multiple)
     return multiple * z
 
 
 def _multiple(variable):
     """Return (c, u) with `variable` = c u for a constant c, as large a part of it as is written."""
-    node = variable.owner
-    if node is None or not isinstance(node.op, Elemwise):
+    operation = _scalar_operation(variable)
+    if operation is None:
         return 1.0, variable
-    operation, inputs = node.op.scalar_op, node.inputs
+    inputs = variable.owner.inputs
     if isinstance(operation, scalar.Neg):
         factor, inner = -1.0, inputs[0]
     elif isinstance(operation, scalar.TrueDiv) and (value := _value(inputs[1])) is not None:
@@ -191,13 +225,16 @@ def _linear_in_erf(variable):
         isinstance(node.op, DimShuffle) and node.inputs[0].ndim == variable.ndim
     ):
         return _linear_in_erf(node.inputs[0])
-    if not isinstance(node.op, Elemwise):
+    operation, inputs = _scalar_operation(variable), node.inputs
+    if operation is None:
         return None
-    operation, inputs = node.op.scalar_op, node.inputs
     if isinstance(operation, scalar_math.Erf):
         return 0.0, 1.0, inputs[0]
     if isinstance(operation, scalar_math.Erfc):
         return 1.0, -1.0, inputs[0]
+    if isinstance(operation, scalar.Exp):
+        z = _log_normal_argument(inputs[0])
+        return None if z is None else (0.5, 0.5, z / np.sqrt(2.0))
     if isinstance(operation, scalar.Neg):
         return _combined(inputs[0], -1.0, 0.0)
     values = [_value(v) for v in inputs]

@@ -1,0 +1,186 @@
+"""log Phi and its derivatives against arithmetic of sixty digits, alone and within models."""
+
+import mpmath
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.special import erf
+
+from pymc_kameleon.latent_gp.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
+from pymc_kameleon.latent_gp.reading import LatentFunction
+
+QUICK = {"mode": "FAST_COMPILE"}
+PLACES = np.concatenate(
+    [
+        -np.geomspace(1e4, 0.01, 60),
+        [-17.001, -17.0, -16.999, -16.3, -1.0, 0.0, 1.0, 6.0, 8.3, 37.0, 38.4],
+        np.geomspace(0.01, 40.0, 30),
+    ]
+)
+TAILS = np.array([-1e4, -1e3, -50.0, -20.5, -10.0, -5.0, -0.5, 0.7, 3.0, 12.0, 40.0])
+
+
+def exact(places):
+    """Array (4, n): log Phi and its first three derivatives."""
+    rows = []
+    with mpmath.workdps(60):
+        for place in places:
+            z = mpmath.mpf(float(place))
+            upper, lower = mpmath.ncdf(-z), mpmath.ncdf(z)
+            value = mpmath.log1p(-upper) if z > 0 else mpmath.log(lower)
+            ratio = mpmath.npdf(z) / lower
+            u = z + ratio
+            row = (value, ratio, -ratio * u, -ratio * (1 - u * (z + 2 * ratio)))
+            rows.append([float(v) for v in row])
+    return np.array(rows).T
+
+
+def exact_with_labels(labels, places):
+    """Array (4, n): log Phi(label f) and its derivatives in f."""
+    return exact(labels * places) * np.stack([np.ones_like(labels), labels] * 2)
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA", "cvm"])
+def test_value_and_three_derivatives(mode):
+    if mode == "cvm" and not pytensor.config.cxx:
+        pytest.skip("there is no C compiler")
+    z = pt.dvector("z")
+    outputs = [log_normal_cdf(z)]
+    for _ in range(3):
+        outputs.append(pytensor.grad(outputs[-1].sum(), z))
+    found = np.stack(pytensor.function([z], outputs, mode=mode)(PLACES))
+    assert np.all(np.isfinite(found))
+    # Beyond 37 the derivatives are denormal numbers, and then zero.
+    np.testing.assert_allclose(found, exact(PLACES), rtol=3e-9, atol=1e-300)
+    np.testing.assert_allclose(found[:3], exact(PLACES)[:3], rtol=1e-10, atol=1e-300)
+
+
+def test_there_is_no_fourth_derivative():
+    z = pt.dvector("z")
+    last = log_normal_cdf(z)
+    for _ in range(3):
+        last = pytensor.grad(last.sum(), z)
+    with pytest.raises(NotImplementedError, match="three derivatives"):
+        pytensor.grad(last.sum(), z)
+
+
+def bernoulli(p):
+    return lambda f, labels: pm.Bernoulli("y", p=p(f), observed=(labels + 1) // 2)
+
+
+def potential(value):
+    return lambda f, labels: pm.Potential("y", value(f, labels))
+
+
+def normal_logcdf(z):
+    return pm.logcdf(pm.Normal.dist(0.0, 1.0), z)
+
+
+WAYS = {
+    "invprobit": bernoulli(pm.math.invprobit),
+    "erf": bernoulli(lambda f: 0.5 * (1 + pt.erf(f / np.sqrt(2)))),
+    "erf, symbolic root": bernoulli(lambda f: (1 + pt.erf(f / pt.sqrt(2.0))) / 2),
+    "erf, integer root": bernoulli(lambda f: (1 + pt.erf(f / pm.math.sqrt(2))) / 2),
+    "erf, root as factor": bernoulli(lambda f: 0.5 + 0.5 * pt.erf(np.sqrt(0.5) * f)),
+    "erfc": bernoulli(lambda f: 0.5 * pt.erfc(-f / np.sqrt(2))),
+    "complement": bernoulli(lambda f: 1 - pm.math.invprobit(-f)),
+    "Deterministic": bernoulli(lambda f: pm.Deterministic("p", pm.math.invprobit(f))),
+    "exp of logcdf": bernoulli(lambda f: pt.exp(normal_logcdf(f))),
+    "Binomial": lambda f, labels: pm.Binomial(
+        "y", n=1, p=pm.math.invprobit(f), observed=(labels + 1) // 2
+    ),
+    "log of invprobit": potential(lambda f, labels: pt.log(pm.math.invprobit(labels * f))),
+    "logcdf": potential(lambda f, labels: normal_logcdf(labels * f)),
+}
+
+
+def read(likelihood, labels, **kwargs):
+    with pm.Model() as model:
+        f = pm.MvNormal("f", np.zeros(len(labels)), cov=np.eye(len(labels)))
+        likelihood(f, labels)
+    return LatentFunction(model, f, compile_kwargs=QUICK, **kwargs).likelihood
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tails_however_phi_is_written(way):
+    labels = np.array([1, -1, 1, 1, -1, 1, -1, -1, 1, -1, -1])
+    likelihood = read(WAYS[way], labels)
+    expected = exact_with_labels(labels, TAILS)
+    np.testing.assert_allclose(likelihood.terms(TAILS), expected, rtol=1e-8, atol=1e-300)
+    np.testing.assert_allclose(likelihood.elementwise(TAILS), expected[0], rtol=1e-10)
+    np.testing.assert_array_equal(likelihood.probit_labels, labels)
+
+
+def test_tails_of_a_normal_with_mean_and_scale():
+    def likelihood(f, labels):
+        pm.Potential("y", pm.logcdf(pm.Normal.dist(1.0, 2.0), labels * f))
+
+    labels = np.array([1, -1, 1, 1, -1, 1, -1, -1, 1, -1, -1])
+    order = np.arange(4)[:, None]
+    expected = exact((labels * TAILS - 1) / 2) * (labels / 2) ** order
+    # PyMC's root of two is in single precision.
+    np.testing.assert_allclose(
+        read(likelihood, labels).terms(TAILS), expected, rtol=1e-5, atol=1e-300
+    )
+
+
+def test_binomial_counts_keep_the_tails():
+    counts, n = np.array([0, 1, 3, 3, 2, 0]), np.array([3, 3, 3, 3, 3, 1])
+    likelihood = read(
+        lambda f, _: pm.Binomial("y", n=n, p=pm.math.invprobit(f), observed=counts), counts
+    )
+    places = np.array([-200.0, -1e4, 40.0, -30.0, 50.0, -10.0])
+    ones = np.ones(6)
+    expected = counts * exact_with_labels(ones, places)
+    expected += (n - counts) * exact_with_labels(-ones, places)
+    expected[0] += np.log([1, 3, 1, 1, 3, 1])
+    np.testing.assert_allclose(likelihood.terms(places), expected, rtol=1e-8, atol=1e-300)
+    assert likelihood.probit_labels is None
+
+
+NOT_PROBIT = {
+    "logit": bernoulli(pm.math.invlogit),
+    "scaled": bernoulli(lambda f: pm.math.invprobit(1.01 * f)),
+    "shifted": bernoulli(lambda f: pm.math.invprobit(f + 0.01)),
+    "lapses": bernoulli(lambda f: 0.01 + 0.98 * pm.math.invprobit(f)),
+    "erf without its root": bernoulli(lambda f: 0.5 * (1 + pt.erf(f))),
+    "Poisson": lambda f, labels: pm.Poisson("y", pt.exp(f), observed=labels + 1),
+}
+
+
+@pytest.mark.parametrize("way", NOT_PROBIT)
+def test_labels_belong_to_probit_only(way):
+    assert read(NOT_PROBIT[way], np.array([1, -1, -1, 1])).probit_labels is None
+
+
+def test_an_element_without_observation_has_no_label():
+    def likelihood(f, labels):
+        pm.Bernoulli("y", p=pm.math.invprobit(f[1:]), observed=(labels[1:] + 1) // 2)
+
+    assert read(likelihood, np.array([1, -1, 1])).probit_labels is None
+
+
+@pytest.mark.parametrize("way", ["scaled", "lapses", "erf without its root"])
+def test_relatives_of_phi_keep_their_values(way):
+    labels, places = np.array([1, -1, -1, 1]), np.array([-1.5, -0.3, 0.4, 2.0])
+    p = {
+        "scaled": 0.5 + 0.5 * erf(1.01 * places / np.sqrt(2)),
+        "lapses": 0.01 + 0.98 * (0.5 + 0.5 * erf(places / np.sqrt(2))),
+        "erf without its root": 0.5 + 0.5 * erf(places),
+    }[way]
+    expected = np.log(np.where(labels > 0, p, 1 - p))
+    found = read(NOT_PROBIT[way], labels).elementwise(places)
+    # PyMC's invprobit holds a root of two in single precision.
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_switch_between_different_functions_stays():
+    z = pt.dvector("z")
+    one_sided = pt.switch(z < -1, pt.log(pt.erfcx(-z)), pt.log1p(-0.5 * pt.erfc(z / np.sqrt(2))))
+    (graph,) = with_stable_normal_cdf([one_sided])
+    places = np.array([-3.0, -0.5])
+    expected = pytensor.function([z], one_sided, mode="FAST_COMPILE")(places)
+    found = pytensor.function([z], graph, mode="FAST_COMPILE")(places)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

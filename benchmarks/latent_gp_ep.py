@@ -9,9 +9,11 @@ from scipy.io import loadmat
 from scipy.special import erfcx, log_ndtr
 
 from benchmarks.common import heading, mark, show, write
-from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+    expectation_propagation_approximation,
+)
 from pymc_kameleon.latent_gp.gaussian import factorised
-from pymc_kameleon.latent_gp.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
 
 __all__ = ["add_arguments", "run"]
 

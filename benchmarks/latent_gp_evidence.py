@@ -12,7 +12,9 @@ from scipy.io import loadmat
 
 from benchmarks.common import SEED, heading, show, write
 from pymc_kameleon.latent_gp.evidence import estimate_log_evidence
-from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+    expectation_propagation_approximation,
+)
 from pymc_kameleon.latent_gp.gaussian import factorised
 from pymc_kameleon.latent_gp.plot_evidence import plot_evidence
 from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from pymc_kameleon import kernels, random_features, targets
+from pymc_kameleon import kernels, latent_gp, random_features, targets
 from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
 from pymc_kameleon.steps import (
@@ -30,6 +30,7 @@ __all__ = [
     "diagnostics",
     "dispersed_starts",
     "kernels",
+    "latent_gp",
     "plots",
     "random_features",
     "register",

@@ -41,7 +41,7 @@ def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph
 
 
 def posterior_result(values: dict[str, np.ndarray]):
-    """Make a result with a posterior group of arrays (chains, draws, ...), as `pm.sample` returns it."""
+    """Make a result whose posterior group holds arrays (chains, draws, ...)."""
     import arviz
 
     if "posterior" in inspect.signature(arviz.from_dict).parameters:

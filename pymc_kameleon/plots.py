@@ -11,9 +11,10 @@ from scipy.ndimage import gaussian_filter
 from scipy.spatial import KDTree
 from scipy.stats import chi2
 
+from pymc_kameleon.latent_gp.plot_evidence import plot_evidence
 from pymc_kameleon.validation import checked_integer, checked_share
 
-__all__ = ["plot_proposals"]
+__all__ = ["plot_evidence", "plot_proposals"]
 
 DENSITY_COLORS = LinearSegmentedColormap.from_list(
     "density", ["#ffffff", "#dcdcec", "#aeaccf", "#827ca9"]

@@ -10,9 +10,11 @@ from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
 from pymc_kameleon.latent_gp.approximation import SiteProduct
-from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+    expectation_propagation_approximation,
+)
 from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites, factorised, with_sites
-from pymc_kameleon.latent_gp.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives, probit_moments
 

@@ -25,7 +25,9 @@ from pymc_kameleon.latent_gp.annealing import (
 )
 from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
 from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
-from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+    expectation_propagation_approximation,
+)
 from pymc_kameleon.latent_gp.gaussian import Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.hamiltonian import hamiltonian
 from pymc_kameleon.latent_gp.plot_evidence import plot_evidence

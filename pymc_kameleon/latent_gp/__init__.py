@@ -1,1 +1,17 @@
-"""Models with a latent Gaussian process and a likelihood that factorises over its values."""
+"""Models with a latent Gaussian process and a likelihood that factorises over its values.
+
+Approximations and log evidence of a PyMC model; the steps that sample such models,
+`RiemannianHMCStep` and `EllipticalSliceStep`, are with the other steps.
+"""
+
+from pymc_kameleon.latent_gp.approximation import GaussianApproximation
+from pymc_kameleon.latent_gp.evidence_result import Evidence
+from pymc_kameleon.latent_gp.interface import expectation_propagation, laplace, log_evidence
+
+__all__ = [
+    "Evidence",
+    "GaussianApproximation",
+    "expectation_propagation",
+    "laplace",
+    "log_evidence",
+]

@@ -45,6 +45,8 @@ class Evidence:
         "betas", "acceptance" (mean at a rung, NaN at beta = 0), "step_sizes", "n_evaluations" (by
         particle or replicate), and of tempering "swap_acceptance", and the "stepping_stones" and
         "thermodynamic_integration" estimates, each with its standard error and effective size.
+    result : InferenceData or DataTree, or None
+        Draws of the posterior, equally weighted, as `pm.sample` returns them; from `log_evidence`.
     """
 
     log_evidence: float
@@ -56,6 +58,7 @@ class Evidence:
     method: str
     transition: str
     report: dict[str, Any] = field(default_factory=dict)
+    result: Any = None
 
     def __repr__(self) -> str:
         kind, number = ("particles", len(self.log_weights))

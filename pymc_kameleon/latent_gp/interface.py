@@ -1,5 +1,6 @@
 """Approximations and log evidence of a PyMC model with a latent Gaussian process."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -8,14 +9,14 @@ from pymc.model import modelcontext
 from pymc_kameleon._compat import posterior_result
 from pymc_kameleon.latent_gp.approximation import GaussianApproximation
 from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
-from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
-from pymc_kameleon.latent_gp.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+    expectation_propagation_approximation,
+)
+from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
 from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.unconstrain import unconstraining_function
 
 __all__ = ["expectation_propagation", "laplace", "log_evidence"]
-
-STARTS = ("prior", "laplace", "ep")
 
 
 def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
@@ -138,8 +139,7 @@ def log_evidence(
         **options,
     )
     draws = evidence.posterior_draws(options.get("random_seed"))
-    evidence.result = posterior_result({function.name: draws[None]})
-    return evidence
+    return replace(evidence, result=posterior_result({function.name: draws[None]}))
 
 
 def _function_at(model, f, point, compile_kwargs) -> LatentFunction:

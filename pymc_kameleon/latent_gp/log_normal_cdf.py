@@ -106,8 +106,9 @@ def with_stable_normal_cdf(graphs: list) -> list:
     """Rewrite logarithms of a normal distribution function to ones that hold in the tails.
 
     `log(Phi(z))`, `log1p(-Phi(z))` and comparisons of Phi(z) with 0 and 1 are found where Phi is
-    written with erf or erfc, as `pm.math.invprobit` does, or as the exponential of `pm.logcdf(pm.Normal.dist(...), z)`;
-    this itself is found too: its value holds in the tails, but its derivatives cancel.
+    written with erf or erfc, as `pm.math.invprobit` does, or as the exponential of
+    `pm.logcdf(pm.Normal.dist(...), z)`; this itself is found too: its value holds in the tails, but
+    its derivatives cancel.
 
     Parameters
     ----------
@@ -140,6 +141,8 @@ def with_stable_normal_cdf(graphs: list) -> list:
 
 def _log_normal_argument(variable):
     """Return z where `variable` is log Phi(z), else None."""
+    if variable.owner is not None and isinstance(variable.owner.op, CheckParameterValue):
+        return _log_normal_argument(variable.owner.inputs[0])
     operation = _scalar_operation(variable)
     if isinstance(operation, scalar.Log):
         return _normal_argument(variable.owner.inputs[0])

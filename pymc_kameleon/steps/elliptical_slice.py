@@ -8,9 +8,11 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
-from pymc_kameleon.latent_gp.expectation_propagation import expectation_propagation_approximation
+from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+    expectation_propagation_approximation,
+)
 from pymc_kameleon.latent_gp.gaussian import Sites, with_sites
-from pymc_kameleon.latent_gp.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
 from pymc_kameleon.latent_gp.tilted import TiltedGaussian
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.validation import checked_integer

@@ -17,19 +17,22 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from latent_data import crabs, glass
 from latent_likelihoods import squared_exponential
-from models import Shift, begin, drive, run, sample, values
+from models import FALSE_ALARM, N_BATCHES, Shift, begin, drive, run, sample, values
 from pymc.exceptions import SamplingError
 from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.compound import CompoundStep
 from scipy import stats
 from test_contract import PYMC_6, ROUND_TRIPS, run_python
 
-from pymc_kameleon import EllipticalSliceStep, RiemannianHMCStep
+from pymc_kameleon import EllipticalSliceStep, KameleonStep, RiemannianHMCStep
 from pymc_kameleon.latent_gp.gaussian import Sites
 from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry
+from pymc_kameleon.latent_gp.tilted import TiltedGaussian
 from pymc_kameleon.steps import elliptical_slice
+from pymc_kameleon.testing import frozen, invariance_p_values
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
 
@@ -403,14 +406,8 @@ def test_lengths_of_tuning(case, tune, draws):
     assert f.shape == (1, draws, 6) and np.all(np.isfinite(f))
     if draws == 20:
         assert len(np.unique(f)) > 6
-        _assert_frozen_statistics(idata, "beside" if ours(step).function.shared else "alone")
-
-
-def _assert_frozen_statistics(idata, where):
-    if "step_size" in idata["sample_stats"]:
-        assert np.ptp(values(idata, "step_size", "sample_stats")) == 0
-    else:
-        assert np.ptp(values(idata, "n_center", "sample_stats")) == 0
+        learnt = "step_size" if "step_size" in idata["sample_stats"] else "n_center"
+        assert np.ptp(values(idata, learnt, "sample_stats")) == 0
 
 
 @pytest.mark.parametrize("tune", [0, 1, 2, 13])
@@ -435,26 +432,19 @@ def test_frozen_however_short_tuning_was(case, tune):
 
 
 def test_what_is_learnt_does_not_depend_on_the_function(kind):
-    """The same hyperparameters, another function: the same sites, or the same floor."""
-    model, learnt = _model(BESIDE), []
-    step = _step(BESIDE, kind)
-    for start in (0.0, 1.5):
+    """The same hyperparameters and other functions: the same sites, or the same floor."""
+    step, learnt = _step(BESIDE, kind), []
+    for scale in (0.0, 1.5):
         begin(step, tune=10)
-        point = model.initial_point() | {"f_rotated_": np.full(6, start)}
+        rng = np.random.default_rng(3)
         for i in range(12):
             if i == 10:
                 step.stop_tuning()
-            # The step's own moves are undone, by ever other functions.
-            step.step(
-                point
-                | {
-                    "log_lengthscale": np.array(0.05 * i),
-                    "f_rotated_": start + 0.1 * i * point["f_rotated_"],
-                }
-            )
-        learnt.append(
-            [getattr(step, n, None) for n in ("site_precision", "site_shift", "soft_floor")]
-        )
+            f = scale * rng.standard_normal(6)
+            # Where the step itself led is given up.
+            step.step({"log_lengthscale": np.array(0.05 * i), "f_rotated_": f})
+        names = ("site_precision", "site_shift", "soft_floor")
+        learnt.append([getattr(step, name, None) for name in names])
     for first, second in zip(*learnt, strict=True):
         np.testing.assert_array_equal(first, second)
 
@@ -887,3 +877,236 @@ def test_single_precision():
     flags = ",".join(filter(None, [os.environ.get("PYTENSOR_FLAGS"), "floatX=float32"]))
     result = run_python(FLOAT32, PYTENSOR_FLAGS=flags)
     assert result.returncode == 0, result.stderr
+
+
+# invariance ---------------------------------------------------------------------------------------
+
+SPREAD = 0.7
+
+
+class Repeated:
+    """A step whose draw is several draws of another one: a few transitions hide a wrong ratio."""
+
+    def __init__(self, step, times):
+        self._step, self._times, self.var_names = step, times, step.var_names
+
+    def step(self, point):
+        for _ in range(self._times):
+            point, statistics = self._step.step(point)
+        return point, statistics
+
+
+def p_values(step, posterior_draws, times, n):
+    """Exact draws of f, moved by the step as draws of the free variable, and compared with exact.
+
+    Each p-value has null probability 1e-6 of falling below `FALSE_ALARM`.
+    """
+    prior = step.function.prior
+    variables = np.array([prior.to_variable(f) for f in posterior_draws])
+    mean, factor = variables.mean(axis=0), np.linalg.cholesky(np.cov(variables.T))
+
+    def distance(x):
+        return (np.linalg.solve(factor, (x - mean).T) ** 2).sum(axis=0)
+
+    comparisons = {"distance": distance, "sum": lambda x: x.sum(axis=1)}
+    return invariance_p_values(Repeated(step, times), variables[:n], variables[n:], comparisons)
+
+
+def gaussian(reparameterize=True):
+    """Normal observations of a prior with a mean: the posterior is a Gaussian."""
+    with pm.Model() as model:
+        mean = pm.gp.mean.Constant(0.5)
+        process = pm.gp.Latent(mean_func=mean, cov_func=1.5**2 * pm.gp.cov.ExpQuad(1, 1.0))
+        f = process.prior("f", X=INPUTS, reparameterize=reparameterize)
+        pm.Normal("y", f, SPREAD, observed=COUNTS - 1.0)
+    return model
+
+
+def gaussian_directly():
+    return gaussian(reparameterize=False)
+
+
+@functools.cache
+def gaussian_draws():
+    prior = squared_exponential(INPUTS, 1.0, 1.5, jitter=1e-6 / 1.5**2)
+    covariance = np.linalg.inv(np.linalg.inv(prior.covariance) + np.eye(6) / SPREAD**2)
+    mean = 0.5 + covariance @ ((COUNTS - 1.5) / SPREAD**2)
+    normals = np.random.default_rng(11).standard_normal((50_000, 6))
+    return mean + normals @ np.linalg.cholesky(covariance).T
+
+
+def few_counts():
+    """Three counts of an uncertain rate: the metric changes much over the posterior."""
+    with pm.Model() as model:
+        f = latent(lengthscale=1.0, amplitude=2.0, inputs=INPUTS[:3])
+        pm.Poisson("y", pt.exp(f), observed=np.array([0, 0, 2]))
+    return model
+
+
+@functools.cache
+def few_counts_draws():
+    """By rejection of draws from the prior."""
+    prior = squared_exponential(INPUTS[:3], 1.0, 2.0, jitter=1e-6 / 2.0**2)
+    rng = np.random.default_rng(12)
+    f = rng.standard_normal((400_000, 3)) @ prior.cholesky.T
+    counts = np.array([0, 0, 2])
+    value = stats.poisson.logpmf(counts, np.exp(f)).sum(axis=1)
+    largest = stats.poisson.logpmf(counts, counts).sum()
+    return f[np.log(rng.random(len(f))) < value - largest]
+
+
+def wrong_sites(step):
+    """Sites of quite another likelihood."""
+    n = step.function.size
+    step.site_precision = np.linspace(0.2, 3.0, n)
+    step.site_shift = np.linspace(2.0, -2.0, n)
+    step.next_fit = None
+    return step
+
+
+@pytest.mark.parametrize("make", [gaussian, gaussian_directly])
+@pytest.mark.parametrize("kind", [*STEPS, "slice, wrong sites"])
+def test_exact_draws_stay_exact(make, kind):
+    if kind == "riemannian":
+        step, times, n = _step(make, kind), 5, 400
+    else:
+        model = _model(make)
+        center = kind.split()[-1] if "wrong" not in kind else "ep"
+        step = EllipticalSliceStep(
+            ["f"], model=model, center=center, steps_per_draw=25, compile_kwargs=LINKER
+        )
+        times, n = 1, 600
+    step = frozen(step, 21)
+    if "wrong" in kind:
+        wrong_sites(step)
+    found = p_values(step, gaussian_draws(), times, n)
+    assert min(found.values()) > FALSE_ALARM, found
+
+
+@pytest.mark.parametrize("options", [{"step_size": 0.7, "n_steps": 3}], ids=["long steps"])
+def test_exact_draws_of_a_curved_posterior_stay_exact(options):
+    step = RiemannianHMCStep(model=_model(few_counts), compile_kwargs=LINKER, **options)
+    found = p_values(frozen(step, 22), few_counts_draws(), 6, 300)
+    assert min(found.values()) > FALSE_ALARM, found
+
+
+def test_a_metric_without_its_determinant_is_caught(monkeypatch):
+    energy = LocalGeometry.energy
+
+    def without_determinant(geometry, momentum):
+        return energy(geometry, momentum) - 0.5 * geometry.metric.log_determinant
+
+    monkeypatch.setattr(LocalGeometry, "energy", without_determinant)
+    options = {"step_size": 0.7, "n_steps": 3}
+    step = RiemannianHMCStep(model=_model(few_counts), compile_kwargs=LINKER, **options)
+    found = p_values(frozen(step, 22), few_counts_draws(), 6, 300)
+    assert min(found.values()) < FALSE_ALARM, found
+
+
+@pytest.mark.parametrize("make", [gaussian, gaussian_directly])
+def test_a_tilt_that_keeps_the_sites_is_caught(make, monkeypatch):
+    def without_sites(base, likelihood, scale=1.0, sites=None):
+        return TiltedGaussian(base, likelihood, scale)
+
+    monkeypatch.setattr(elliptical_slice, "TiltedGaussian", without_sites)
+    step = EllipticalSliceStep(["f"], model=_model(make), steps_per_draw=25, compile_kwargs=LINKER)
+    found = p_values(frozen(step, 21), gaussian_draws(), 1, 600)
+    assert min(found.values()) < FALSE_ALARM, found
+
+
+# posteriors ---------------------------------------------------------------------------------------
+
+
+def assert_agree(chains, expected, what):
+    """Means of two runs, in the standard error of their difference by batch means.
+
+    Both have shape (draw, number). A Student t with 29 degrees of freedom, at the least what the
+    difference has, exceeds the bound with probability `FALSE_ALARM`, for each number.
+    """
+    moments = []
+    for draws in (chains, expected):
+        length = len(draws) // N_BATCHES
+        batches = draws[: length * N_BATCHES].reshape(N_BATCHES, length, -1).mean(axis=1)
+        moments.append((batches.mean(axis=0), batches.var(axis=0, ddof=1) / N_BATCHES))
+    (mean, variance), (other, other_variance) = moments
+    z = (mean - other) / np.sqrt(variance + other_variance)
+    print(what, np.round(z, 1))
+    bound = stats.t.isf(FALSE_ALARM / 2, N_BATCHES - 1)
+    assert np.all(np.abs(z) < bound), f"{what}: {z} standard errors apart"
+
+
+def counts_with_hyperparameters():
+    """Twelve counts whose lengthscale and amplitude are unknown."""
+    inputs = np.linspace(-3, 3, 12)[:, None]
+    observed = np.array([0, 1, 1, 3, 6, 4, 2, 0, 0, 1, 2, 5])
+    with pm.Model() as model:
+        lengthscale = pm.LogNormal("lengthscale", 0, 0.5)
+        amplitude = pm.LogNormal("amplitude", 0, 0.5)
+        f = latent("f", lengthscale, amplitude, inputs)
+        pm.Poisson("y", pt.exp(f), observed=observed)
+    return model
+
+
+def summaries(idata):
+    """Hyperparameters, their squares, and f with its squares at four inputs: (draw, number)."""
+    hyper = [np.log(values(idata, name)[0]) for name in ("lengthscale", "amplitude")]
+    f = values(idata, "f")[0][:, [0, 4, 7, 11]]
+    numbers = np.column_stack([*hyper, f])
+    return np.column_stack([numbers, numbers**2])
+
+
+@pytest.fixture(scope="module")
+def nuts_of_counts():
+    model = _model(counts_with_hyperparameters)
+    with model:
+        step = pm.NUTS(target_accept=0.9)
+    return summaries(sample(step, model, draws=2400, tune=600, random_seed=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["riemannian", "slice, ep"])
+def test_compound_with_hyperparameters_agrees_with_nuts(kind, nuts_of_counts):
+    model = _model(counts_with_hyperparameters)
+    draws = 1500 if kind == "riemannian" else 6000
+    with model:
+        steps = [KameleonStep([model["lengthscale"], model["amplitude"]], steps_per_draw=10)]
+        steps += [STEPS[kind](["f"])]
+    idata = sample(steps, model, draws=draws, tune=400, random_seed=4)
+    assert_agree(summaries(idata), nuts_of_counts, f"{kind} beside KameleonStep:")
+
+
+def classification(data, likelihood):
+    """Every n-th row of a data set, with hyperparameters near those of the largest evidence."""
+    inputs, labels = {"glass": glass, "crabs": crabs}[data]()
+    inputs, labels = inputs[:: len(inputs) // 40][:40], labels[:: len(labels) // 40][:40]
+    yes = (labels > 0).astype(int)
+    with pm.Model() as model:
+        f = latent("f", np.exp(1.5), np.exp(1.0), inputs)
+        if likelihood == "probit":
+            pm.Bernoulli("y", p=pm.math.invprobit(f), observed=yes)
+        elif likelihood == "logit":
+            pm.Bernoulli("y", logit_p=f, observed=yes)
+        else:
+            pm.Poisson("y", pt.exp(f), observed=2 * yes)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "likelihood"), [("glass", "probit"), ("crabs", "logit"), ("crabs", "poisson")]
+)
+def test_moments_of_classification_agree(data, likelihood):
+    """Of f and f^2 at every tenth row, between both steps and NUTS."""
+    model = classification(data, likelihood)
+    with model:
+        runs = {
+            "slice": sample(EllipticalSliceStep(["f"]), model, draws=6000, tune=50),
+            "riemannian": sample(RiemannianHMCStep(["f"]), model, draws=360, tune=80),
+            "nuts": sample(pm.NUTS(), model, draws=900, tune=400),
+        }
+    found = {}
+    for name, idata in runs.items():
+        f = values(idata, "f")[0][:, ::10]
+        found[name] = np.column_stack([f, f**2])
+    for name in ("riemannian", "nuts"):
+        assert_agree(found[name], found["slice"], f"{data}, {likelihood}, {name} and slice:")

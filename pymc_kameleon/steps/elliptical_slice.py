@@ -28,7 +28,7 @@ class EllipticalSliceState(LatentFunctionState):
 
     site_precision: np.ndarray | None
     site_shift: np.ndarray | None
-    next_fit: int
+    next_fit: int | None
     n_fits: float
 
 
@@ -78,7 +78,7 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     The target is invariant for any Gaussian that does not depend on the function's values. Where
     other steps move hyperparameters, the prior in it follows them exactly; its sites are fitted
-    again at draws 1, 2, 4, 8, ... of tuning, at its end, and are then fixed.
+    again at draws 1, 2, 4, 8, ... of tuning and at the first one after it, and are then fixed.
 
     References
     ----------
@@ -137,12 +137,13 @@ class EllipticalSliceStep(LatentFunctionStep):
         self.next_fit = 0
         self.n_fits = 0.0
 
-    def _model_changed(self):
-        self._target = None
+    def _model_changed(self, prior_changed):
+        if prior_changed:
+            self._target = None
 
     def _end_tuning(self):
-        if self.n_fits > 1:
-            self.site_precision = self.site_shift = None
+        if self._follows_others:
+            self.next_fit = self.draw
 
     def _transitions(self):
         target = self._centred()
@@ -159,11 +160,15 @@ class EllipticalSliceStep(LatentFunctionStep):
             "log_tilt": value,
         }
 
+    @property
+    def _follows_others(self):
+        return bool(self.function.shared)
+
     def _centred(self):
         """Return the target as a Gaussian and what is left of the likelihood."""
         prior, likelihood = self.function.prior.gaussian, self.function.likelihood
-        is_due = self.site_shift is None or (self.tune and self.draw >= self.next_fit)
-        if self.center != "prior" and is_due and (self._target is None or self.n_fits == 0):
+        is_due = self.next_fit is not None and self.draw >= self.next_fit
+        if self.center != "prior" and is_due:
             self._fit(prior, likelihood)
             self._target = None
         if self._target is None:
@@ -176,19 +181,10 @@ class EllipticalSliceStep(LatentFunctionStep):
         return self._target
 
     def _fit(self, prior, likelihood):
-        fit = laplace_approximation
-        if self.center == "ep":
-            fit = expectation_propagation_approximation
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            try:
-                sites = fit(prior, likelihood).sites
-            except ArithmeticError as error:
-                sites = Sites.flat(prior.size)
-                caught.append(error)
-        if caught and "center_told" not in self.report:
+        """Fit the sites, from prior and likelihood and not from the function's values."""
+        sites, reason = _sites(self.center, prior, likelihood)
+        if reason is not None and "center_told" not in self.report:
             self.report["center_told"] = 1
-            reason = getattr(caught[0], "message", caught[0])
             self._warn_later(
                 WarningType.BAD_PARAMS,
                 f"The Gaussian that centres the ellipses of {self.function.name} is a poor one, "
@@ -196,7 +192,22 @@ class EllipticalSliceStep(LatentFunctionStep):
             )
         self.site_precision, self.site_shift = sites.precision, sites.shift
         self.n_fits += 1.0
-        self.next_fit = max(1, 2 * self.draw)
+        self.next_fit = max(1, 2 * self.draw) if self.tune and self._follows_others else None
 
     def _progress_columns(self):
         return {"n_evals": ("Evals/draw", "0.1f"), "log_tilt": ("Log tilt", "0.1f")}
+
+
+def _sites(center, prior, likelihood):
+    """Sites of an approximation, and why it is a poor one (None if it is not)."""
+    fit = expectation_propagation_approximation if center == "ep" else laplace_approximation
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            sites = fit(prior, likelihood).sites
+        except (ArithmeticError, ValueError) as error:
+            return Sites.flat(prior.size), error
+    if not (np.all(np.isfinite(sites.precision)) and np.all(np.isfinite(sites.shift))):
+        return Sites.flat(prior.size), "its sites are not finite."
+    told = [w.message for w in caught if issubclass(w.category, UserWarning)]
+    return sites, told[0] if told else None

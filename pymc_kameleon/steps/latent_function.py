@@ -39,6 +39,8 @@ class LatentFunctionStep(Step):
     """
 
     _state_class = LatentFunctionState
+    _computed = ("_seen_version", "_seen_prior", "_target")
+    """Attributes that follow from the state and the other variables."""
 
     def __init__(self, vars, *, configuration, model, rng, initial_point, compile_kwargs, blocked):
         model = modelcontext(model)
@@ -48,6 +50,7 @@ class LatentFunctionStep(Step):
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
         )
+        self._others = _OtherVariables(self.function)
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))
         super().__init__(
             [self.function.value_variable], self.function.shared, blocked=blocked, rng=rng
@@ -59,8 +62,8 @@ class LatentFunctionStep(Step):
         """Set up what adapts, for a new chain."""
 
     @abstractmethod
-    def _model_changed(self) -> None:
-        """Drop what was computed from the prior or the likelihood of earlier values."""
+    def _model_changed(self, prior_changed: bool) -> None:
+        """Drop what was computed from an earlier likelihood, and from an earlier prior if so."""
 
     @abstractmethod
     def _transitions(self) -> tuple[np.ndarray, dict[str, float]]:
@@ -77,7 +80,25 @@ class LatentFunctionStep(Step):
         self.position = self.returned = None
         self.report = {"unmoved": 0}
         self._begin_learning()
-        self._model_changed()
+        self._forget_model()
+
+    def _forget_model(self):
+        """Drop everything that was computed from prior or likelihood."""
+        self.__dict__.update(dict.fromkeys(self._computed))
+
+    def __getstate__(self):
+        """Leave out what is computed anew: it holds matrices (N, N)."""
+        return self.__dict__ | dict.fromkeys(self._computed)
+
+    @property
+    def sampling_state(self) -> LatentFunctionState:
+        """All that the next transition needs, apart from the other variables' values."""
+        return super().sampling_state
+
+    @sampling_state.setter
+    def sampling_state(self, state):
+        Step.sampling_state.fset(self, state)
+        self._forget_model()
 
     def stop_tuning(self):
         """Freeze what was learnt."""
@@ -87,31 +108,42 @@ class LatentFunctionStep(Step):
 
     def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """Make the transitions of a draw from `q0`, given the other variables."""
-        changed = self._refresh()
-        if changed or self.returned is None or not np.array_equal(q0.data, self.returned):
+        prior_changed = self._refresh()
+        if not self._is_at(q0.data, prior_changed):
             self.position = self.function.prior.to_function(q0.data.astype(float))
-            if self.returned is None:
-                self._check_start()
+        if self.returned is None:
+            self._check_start()
         before = self.position
         self.position, statistics = self._transitions()
         self.draw += 1
-        if self.position is before:
-            self.returned = q0.data
-        else:
-            moved = self.function.prior.to_variable(self.position)
-            self.returned = moved.astype(q0.data.dtype)
-        self._report(statistics, moved=self.position is not before)
+        # By value: rounding may take an ellipse back to the very point that it started from.
+        is_unmoved = np.array_equal(self.position, before)
+        self.returned = q0.data if is_unmoved else self._free_variable(q0.data.dtype)
+        self._report(statistics, moved=not is_unmoved)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
-    def _refresh(self):
-        """Follow the other variables; the first call of a chain counts as a change."""
-        try:
-            changed = self.function.refresh()
-        except ValueError as error:
-            raise SamplingError(str(error)) from error
-        if changed:
-            self._model_changed()
-        return changed
+    def _refresh(self) -> bool:
+        """Follow the other variables; return whether the prior is not the one known here."""
+        version = self._others.follow()
+        prior = self.function.prior.gaussian
+        prior_changed = prior is not self._seen_prior
+        if prior_changed or version != self._seen_version:
+            self._model_changed(prior_changed)
+        self._seen_version, self._seen_prior = version, prior
+        return prior_changed
+
+    def _is_at(self, x, prior_changed) -> bool:
+        """Whether the position kept is the function that the free variable `x` stands for.
+
+        It is not computed from `x` again where it is: the way there and back rounds, and a chain
+        that goes on in another process would not be the same to the last bit.
+        """
+        if self.returned is None or not np.array_equal(x, self.returned):
+            return False
+        return not prior_changed or np.array_equal(self._free_variable(x.dtype), x)
+
+    def _free_variable(self, dtype):
+        return self.function.prior.to_variable(self.position).astype(dtype)
 
     def _check_start(self):
         name, value = self.function.name, self.function.likelihood.value(self.position)
@@ -138,6 +170,39 @@ class LatentFunctionStep(Step):
     def _warn_later(self, kind, message):
         """Give a warning with the next statistics."""
         self.report["pending"] = (kind, message)
+
+
+class _OtherVariables:
+    """Follows the other variables, for a step and its shallow copies, which share the function.
+
+    A copy is told by the version that another one has seen a change before it.
+    """
+
+    def __init__(self, function: LatentFunction):
+        self.function = function
+        self.version = 0
+        self._failed = False
+
+    def follow(self) -> int:
+        """Bring prior and likelihood up to date; return their version.
+
+        Raises
+        ------
+        SamplingError
+            If the prior's covariance is not positive definite.
+        """
+        try:
+            changed = self.function.refresh()
+            if self._failed:
+                # The values that made it fail count as seen, and the prior is still an older one.
+                self.function.prior.refresh()
+        except ValueError as error:
+            self._failed = True
+            raise SamplingError(str(error)) from error
+        if changed or self._failed:
+            self.version += 1
+        self._failed = False
+        return self.version
 
 
 def _one_variable(model, vars):

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 
+import numpy as np
 from pymc.model import modelcontext
 from pymc.step_methods.arraystep import ArrayStepShared
 from pymc.step_methods.compound import Competence
@@ -58,6 +59,13 @@ class Step(ArrayStepShared):
         tune = self.tune
         self._begin_chain(self.expected_tune)
         self.tune = tune
+
+    def step(self, point):
+        """Make a draw from `point`, the values of all variables."""
+        # A worker process of PyMC writes each draw into the same arrays. What they held at the last
+        # draw must not change with them, or no step would notice that another one moved.
+        others = {name: np.array(point[name]) for name in self.shared}
+        return super().step({**point, **others})
 
     @abstractmethod
     def _begin_chain(self, expected_tune: int | None) -> None:

@@ -1,5 +1,7 @@
 """Riemannian manifold Hamiltonian Monte Carlo for a latent Gaussian process."""
 
+import math
+
 import numpy as np
 from pymc.exceptions import SamplingError
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -7,6 +9,7 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.latent_gp.riemannian_hmc import (
     DualAveraging,
+    RiemannianOutcome,
     RiemannianSettings,
     RiemannianState,
     transition,
@@ -23,6 +26,21 @@ FAILURES = ("not_converged", "not_reversible", "diverged")
 SHARE_OF_FAILURES = 0.1
 """Share of failed trajectories after tuning above which a chain warns."""
 
+SMALLEST_STEP_SIZE = 1e-10
+"""What a chain that never moves learns down to; a step size of 0 is no step."""
+
+NOWHERE_TO_GO = RiemannianOutcome(
+    acceptance=0.0,
+    accepted=False,
+    n_leapfrog=0,
+    energy=math.nan,
+    n_fixed_point=0.0,
+    not_converged=0.0,
+    not_reversible=0.0,
+    diverged=1.0,
+)
+"""Outcome of a transition from where there is no metric."""
+
 
 @dataclass_state
 class RiemannianHMCState(LatentFunctionState):
@@ -30,7 +48,6 @@ class RiemannianHMCState(LatentFunctionState):
 
     averaging: DualAveraging
     step_size: float
-    soft_floor: float | None
 
 
 class RiemannianHMCStep(LatentFunctionStep):
@@ -127,6 +144,7 @@ class RiemannianHMCStep(LatentFunctionStep):
     }
     default_tune_steps = 500
     _state_class = RiemannianHMCState
+    _computed = (*LatentFunctionStep._computed, "_geometry", "soft_floor")
 
     def __init__(
         self,
@@ -203,21 +221,20 @@ class RiemannianHMCStep(LatentFunctionStep):
     def _begin_learning(self):
         self.averaging = DualAveraging(self.first_step_size, self.target_accept)
         self.step_size = self.first_step_size
-        self.soft_floor = self.given_floor
         self.report |= {"trajectories": 0, "failures": 0, "acceptance": 0.0}
 
-    def _model_changed(self):
-        self._target = self._geometry = None
+    def _model_changed(self, prior_changed):
+        self._target = self._geometry = self.soft_floor = None
 
     def _end_tuning(self):
         if self.adapt_step_size:
-            self.step_size = self.averaging.learnt
+            self.step_size = max(self.averaging.learnt, SMALLEST_STEP_SIZE)
 
     def _transitions(self):
         if self._target is None:
             self._target = TiltedGaussian(self.function.prior.gaussian, self.function.likelihood)
-        if self.soft_floor is None:
-            self.soft_floor = _floor(self._target)
+            # A function of the other variables alone: what the move may depend on.
+            self.soft_floor = _floor(self._target) if self.given_floor is None else self.given_floor
         settings = RiemannianSettings(
             self.step_size,
             self.n_steps,
@@ -225,14 +242,18 @@ class RiemannianHMCStep(LatentFunctionStep):
             self.random_length,
             self.soft_floor,
         )
+        state = RiemannianState(self.position, self._geometry)
         try:
-            state, outcome = transition(
-                self._target, RiemannianState(self.position, self._geometry), settings, self.rng
-            )
+            state, outcome = transition(self._target, state, settings, self.rng)
         except FloatingPointError as error:
-            raise SamplingError(
-                f"RiemannianHMCStep cannot start from these values of {self.function.name}: {error}"
-            ) from error
+            if self.draw == 0:
+                raise SamplingError(
+                    f"RiemannianHMCStep cannot start from these values of {self.function.name}: "
+                    f"{error}"
+                ) from error
+            # Other steps led here. No trajectory ends where there is no metric, so that to stay is
+            # reversible, until they lead away again.
+            outcome = NOWHERE_TO_GO
         self._geometry = state.geometry
         self._learn(outcome)
         statistics = {
@@ -248,9 +269,9 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     def _learn(self, outcome):
         if self.tune:
-            if self.adapt_step_size:
+            if self.adapt_step_size and outcome.n_leapfrog:
                 self.averaging.update(outcome.acceptance)
-                self.step_size = self.averaging.step_size
+                self.step_size = max(self.averaging.step_size, SMALLEST_STEP_SIZE)
             return
         report = self.report
         report["trajectories"] += 1

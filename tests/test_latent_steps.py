@@ -1,0 +1,1121 @@
+"""What PyMC and its users may expect of the two steps for a latent Gaussian process.
+
+Statistical assertions state their null probability; the shared one is `models.FALSE_ALARM`, 1e-6.
+"""
+
+import copy
+import functools
+import os
+import pickle
+import sys
+import warnings
+
+import cloudpickle
+import models
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from latent_data import crabs, glass
+from latent_likelihoods import squared_exponential
+from models import FALSE_ALARM, N_BATCHES, Shift, begin, drive, run, sample, values
+from pymc.exceptions import SamplingError
+from pymc.stats.convergence import SamplerWarning
+from pymc.step_methods.compound import CompoundStep
+from scipy import stats
+from test_contract import PYMC_6, ROUND_TRIPS, run_python
+
+from pymc_kameleon import EllipticalSliceStep, KameleonStep, RiemannianHMCStep
+from pymc_kameleon.latent_gp.gaussian import Sites
+from pymc_kameleon.latent_gp.prior import ModelPrior
+from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry
+from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.steps import elliptical_slice
+from pymc_kameleon.testing import frozen, invariance_p_values
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
+
+LINKER = {"mode": "cvm"} if pytensor.config.cxx else {"mode": "FAST_COMPILE"}
+UNCOMPILED = {"mode": "FAST_COMPILE"}
+INPUTS = np.linspace(-2, 2, 6)[:, None]
+COUNTS = np.array([0, 1, 3, 2, 0, 1])
+
+STEPS = {
+    "riemannian": RiemannianHMCStep,
+    "slice, ep": EllipticalSliceStep,
+    "slice, laplace": functools.partial(EllipticalSliceStep, center="laplace"),
+    "slice, prior": functools.partial(EllipticalSliceStep, center="prior"),
+}
+DIFFERENT = {
+    "riemannian": [
+        {"step_size": 0.3},
+        {"n_steps": 5},
+        {"n_fixed_point": 4},
+        {"target_accept": 0.7},
+        {"adapt_step_size": False},
+        {"random_length": False},
+        {"soft_floor": 0.1},
+    ],
+    "slice": [{"center": "laplace"}, {"steps_per_draw": 2}],
+}
+
+
+# models -------------------------------------------------------------------------------------------
+
+
+def latent(name="f", lengthscale=1.0, amplitude=1.5, inputs=INPUTS, **kwargs):
+    covariance = amplitude**2 * pm.gp.cov.ExpQuad(inputs.shape[1], lengthscale)
+    return pm.gp.Latent(cov_func=covariance).prior(name, X=inputs, **kwargs)
+
+
+def poisson(**kwargs):
+    """One free variable."""
+    with pm.Model() as model:
+        pm.Poisson("y", pt.exp(latent(**kwargs)), observed=COUNTS)
+    return model
+
+
+def poisson_with_lengthscale():
+    """A latent function and one hyperparameter, of its prior only."""
+    with pm.Model() as model:
+        log_lengthscale = pm.Normal("log_lengthscale", 0, 0.5)
+        pm.Poisson("y", pt.exp(latent(lengthscale=pt.exp(log_lengthscale))), observed=COUNTS)
+    return model
+
+
+def two_functions():
+    """Two latent functions whose sum is observed: each is a part of the other's likelihood."""
+    with pm.Model() as model:
+        f, g = latent("f"), latent("g", lengthscale=0.5, reparameterize=False)
+        pm.Poisson("y", pt.exp(f + g), observed=COUNTS)
+    return model
+
+
+def needle():
+    """Nothing but f = 0 has a positive likelihood."""
+    with pm.Model() as model:
+        f = latent()
+        pm.Potential("needle", pt.switch(pt.eq(f, 0), 0.0, -np.inf) - 0.5 * f**2)
+    return model
+
+
+def wall():
+    """The likelihood is zero where f > 1."""
+    with pm.Model() as model:
+        f = latent()
+        pm.Potential("wall", pt.switch(f > 1, -np.inf, -0.5 * f**2))
+    return model
+
+
+@pytest.fixture(params=list(STEPS))
+def kind(request):
+    return request.param
+
+
+@functools.cache
+def _model(make):
+    return make()
+
+
+@functools.cache
+def _step(make, kind):
+    model = _model(make)
+    return STEPS[kind](["f"], model=model, compile_kwargs=LINKER)
+
+
+@functools.cache
+def _other_step(make, kind):
+    """A second step of the same kind, whose past is another one."""
+    return STEPS[kind](["f"], model=_model(make), compile_kwargs=LINKER)
+
+
+ALONE, BESIDE = poisson, poisson_with_lengthscale
+
+
+@pytest.fixture(params=["alone", "beside"])
+def case(request, kind):
+    """Model, step and a second such step; the step alone, or beside one that moves the prior."""
+    if request.param == "alone":
+        return _model(ALONE), _step(ALONE, kind), _other_step(ALONE, kind)
+    model = _model(BESIDE)
+    made = [
+        CompoundStep([step, Shift([model["log_lengthscale"]], shift=0.01, model=model)])
+        for step in (_step(BESIDE, kind), _other_step(BESIDE, kind))
+    ]
+    return model, *made
+
+
+def ours(step):
+    return step.methods[0] if isinstance(step, CompoundStep) else step
+
+
+def statistics_of(statistics):
+    """Values of every statistic of our step, in the order of its table."""
+    rows = [s[0] if isinstance(s, list | tuple) else s for s in statistics]
+    return np.array([[v for k, v in sorted(row.items()) if k != "warning"] for row in rows])
+
+
+def assert_same_chain(first, second):
+    np.testing.assert_array_equal(first[0], second[0])
+    np.testing.assert_array_equal(statistics_of(first[1]), statistics_of(second[1]))
+
+
+# vars ---------------------------------------------------------------------------------------------
+
+
+def test_vars_may_be_the_function_or_its_name_or_the_variable_behind_it():
+    model = _model(poisson_with_lengthscale)
+    f, behind = model["f"], model["f_rotated_"]
+    make = functools.partial(EllipticalSliceStep, center="prior", compile_kwargs=UNCOMPILED)
+    with model:
+        for vars in (f, "f", [f], ["f_rotated_"], (model.rvs_to_values[behind],)):
+            step = make(vars)
+            assert [v.name for v in step.vars] == ["f_rotated_"] and step.function.name == "f"
+        assert isinstance(make(["f"], blocked=False), EllipticalSliceStep)
+
+
+@pytest.mark.parametrize("step_class", [RiemannianHMCStep, EllipticalSliceStep])
+def test_vars_are_one_latent_function(step_class):
+    model = _model(poisson_with_lengthscale)
+    with model:
+        with pytest.raises(ValueError, match=r"one latent function.*log_lengthscale"):
+            step_class()
+        with pytest.raises(ValueError, match="one latent function"):
+            step_class([model["f"], model["f_rotated_"]])
+        with pytest.raises(ValueError, match="no free variable"):
+            step_class([])
+    default = step_class(model=_model(poisson), compile_kwargs=UNCOMPILED)
+    assert default.function.name == "f"
+
+
+def test_model_outside_of_a_context(kind):
+    with pytest.raises(TypeError, match="model"):
+        STEPS[kind](["f"])
+    with pytest.raises(TypeError, match="model"):
+        STEPS[kind](_model(poisson)["f"])
+
+
+@pytest.mark.parametrize("step_class", [RiemannianHMCStep, EllipticalSliceStep])
+def test_discrete_variables_are_refused(step_class):
+    with pm.Model() as model:
+        count = pm.Poisson("count", 3, shape=4)
+        pm.Normal("y", count, 1, observed=np.zeros(4))
+        with pytest.raises(ValueError, match=r"count is discrete"):
+            step_class([count])
+    assert not step_class.competence(model["count"], True)
+
+
+@pytest.mark.parametrize(
+    ("step_class", "options", "match"),
+    [
+        (RiemannianHMCStep, {"step_size": 0}, "step_size"),
+        (RiemannianHMCStep, {"n_steps": 0}, "n_steps"),
+        (RiemannianHMCStep, {"n_fixed_point": 0}, "n_fixed_point"),
+        (RiemannianHMCStep, {"target_accept": 1.0}, "target_accept"),
+        (RiemannianHMCStep, {"soft_floor": -1.0}, "soft_floor"),
+        (EllipticalSliceStep, {"center": "mode"}, "center='mode'.*'laplace'"),
+        (EllipticalSliceStep, {"steps_per_draw": 0}, "steps_per_draw"),
+    ],
+)
+def test_bad_arguments_are_named(step_class, options, match):
+    with pytest.raises(ValueError, match=match):
+        step_class(model=_model(poisson), **options)
+
+
+# chains -------------------------------------------------------------------------------------------
+
+
+def _steps(step):
+    return step.methods if isinstance(step, CompoundStep) else step
+
+
+def test_chains_share_nothing(case):
+    model, step, fresh = case
+    options = {"draws": 8, "tune": 12}
+    both = sample(_steps(step), model, chains=2, random_seed=20, **options)
+    again = sample(_steps(step), model, chains=2, random_seed=20, **options)
+    f = values(both, "f")
+    np.testing.assert_array_equal(f, values(again, "f"))
+    assert not np.array_equal(f[0], f[1])
+    for chain in (0, 1):
+        rng = np.random.default_rng(20)
+        rng.spawn(chain)
+        alone = sample(_steps(fresh), model, random_seed=rng, **options)
+        np.testing.assert_array_equal(f[chain], values(alone, "f")[0])
+
+
+def test_shallow_copies_are_independent(case):
+    """PyMC's population sampling copies a step with `copy.copy`, and takes turns."""
+    model, step, _ = case
+    if isinstance(step, CompoundStep):
+        twins = [
+            CompoundStep([copy.copy(step.methods[0]), copy.copy(step.methods[1])]) for _ in range(2)
+        ]
+        # One moves twice as fast, so that it meets values that the other has had.
+        twins[0].methods[1].shift = 0.02
+        expected_step = CompoundStep([step.methods[0], twins[0].methods[1]])
+    else:
+        twins, expected_step = [copy.copy(step), copy.copy(step)], step
+    expected, _, _ = run(expected_step, model, 24, tune=12, seed=1)
+    begin(twins[0], 1), begin(twins[1], 2)
+    current = [model.initial_point(), model.initial_point()]
+    first = []
+    for i in range(24):
+        for k, twin in enumerate(twins):
+            if i == 12:
+                twin.stop_tuning()
+            current[k], _ = twin.step(current[k])
+        first.append(np.concatenate([np.ravel(v) for v in current[0].values()]))
+    np.testing.assert_array_equal(np.array(first), expected)
+
+
+def test_a_copy_notices_what_another_copy_saw_first(kind):
+    """Copies share the compiled prior, so only one of them sees it change."""
+    model, step = _model(BESIDE), _step(BESIDE, kind)
+    twin = copy.copy(step)
+    begin(step, 1), begin(twin, 1)
+    there = model.initial_point() | {"log_lengthscale": np.array(0.7)}
+    for one, point in ((step, model.initial_point()), (twin, there), (step, there)):
+        one.step(point)
+    covariance = squared_exponential(INPUTS, np.exp(0.7), 1.5).covariance
+    precision = getattr(step, "site_precision", None)
+    if precision is not None:
+        covariance = np.linalg.inv(np.linalg.inv(covariance) + np.diag(precision))
+    np.testing.assert_allclose(step._target.base.covariance, covariance, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def every_kind():
+    """Four latent functions of one lengthscale, each with a step of another kind."""
+    with pm.Model() as model:
+        log_lengthscale = pm.Normal("log_lengthscale", 0, 0.5)
+        for i, reparameterize in enumerate((True, False, True, True)):
+            f = latent(f"f{i}", pt.exp(log_lengthscale), reparameterize=reparameterize)
+            pm.Poisson(f"y{i}", pt.exp(f), observed=COUNTS)
+        steps = [make([f"f{i}"], compile_kwargs=LINKER) for i, make in enumerate(STEPS.values())]
+        # A Metropolis step's rounding is the linker's, which is another one in PyMC 6.
+        steps.append(Shift([log_lengthscale], shift=0.01))
+    return model, steps
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_give_the_same_chains(every_kind, method):
+    """Bitwise with the C linker."""
+    if LINKER == UNCOMPILED:
+        pytest.skip(models.needs_c_compiler["reason"])
+    model, steps = every_kind
+    options = {"chains": 2, "draws": 6, "tune": 10, "random_seed": 7}
+    expected = sample(steps, model, **options)
+    result = sample(steps, model, cores=2, mp_ctx=method, **options)
+    for i in range(4):
+        name = f"f{i}"
+        assert len(np.unique(values(expected, name))) > 50
+        np.testing.assert_array_equal(values(result, name), values(expected, name), err_msg=name)
+
+
+# sampling state -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "round_trip"), [(1, "pickle"), (7, "cloudpickle"), (12, "pickle"), (17, "pickle")]
+)
+def test_saved_and_restored_state_continues_the_chain(case, saved_at, round_trip):
+    """Saved early and late in tuning, at its very end and after it; into a step with a past."""
+    model, step, other = case
+    _, _, point = run(step, model, saved_at, tune=12, seed=4)
+    state = ROUND_TRIPS[round_trip](step.sampling_state)
+    remaining = {"draws": 14, "tune": max(12 - saved_at, -1)}
+    expected = drive(step, point, **remaining)
+    other.sampling_state = state
+    assert_same_chain(drive(other, point, **remaining), expected)
+
+
+def test_state_restored_into_a_used_step(case):
+    """Going back to an earlier state of the same step repeats its chain."""
+    model, step, _ = case
+    _, _, point = run(step, model, 9, tune=12, seed=4)
+    state = step.sampling_state
+    expected = drive(step, point, 14, tune=3)
+    step.sampling_state = state
+    assert_same_chain(drive(step, point, 14, tune=3), expected)
+
+
+def test_pickled_step_continues(case):
+    """A step goes to another process by cloudpickle, also in the middle of a chain."""
+    model, step, _ = case
+    for length in (7, 20):
+        _, _, point = run(step, model, length, tune=12, seed=4)
+        clone = cloudpickle.loads(cloudpickle.dumps(step))
+        remaining = {"draws": 10, "tune": 12 - length}
+        expected = drive(step, point, **remaining)
+        assert_same_chain(drive(clone, point, **remaining), expected)
+
+
+def _differences():
+    for kind, differences in DIFFERENT.items():
+        for difference in differences:
+            yield pytest.param(kind, difference, id=f"{kind}-{next(iter(difference))}")
+
+
+@pytest.mark.parametrize(("kind", "difference"), list(_differences()))
+def test_state_of_another_configuration_is_refused(kind, difference):
+    step_class = RiemannianHMCStep if kind == "riemannian" else EllipticalSliceStep
+    model = _model(poisson)
+    step, other = (
+        step_class(model=model, compile_kwargs=UNCOMPILED, **options)
+        for options in ({}, difference)
+    )
+    with pytest.raises(ValueError, match=next(iter(difference))):
+        other.sampling_state = step.sampling_state
+
+
+def test_state_of_another_function_is_refused():
+    model = _model(two_functions)
+    f, g = (EllipticalSliceStep([v], model=model, compile_kwargs=UNCOMPILED) for v in ("f", "g"))
+    with pytest.raises(ValueError, match="var"):
+        g.sampling_state = f.sampling_state
+
+
+def test_state_stays_small(kind):
+    """Vectors of length N only, and no more of them after a hundred draws than after one."""
+    n = 36
+    with pm.Model() as model:
+        log_lengthscale = pm.Normal("log_lengthscale", 0, 0.5)
+        f = latent(lengthscale=pt.exp(log_lengthscale), inputs=np.linspace(-9, 9, n)[:, None])
+        pm.Poisson("y", pt.exp(f), observed=np.tile(COUNTS, n // len(COUNTS)))
+        step = STEPS[kind]([f], compile_kwargs=UNCOMPILED)
+    compound = CompoundStep([step, Shift([log_lengthscale], shift=0.01, model=model)])
+    sizes = []
+    for length in (1, 20):
+        run(compound, model, length, tune=15)
+        state = step.sampling_state
+        arrays = [v for v in vars(state).values() if isinstance(v, np.ndarray)]
+        assert arrays and all(a.shape == (n,) for a in arrays)
+        sizes.append(len(pickle.dumps(state)))
+    assert sizes[1] <= sizes[0] + 200
+    assert sizes[1] < 4 * 8 * n + 4000
+    assert step._target is not None
+    clone = cloudpickle.loads(cloudpickle.dumps(step))
+    assert clone._target is None and step._target is not None
+
+
+# lengths ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draws", [1, 20])
+@pytest.mark.parametrize("tune", [0, 1, 9])
+def test_lengths_of_tuning(case, tune, draws):
+    model, step, _ = case
+    idata = sample(_steps(step), model, draws=draws, tune=tune)
+    f = values(idata, "f")
+    assert f.shape == (1, draws, 6) and np.all(np.isfinite(f))
+    if draws == 20:
+        assert len(np.unique(f)) > 6
+        learnt = "step_size" if "step_size" in idata["sample_stats"] else "n_center"
+        assert np.ptp(values(idata, learnt, "sample_stats")) == 0
+
+
+@pytest.mark.parametrize("tune", [0, 1, 2, 13])
+def test_frozen_however_short_tuning_was(case, tune):
+    """Nothing that a transition depends on is learnt once tuning has ended.
+
+    Sites are fitted at the last in the first draw after tuning, before the function moves.
+    """
+    model, step, _ = case
+    _, _, point = run(step, model, tune + 1, tune)
+    names = ("step_size", "averaging", "site_precision", "site_shift", "n_fits", "next_fit")
+
+    def learnt():
+        state = ours(step).sampling_state
+        return pickle.dumps([getattr(state, name, None) for name in names])
+
+    before = learnt()
+    drive(step, point, 20, tune=-1)
+    assert learnt() == before
+    if ours(step).name == "riemannian_hmc":
+        assert (ours(step).step_size == ours(step).first_step_size) == (tune == 0)
+
+
+def test_what_is_learnt_does_not_depend_on_the_function(kind):
+    """The same hyperparameters and other functions: the same sites, or the same floor."""
+    step, learnt = _step(BESIDE, kind), []
+    for scale in (0.0, 1.5):
+        begin(step, tune=10)
+        rng = np.random.default_rng(3)
+        for i in range(12):
+            if i == 10:
+                step.stop_tuning()
+            f = scale * rng.standard_normal(6)
+            # Where the step itself led is given up.
+            step.step({"log_lengthscale": np.array(0.05 * i), "f_rotated_": f})
+        names = ("site_precision", "site_shift", "soft_floor")
+        learnt.append([getattr(step, name, None) for name in names])
+    for first, second in zip(*learnt, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_sites_follow_the_hyperparameters_while_tuning():
+    model, step = _model(BESIDE), _step(BESIDE, "slice, ep")
+    compound = CompoundStep([step, Shift([model["log_lengthscale"]], shift=0.05, model=model)])
+    _, statistics, _ = run(compound, model, 60, tune=40)
+    fits = [s[0]["n_center"] for s in statistics]
+    # At draws 0, 1, 2, 4, 8, 16, 32 and after tuning.
+    assert fits[:9] == [1, 2, 3, 3, 4, 4, 4, 4, 5]
+    assert fits[39:] == [7.0] + [8.0] * 20
+    alone = _step(ALONE, "slice, ep")
+    _, statistics, _ = run(alone, _model(ALONE), 60, tune=40)
+    assert {s["n_center"] for s in statistics} == {1.0}
+
+
+@pytest.mark.parametrize("tune", [0, 60])
+def test_step_size_is_learnt_to_the_target(tune):
+    step = _step(ALONE, "riemannian")
+    _, statistics, _ = run(step, _model(ALONE), tune + 100, tune=tune)
+    sizes = [s["step_size"] for s in statistics]
+    assert len(set(sizes[:tune])) == tune
+    assert set(sizes[tune:]) == {step.step_size}
+    if tune:
+        assert step.step_size == step.averaging.learnt
+        # A hundred acceptances have a mean within 0.15 of their expectation, and sixty draws learn
+        # it within as much.
+        assert abs(np.mean([s["accept"] for s in statistics[tune:]]) - 0.8) < 0.3
+
+
+def test_a_chain_that_never_moves_keeps_a_positive_step_size():
+    model = _model(needle)
+    step = RiemannianHMCStep(model=model, compile_kwargs=UNCOMPILED)
+    begin(step)
+    # As after five thousand trajectories that failed.
+    step.averaging.shortfall, step.averaging.n_updates = 0.8, 5000
+    step.averaging.log_average = -800.0
+    point, (statistics,) = step.step(model.initial_point())
+    assert statistics["accepted"] == 0 and step.averaging.step_size == 0 < step.step_size
+    step.step(point)
+    step.stop_tuning()
+    assert step.step_size > 0
+    step.step(point)
+
+
+def test_paper_settings():
+    step = RiemannianHMCStep.paper(model=_model(poisson), compile_kwargs=UNCOMPILED)
+    _, statistics, _ = run(step, _model(poisson), 12, tune=6)
+    for s in statistics:
+        assert s["step_size"] == 0.1 and s["n_leapfrog"] == 10 and s["n_fixed_point"] == 10
+        assert s["not_converged"] == s["not_reversible"] == 0
+
+
+@pytest.mark.skipif(not PYMC_6, reason="PyMC 5 ignores default_tune_steps")
+def test_default_tune_steps_is_honoured(kind):
+    step = _step(ALONE, kind)
+    assert 0 < step.default_tune_steps <= 500
+    if kind != "riemannian":
+        idata = sample(step, _model(ALONE), draws=2, tune=None)
+        assert idata["posterior"].attrs["tuning_steps"] == step.default_tune_steps
+
+
+def test_interrupted_sampling_keeps_its_draws(kind):
+    def stop(trace, draw):
+        if not draw.tuning and draw.draw_idx >= 20:
+            raise KeyboardInterrupt
+
+    idata = sample(_step(ALONE, kind), _model(ALONE), draws=500, tune=12, callback=stop)
+    assert 5 <= values(idata, "f").shape[1] < 12
+    again = sample(_step(ALONE, kind), _model(ALONE), draws=4, tune=2)
+    assert values(again, "f").shape == (1, 4, 6)
+
+
+# statistics, progress bars, results ---------------------------------------------------------------
+
+
+def test_statistics_are_as_declared(case):
+    model, step, _ = case
+    declared = dict(ours(step).stats_dtypes_shapes)
+    assert declared.pop("warning") == (SamplerWarning, None)
+    _, statistics, _ = run(step, model, 40, tune=20)
+    for draw in statistics:
+        draw = draw[0] if isinstance(draw, list | tuple) else draw
+        assert set(draw) - {"warning"} == set(declared)
+        for name, (dtype, shape) in declared.items():
+            assert np.asarray(draw[name]).dtype == dtype == np.float64, name
+            assert np.shape(draw[name]) == tuple(shape) == ()
+            assert np.isfinite(draw[name]), name
+    reserved = {"total", "completed", "advance", "description", "visible", "refresh", "draw"}
+    assert not reserved & set(declared)
+
+
+def test_log_tilt_and_evaluations_are_those_of_the_draw():
+    step, model = _step(ALONE, "slice, prior"), _model(ALONE)
+    _, statistics, point = run(step, model, 5, tune=2)
+    likelihood = stats.poisson.logpmf(COUNTS, np.exp(step.position)).sum()
+    np.testing.assert_allclose(statistics[-1]["log_tilt"], likelihood)
+    np.testing.assert_allclose(step.function.prior.to_function(point["f_rotated_"]), step.position)
+    assert all(s["n_evals"] >= 2 for s in statistics)
+
+
+def test_energy_is_that_of_the_draw():
+    step, model = _step(ALONE, "riemannian"), _model(ALONE)
+    begin(step)
+    point = model.initial_point()
+    for _ in range(10):
+        point, (statistics,) = step.step(point)
+        potential = step._geometry.energy(np.zeros(6))
+        assert statistics["energy"] >= potential
+        np.testing.assert_array_equal(step._geometry.position, step.position)
+
+
+@pytest.mark.parametrize("bar", [True, "combined+stats", "split"])
+def test_progress_bars(bar, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    # PyMC 5 keeps the stream that was there when it was imported.
+    monkeypatch.setattr("pymc.progress_bar.rich_progress.stderr", sys.stderr, raising=False)
+    model = _model(BESIDE)
+    compound = [_step(BESIDE, "riemannian"), Shift([model["log_lengthscale"]], model=model)]
+    for step, columns in (
+        (_step(ALONE, "riemannian"), ("Acceptance", "Step size", "Steps")),
+        (_step(ALONE, "slice, ep"), ("Evals/draw", "Log tilt")),
+        (compound, ("Acceptance", "Step size", "Steps")),
+    ):
+        where = model if step is compound else _model(ALONE)
+        sample(step, where, chains=2, draws=4, tune=4, progressbar=bar)
+        captured = capsys.readouterr()
+        shown = captured.out + captured.err
+        assert "Draw" in shown
+        for column in columns:
+            assert (column in shown) == (bar != "split")
+
+
+def test_result_keeps_the_statistics_and_saves(kind, tmp_path):
+    step = _step(ALONE, kind)
+    idata = sample(step, _model(ALONE), draws=5, tune=5, discard_tuned_samples=False)
+    for group in ("sample_stats", "warmup_sample_stats"):
+        assert set(step.stats_dtypes_shapes) - {"warning"} <= set(idata[group].data_vars)
+        assert "warning" not in idata[group].data_vars
+    idata.to_netcdf(tmp_path / "result.nc")
+
+
+# compound steps -----------------------------------------------------------------------------------
+
+
+def test_beside_nuts_and_metropolis():
+    """Names and types of statistics agree with theirs; discrete variables go to Metropolis."""
+    with pm.Model() as model:
+        log_lengthscale = pm.Normal("log_lengthscale", 0, 0.5)
+        excess = pm.Poisson("excess", 1)
+        f, g = latent("f", lengthscale=pt.exp(log_lengthscale)), latent("g")
+        pm.Poisson("y", pt.exp(f) + 0.1 + excess, observed=COUNTS)
+        pm.Poisson("z", pt.exp(g), observed=COUNTS)
+        classes = (RiemannianHMCStep, EllipticalSliceStep)
+        steps = [
+            make([v], compile_kwargs=UNCOMPILED) for make, v in zip(classes, (f, g), strict=True)
+        ]
+        steps += [pm.NUTS([log_lengthscale], compile_kwargs=UNCOMPILED), pm.Metropolis([excess])]
+    idata = sample(steps, model, draws=4, tune=4)
+    for step_class in classes:
+        own = set(step_class.stats_dtypes_shapes) - {"warning"}
+        assert own | {"diverging", "scaling"} <= set(idata["sample_stats"].data_vars)
+    assert values(idata, "f").shape == (1, 4, 6)
+
+
+def test_two_functions_each_with_its_step():
+    model = _model(two_functions)
+    steps = [
+        EllipticalSliceStep(["f"], model=model, compile_kwargs=UNCOMPILED),
+        RiemannianHMCStep(["g"], model=model, compile_kwargs=UNCOMPILED),
+    ]
+    idata = sample(steps, model, draws=5, tune=5)
+    assert values(idata, "f").shape == values(idata, "g").shape == (1, 5, 6)
+    point = sample_point(steps, model)
+    first, second = (step.function for step in steps)
+    for function in (first, second):
+        function.set_point(point)
+        function.refresh()
+    f, g = first.prior.to_function(point["f_rotated_"]), point["g"]
+    expected = stats.poisson.logpmf(COUNTS, np.exp(f + g)).sum()
+    np.testing.assert_allclose(first.likelihood.value(f), expected, rtol=1e-6)
+    np.testing.assert_allclose(second.likelihood.value(g), expected, rtol=1e-6)
+
+
+def sample_point(steps, model):
+    _, _, point = run(CompoundStep(steps), model, 3, tune=2)
+    return point
+
+
+# counts -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refreshed(monkeypatch):
+    """Number of times that a prior was computed, in a list."""
+    calls, refresh = [], ModelPrior.refresh
+    monkeypatch.setattr(ModelPrior, "refresh", lambda prior: (calls.append(1), refresh(prior))[1])
+    return calls
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.01])
+def test_the_prior_is_computed_only_where_hyperparameters_moved(kind, shift, refreshed):
+    model, step = _model(BESIDE), _step(BESIDE, kind)
+    compound = CompoundStep([step, Shift([model["log_lengthscale"]], shift=shift, model=model)])
+    begin(compound)
+    point = model.initial_point()
+    for i in range(15):
+        if i == 10:
+            compound.stop_tuning()
+        lengthscale = np.exp(point["log_lengthscale"])
+        point, _ = compound.step(point)
+        expected = squared_exponential(INPUTS, lengthscale, 1.5).covariance
+        np.testing.assert_allclose(step.function.prior.gaussian.covariance, expected, atol=1e-5)
+        assert len(refreshed) <= (i + 1 if shift else 1)
+        f = step.function.prior.to_function(point["f_rotated_"])
+        np.testing.assert_allclose(f, step.position, atol=1e-9)
+
+
+def test_the_centre_is_computed_only_where_hyperparameters_moved(monkeypatch):
+    """A likelihood that another function moves leaves the prior times sites alone."""
+    calls, with_sites = [], elliptical_slice.with_sites
+    monkeypatch.setattr(
+        elliptical_slice, "with_sites", lambda *a: (calls.append(1), with_sites(*a))[1]
+    )
+    model = _model(two_functions)
+    step = EllipticalSliceStep(["f"], model=model, compile_kwargs=UNCOMPILED)
+    other = Shift([model["g"]], shift=0.01, model=model)
+    run(CompoundStep([step, other]), model, 20, tune=10)
+    # The fits of draws 0, 1, 2, 4, 8 and 10.
+    assert len(calls) == 6
+
+
+def test_metrics_are_those_of_the_steps_only(monkeypatch):
+    """The geometry where a trajectory begins is that where the last one ended."""
+    calls, initialise = [], LocalGeometry.__init__
+
+    def counted(geometry, *args):
+        calls.append(1)
+        initialise(geometry, *args)
+
+    monkeypatch.setattr(LocalGeometry, "__init__", counted)
+    _, statistics, _ = run(_step(ALONE, "riemannian"), _model(ALONE), 20, tune=10)
+    assert not any(s["diverged"] for s in statistics)
+    failed = sum(s["not_converged"] + s["not_reversible"] for s in statistics)
+    steps = sum(s["n_leapfrog"] for s in statistics)
+    assert steps + 1 - failed <= len(calls) <= steps + 1
+
+
+def test_a_step_may_be_called_from_any_point(kind):
+    step, model = _step(ALONE, kind), _model(ALONE)
+    run(step, model, 4, tune=2)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        point, _ = step.step({"f_rotated_": rng.standard_normal(6)})
+        f = step.function.prior.to_function(point["f_rotated_"])
+        np.testing.assert_allclose(f, step.position, atol=1e-9)
+
+
+# what cannot be computed --------------------------------------------------------------------------
+
+
+def test_covariance_that_is_not_positive_definite_is_an_error_every_time(kind):
+    """Also at the second attempt, when the values that spoil it are no longer new."""
+    with pm.Model() as model:
+        share = pm.Normal("share", 1, 1)
+        covariance = share * pt.as_tensor(squared_exponential(INPUTS, 1.0, 1.5).covariance)
+        f = pm.MvNormal("f", np.zeros(6), cov=covariance)
+        pm.Poisson("y", pt.exp(f), observed=COUNTS)
+        step = STEPS[kind]([f], compile_kwargs=UNCOMPILED)
+    good = model.initial_point()
+    bad = good | {"share": np.array(-1.0)}
+    begin(step)
+    for point in (bad, bad):
+        with pytest.raises(SamplingError, match=r"not positive definite.*eigenvalue.*jitter"):
+            step.step(point)
+    begin(step)
+    with pytest.raises(SamplingError, match="not positive definite"):
+        step.step(bad)
+    step.step(good)
+    np.testing.assert_allclose(step.function.prior.gaussian.covariance[0, 0], 2.25, rtol=1e-3)
+
+
+def test_start_without_likelihood_is_an_error_that_names_the_function(kind):
+    step = STEPS[kind](model=_model(wall), compile_kwargs=UNCOMPILED)
+    begin(step)
+    with pytest.raises(SamplingError, match=r"Initial evaluation of f failed.*initvals"):
+        step.step({"f_rotated_": np.full(6, 3.0)})
+    step.step({"f_rotated_": np.zeros(6)})
+    assert step.position.max() <= 1
+
+
+def student():
+    """Log-concave where the residuals are small against the scale only."""
+    with pm.Model() as model:
+        log_scale = pm.Normal("log_scale", 0, 1)
+        f = latent(reparameterize=False)
+        pm.StudentT("y", nu=3, mu=f, sigma=pt.exp(log_scale), observed=np.zeros(6))
+    return model
+
+
+def test_a_place_without_a_metric_is_stayed_at():
+    """Another step may lead there; at the start of a chain it is an error."""
+    model = _model(student)
+    step = RiemannianHMCStep(["f"], model=model, soft_floor=0.0, compile_kwargs=UNCOMPILED)
+    begin(step)
+    start = {"log_scale": np.array(3.0), "f": np.full(6, 1.0)}
+    point, (statistics,) = step.step(start)
+    assert statistics["diverged"] == 0
+    learnt = step.averaging.log_step
+    point["log_scale"] = np.array(-3.0)
+    stayed, (statistics,) = step.step(point)
+    np.testing.assert_array_equal(stayed["f"], point["f"])
+    assert statistics["diverged"] == 1 and statistics["accept"] == statistics["n_leapfrog"] == 0
+    assert step.averaging.log_step == learnt
+    _, (statistics,) = step.step(stayed | {"log_scale": np.array(3.0)})
+    assert statistics["n_leapfrog"] > 0
+    begin(step)
+    with pytest.raises(SamplingError, match=r"cannot start.*f.*soft_floor"):
+        step.step(point)
+
+
+def test_the_floor_follows_the_likelihood():
+    """It is 0 where the likelihood is log-concave, whatever it was at the start."""
+    model = _model(student)
+    step = RiemannianHMCStep(["f"], model=model, compile_kwargs=UNCOMPILED)
+    begin(step)
+    point, floors = model.initial_point(), []
+    for log_scale in (4.0, 0.0, -1.0, 4.0):
+        point, _ = step.step(point | {"log_scale": np.array(log_scale)})
+        floors.append(step.soft_floor)
+    assert floors[0] == floors[3] == 0.0 and 0 < floors[1] < floors[2]
+
+
+# warnings -----------------------------------------------------------------------------------------
+
+
+def warnings_of(step, model, draws, tune):
+    _, statistics, _ = run(step, model, draws, tune)
+    return [s["warning"] for s in statistics if "warning" in s]
+
+
+def test_stuck_chain_and_poor_centre_say_so_once(kind, monkeypatch):
+    monkeypatch.setattr("pymc_kameleon.steps.latent_function.STUCK_AFTER", 60)
+    step = STEPS[kind](model=_model(needle), compile_kwargs=UNCOMPILED)
+    told = warnings_of(step, _model(needle), 190, tune=20)
+    messages = [w.message for w in told]
+    assert len(messages) == len(set(messages))
+    stuck = [m for m in messages if "stuck" in m]
+    assert len(stuck) == 1 and "of f " in stuck[0] and "60 draws" in stuck[0]
+    others = {"riemannian": "failed", "slice, ep": "poor", "slice, laplace": None}
+    expected = others.get(kind)
+    assert len(messages) == 1 + (expected is not None), messages
+    assert all(w.level == "warn" for w in told)
+    if expected is not None:
+        assert any(expected in m and "f" in m for m in messages)
+
+
+def test_poor_centre_says_so_once_however_often_it_is_fitted(monkeypatch):
+    def unconverged(prior, likelihood):
+        warnings.warn("it has not converged", UserWarning, stacklevel=2)
+        warnings.warn("overflow", RuntimeWarning, stacklevel=2)
+        return type("Fit", (), {"sites": Sites.flat(prior.size)})
+
+    def impossible(prior, likelihood):
+        raise ValueError("it is not finite at the prior mean")
+
+    model = _model(BESIDE)
+    step = _step(BESIDE, "slice, ep")
+    compound = CompoundStep([step, Shift([model["log_lengthscale"]], shift=0.01, model=model)])
+    for fit, reason in ((unconverged, "not converged"), (impossible, "not finite at")):
+        monkeypatch.setattr(elliptical_slice, "expectation_propagation_approximation", fit)
+        _, statistics, _ = run(compound, model, 20, tune=10)
+        assert statistics[-1][0]["n_center"] == 6
+        told = [s[0]["warning"].message for s in statistics if "warning" in s[0]]
+        assert len(told) == 1 and "poor" in told[0] and "f" in told[0] and reason in told[0]
+
+
+def test_failed_trajectories_say_so_once():
+    options = {"step_size": 4.0, "adapt_step_size": False, "compile_kwargs": UNCOMPILED}
+    step = RiemannianHMCStep(model=_model(poisson), **options)
+    told = warnings_of(step, _model(poisson), 130, tune=10)
+    assert len(told) == 1 and "trajectories of f failed" in told[0].message
+    assert "below 4" in told[0].message
+
+
+def test_acceptance_far_from_the_target_says_so_once():
+    step = RiemannianHMCStep(model=_model(poisson), step_size=1e-3, compile_kwargs=UNCOMPILED)
+    told = warnings_of(step, _model(poisson), 130, tune=0)
+    assert len(told) == 1 and "acceptance of f is 1.00" in told[0].message
+    assert "0.80" in told[0].message
+
+
+def test_chains_in_order_say_nothing(case):
+    model, step, _ = case
+    _, statistics, _ = run(step, model, 160, tune=50)
+    told = [s for s in statistics if "warning" in (s if isinstance(s, dict) else s[0])]
+    assert told == []
+
+
+def test_warnings_reach_the_log_and_not_the_result(caplog):
+    step = EllipticalSliceStep(model=_model(needle), compile_kwargs=UNCOMPILED)
+    idata = sample(step, _model(needle), chains=2, draws=3, tune=2)
+    assert len([r for r in caplog.records if "poor" in r.getMessage()]) == 2
+    assert "warning" not in idata["sample_stats"].data_vars
+
+
+# single precision ---------------------------------------------------------------------------------
+
+FLOAT32 = """
+import numpy as np, pymc as pm, warnings
+warnings.filterwarnings("ignore", "Detected variables likely created by GP")
+from pymc_kameleon import EllipticalSliceStep, RiemannianHMCStep
+for reparameterize in (True, False):
+    with pm.Model() as model:
+        log_lengthscale = pm.Normal("log_lengthscale", 0, 0.3)
+        covariance = pm.gp.cov.ExpQuad(1, pm.math.exp(log_lengthscale))
+        f = pm.gp.Latent(cov_func=covariance).prior(
+            "f", X=np.arange(4.0, dtype="float32")[:, None], jitter=1e-4,
+            reparameterize=reparameterize)
+        pm.Poisson("y", pm.math.exp(f), observed=np.array([0, 1, 3, 2]))
+        for cls in (EllipticalSliceStep, RiemannianHMCStep):
+            steps = [cls([f], compile_kwargs={"mode": "FAST_COMPILE"})]
+            steps += [pm.Metropolis([log_lengthscale])]
+            idata = pm.sample(draws=12, tune=8, step=steps, chains=1, cores=1, progressbar=False,
+                              random_seed=1, compute_convergence_checks=False)
+            draws = idata["posterior"]["f"].values
+            assert draws.dtype == np.float32, draws.dtype
+            assert np.all(np.isfinite(draws)) and len(np.unique(draws)) > 20
+"""
+
+
+def test_single_precision():
+    flags = ",".join(filter(None, [os.environ.get("PYTENSOR_FLAGS"), "floatX=float32"]))
+    result = run_python(FLOAT32, PYTENSOR_FLAGS=flags)
+    assert result.returncode == 0, result.stderr
+
+
+# invariance ---------------------------------------------------------------------------------------
+
+SPREAD = 0.7
+
+
+class Repeated:
+    """A step whose draw is several draws of another one: a few transitions hide a wrong ratio."""
+
+    def __init__(self, step, times):
+        self._step, self._times, self.var_names = step, times, step.var_names
+
+    def step(self, point):
+        for _ in range(self._times):
+            point, statistics = self._step.step(point)
+        return point, statistics
+
+
+def p_values(step, posterior_draws, times, n):
+    """Exact draws of f, moved by the step as draws of the free variable, and compared with exact.
+
+    Each p-value has null probability 1e-6 of falling below `FALSE_ALARM`.
+    """
+    prior = step.function.prior
+    variables = np.array([prior.to_variable(f) for f in posterior_draws])
+    mean, factor = variables.mean(axis=0), np.linalg.cholesky(np.cov(variables.T))
+
+    def distance(x):
+        return (np.linalg.solve(factor, (x - mean).T) ** 2).sum(axis=0)
+
+    comparisons = {"distance": distance, "sum": lambda x: x.sum(axis=1)}
+    return invariance_p_values(Repeated(step, times), variables[:n], variables[n:], comparisons)
+
+
+def gaussian(reparameterize=True):
+    """Normal observations of a prior with a mean: the posterior is a Gaussian."""
+    with pm.Model() as model:
+        mean = pm.gp.mean.Constant(0.5)
+        process = pm.gp.Latent(mean_func=mean, cov_func=1.5**2 * pm.gp.cov.ExpQuad(1, 1.0))
+        f = process.prior("f", X=INPUTS, reparameterize=reparameterize)
+        pm.Normal("y", f, SPREAD, observed=COUNTS - 1.0)
+    return model
+
+
+def gaussian_directly():
+    return gaussian(reparameterize=False)
+
+
+@functools.cache
+def gaussian_draws():
+    prior = squared_exponential(INPUTS, 1.0, 1.5, jitter=1e-6 / 1.5**2)
+    covariance = np.linalg.inv(np.linalg.inv(prior.covariance) + np.eye(6) / SPREAD**2)
+    mean = 0.5 + covariance @ ((COUNTS - 1.5) / SPREAD**2)
+    normals = np.random.default_rng(11).standard_normal((50_000, 6))
+    return mean + normals @ np.linalg.cholesky(covariance).T
+
+
+def few_counts():
+    """Three counts of an uncertain rate: the metric changes much over the posterior."""
+    with pm.Model() as model:
+        f = latent(lengthscale=1.0, amplitude=2.0, inputs=INPUTS[:3])
+        pm.Poisson("y", pt.exp(f), observed=np.array([0, 0, 2]))
+    return model
+
+
+@functools.cache
+def few_counts_draws():
+    """By rejection of draws from the prior."""
+    prior = squared_exponential(INPUTS[:3], 1.0, 2.0, jitter=1e-6 / 2.0**2)
+    rng = np.random.default_rng(12)
+    f = rng.standard_normal((400_000, 3)) @ prior.cholesky.T
+    counts = np.array([0, 0, 2])
+    value = stats.poisson.logpmf(counts, np.exp(f)).sum(axis=1)
+    largest = stats.poisson.logpmf(counts, counts).sum()
+    return f[np.log(rng.random(len(f))) < value - largest]
+
+
+def wrong_sites(step):
+    """Sites of quite another likelihood."""
+    n = step.function.size
+    step.site_precision = np.linspace(0.2, 3.0, n)
+    step.site_shift = np.linspace(2.0, -2.0, n)
+    step.next_fit = None
+    return step
+
+
+@pytest.mark.parametrize("make", [gaussian, gaussian_directly])
+@pytest.mark.parametrize("kind", [*STEPS, "slice, wrong sites"])
+def test_exact_draws_stay_exact(make, kind):
+    if kind == "riemannian":
+        step, times, n = _step(make, kind), 5, 400
+    else:
+        model = _model(make)
+        center = kind.split()[-1] if "wrong" not in kind else "ep"
+        step = EllipticalSliceStep(
+            ["f"], model=model, center=center, steps_per_draw=25, compile_kwargs=LINKER
+        )
+        times, n = 1, 600
+    step = frozen(step, 21)
+    if "wrong" in kind:
+        wrong_sites(step)
+    found = p_values(step, gaussian_draws(), times, n)
+    assert min(found.values()) > FALSE_ALARM, found
+
+
+@pytest.mark.parametrize("options", [{"step_size": 0.7, "n_steps": 3}], ids=["long steps"])
+def test_exact_draws_of_a_curved_posterior_stay_exact(options):
+    step = RiemannianHMCStep(model=_model(few_counts), compile_kwargs=LINKER, **options)
+    found = p_values(frozen(step, 22), few_counts_draws(), 6, 300)
+    assert min(found.values()) > FALSE_ALARM, found
+
+
+def test_a_metric_without_its_determinant_is_caught(monkeypatch):
+    energy = LocalGeometry.energy
+
+    def without_determinant(geometry, momentum):
+        return energy(geometry, momentum) - 0.5 * geometry.metric.log_determinant
+
+    monkeypatch.setattr(LocalGeometry, "energy", without_determinant)
+    options = {"step_size": 0.7, "n_steps": 3}
+    step = RiemannianHMCStep(model=_model(few_counts), compile_kwargs=LINKER, **options)
+    found = p_values(frozen(step, 22), few_counts_draws(), 6, 300)
+    assert min(found.values()) < FALSE_ALARM, found
+
+
+@pytest.mark.parametrize("make", [gaussian, gaussian_directly])
+def test_a_tilt_that_keeps_the_sites_is_caught(make, monkeypatch):
+    def without_sites(base, likelihood, scale=1.0, sites=None):
+        return TiltedGaussian(base, likelihood, scale)
+
+    monkeypatch.setattr(elliptical_slice, "TiltedGaussian", without_sites)
+    step = EllipticalSliceStep(["f"], model=_model(make), steps_per_draw=25, compile_kwargs=LINKER)
+    found = p_values(frozen(step, 21), gaussian_draws(), 1, 600)
+    assert min(found.values()) < FALSE_ALARM, found
+
+
+# posteriors ---------------------------------------------------------------------------------------
+
+
+def assert_agree(chains, expected, what):
+    """Means of two runs, in the standard error of their difference by batch means.
+
+    Both have shape (draw, number). A Student t with 29 degrees of freedom, at the least what the
+    difference has, exceeds the bound with probability `FALSE_ALARM`, for each number.
+    """
+    moments = []
+    for draws in (chains, expected):
+        length = len(draws) // N_BATCHES
+        batches = draws[: length * N_BATCHES].reshape(N_BATCHES, length, -1).mean(axis=1)
+        moments.append((batches.mean(axis=0), batches.var(axis=0, ddof=1) / N_BATCHES))
+    (mean, variance), (other, other_variance) = moments
+    z = (mean - other) / np.sqrt(variance + other_variance)
+    bound = stats.t.isf(FALSE_ALARM / 2, N_BATCHES - 1)
+    assert np.all(np.abs(z) < bound), f"{what}: {z} standard errors apart"
+
+
+def counts_with_hyperparameters():
+    """Twelve counts whose lengthscale and amplitude are unknown."""
+    inputs = np.linspace(-3, 3, 12)[:, None]
+    observed = np.array([0, 1, 1, 3, 6, 4, 2, 0, 0, 1, 2, 5])
+    with pm.Model() as model:
+        lengthscale = pm.LogNormal("lengthscale", 0, 0.5)
+        amplitude = pm.LogNormal("amplitude", 0, 0.5)
+        f = latent("f", lengthscale, amplitude, inputs)
+        pm.Poisson("y", pt.exp(f), observed=observed)
+    return model
+
+
+def summaries(idata):
+    """Hyperparameters, their squares, and f with its squares at four inputs: (draw, number)."""
+    hyper = [np.log(values(idata, name)[0]) for name in ("lengthscale", "amplitude")]
+    f = values(idata, "f")[0][:, [0, 4, 7, 11]]
+    numbers = np.column_stack([*hyper, f])
+    return np.column_stack([numbers, numbers**2])
+
+
+@pytest.fixture(scope="module")
+def nuts_of_counts():
+    model = _model(counts_with_hyperparameters)
+    with model:
+        step = pm.NUTS(target_accept=0.9)
+    return summaries(sample(step, model, draws=2400, tune=600, random_seed=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["riemannian", "slice, ep"])
+def test_compound_with_hyperparameters_agrees_with_nuts(kind, nuts_of_counts):
+    model = _model(counts_with_hyperparameters)
+    draws = 900 if kind == "riemannian" else 5000
+    with model:
+        steps = [KameleonStep([model["lengthscale"], model["amplitude"]], steps_per_draw=10)]
+        steps += [STEPS[kind](["f"])]
+    idata = sample(steps, model, draws=draws, tune=400, random_seed=4)
+    assert_agree(summaries(idata), nuts_of_counts, f"{kind} beside KameleonStep:")
+
+
+def classification(data, likelihood):
+    """Every n-th row of a data set, with hyperparameters near those of the largest evidence."""
+    inputs, labels = {"glass": glass, "crabs": crabs}[data]()
+    inputs, labels = inputs[:: len(inputs) // 40][:40], labels[:: len(labels) // 40][:40]
+    yes = (labels > 0).astype(int)
+    with pm.Model() as model:
+        f = latent("f", np.exp(1.5), np.exp(1.0), inputs)
+        if likelihood == "probit":
+            pm.Bernoulli("y", p=pm.math.invprobit(f), observed=yes)
+        elif likelihood == "logit":
+            pm.Bernoulli("y", logit_p=f, observed=yes)
+        else:
+            pm.Poisson("y", pt.exp(f), observed=2 * yes)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "likelihood"), [("glass", "probit"), ("crabs", "logit"), ("crabs", "poisson")]
+)
+def test_moments_of_classification_agree(data, likelihood):
+    """Of f and f^2 at every tenth row, between both steps and NUTS."""
+    model = classification(data, likelihood)
+    with model:
+        runs = {
+            "slice": sample(EllipticalSliceStep(["f"]), model, draws=4500, tune=10),
+            "riemannian": sample(RiemannianHMCStep(["f"]), model, draws=240, tune=60),
+            "nuts": sample(pm.NUTS(), model, draws=750, tune=300),
+        }
+    found = {}
+    for name, idata in runs.items():
+        f = values(idata, "f")[0][:, ::10]
+        found[name] = np.column_stack([f, f**2])
+    for name in ("riemannian", "nuts"):
+        assert_agree(found[name], found["slice"], f"{data}, {likelihood}, {name} and slice:")

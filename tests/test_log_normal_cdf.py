@@ -92,6 +92,9 @@ WAYS = {
         "y", n=1, p=pm.math.invprobit(f), observed=(labels + 1) // 2
     ),
     "log of invprobit": potential(lambda f, labels: pt.log(pm.math.invprobit(labels * f))),
+    "log1mexp of logcdf": potential(
+        lambda f, labels: pt.switch(labels > 0, normal_logcdf(f), pt.log1mexp(normal_logcdf(f)))
+    ),
     "logcdf": potential(lambda f, labels: normal_logcdf(labels * f)),
 }
 

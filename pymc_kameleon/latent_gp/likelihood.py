@@ -29,9 +29,9 @@ class ModelLikelihood:
     model : pymc.Model
     name : str
         Of the latent function.
-    terms : list of (str, tensor variable)
-        The model's log densities that depend on the function, by the name of their variable.
-    function : tensor variable, shape (N,)
+    terms : dict
+        Name of a variable -> its log density, for the variables that depend on the function.
+    function : tensor variable, shape (N,), float64
         The values of the latent function in the terms' graphs.
     size : int
         N.
@@ -55,12 +55,12 @@ class ModelLikelihood:
 
     def __init__(self, model, name, terms, function, size, centre, compile_kwargs):
         self._model, self._compile_kwargs = model, compile_kwargs
-        self.name, self.size, self._dtype = name, size, function.dtype
-        self._names = [variable for variable, _ in terms]
-        graphs = with_stable_normal_cdf([pt.as_tensor(t).astype("float64") for _, t in terms])
+        self.name, self.size = name, size
+        self._names = list(terms)
+        graphs = with_stable_normal_cdf([pt.as_tensor(t).astype("float64") for t in terms.values()])
         self._counts = model.compile_fn(
             [t.size for t in graphs], inputs=[function], point_fn=False, mode=IN_PYTHON
-        )(np.asarray(centre, dtype=function.dtype))
+        )(centre)
         flat = pt.concatenate([t.flatten() for t in graphs])
         total = rewrite_pregrad(flat.sum())
         zero = pt.constant(0.0)
@@ -194,7 +194,7 @@ class ModelLikelihood:
         owners = np.zeros(int(sum(self._counts)), dtype=np.int64)
         separate = True
         for f in self._probes:
-            product, ones, weighted = structure(f.astype(self._dtype))
+            product, ones, weighted = structure(f)
             expected = self.terms(f)[2] * vector
             if not np.allclose(product, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max()):
                 raise ValueError(

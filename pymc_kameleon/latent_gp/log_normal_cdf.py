@@ -141,8 +141,7 @@ def with_stable_normal_cdf(graphs: list) -> list:
 
 def _log_normal_argument(variable):
     """Return z where `variable` is log Phi(z), else None."""
-    if variable.owner is not None and isinstance(variable.owner.op, CheckParameterValue):
-        return _log_normal_argument(variable.owner.inputs[0])
+    variable = _unwrapped(variable)
     operation = _scalar_operation(variable)
     if isinstance(operation, scalar.Log):
         return _normal_argument(variable.owner.inputs[0])
@@ -173,6 +172,19 @@ def _is_tail(graph, z):
     evaluate = function([place], replaced, mode="FAST_COMPILE")
     values = [evaluate(np.full(place.type.shape, x / multiple)).item() for x in NEGATIVE]
     return np.allclose(values, log_ndtr(NEGATIVE), rtol=ROUNDING)
+
+
+def _unwrapped(variable):
+    """Return the variable that `variable` is a copy of, past checks of parameters."""
+    while variable.owner is not None and (
+        isinstance(variable.owner.op, CheckParameterValue)
+        or (
+            isinstance(variable.owner.op, DimShuffle)
+            and variable.owner.inputs[0].ndim == variable.ndim
+        )
+    ):
+        variable = variable.owner.inputs[0]
+    return variable
 
 
 def _scalar_operation(variable):
@@ -221,16 +233,11 @@ def _multiple(variable):
 
 def _linear_in_erf(variable):
     """Return (a, b, u) where `variable` is a + b erf(u) with constants a and b, else None."""
-    node = variable.owner
-    if node is None:
-        return None
-    if isinstance(node.op, CheckParameterValue) or (
-        isinstance(node.op, DimShuffle) and node.inputs[0].ndim == variable.ndim
-    ):
-        return _linear_in_erf(node.inputs[0])
-    operation, inputs = _scalar_operation(variable), node.inputs
+    variable = _unwrapped(variable)
+    operation = _scalar_operation(variable)
     if operation is None:
         return None
+    inputs = variable.owner.inputs
     if isinstance(operation, scalar_math.Erf):
         return 0.0, 1.0, inputs[0]
     if isinstance(operation, scalar_math.Erfc):

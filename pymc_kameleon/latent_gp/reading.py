@@ -1,11 +1,13 @@
 """From a PyMC model and its latent function to a Gaussian prior and a factorising likelihood."""
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
-from pymc.model.transform.conditioning import do
+from pymc.logprob.basic import transformed_conditional_logp
+from pymc.logprob.utils import replace_rvs_by_values
 from pymc.pytensorf import make_shared_replacements
 from pymc.vartypes import discrete_types
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
@@ -46,6 +48,10 @@ def free_variable(model, var) -> tuple:
     var = model.values_to_rvs.get(var, var)
     if var in model.observed_RVs:
         raise ValueError(f"vars: {var.name} is observed. Name the latent function.")
+    if var not in model.free_RVs and var not in model.deterministics:
+        raise ValueError(
+            f"vars: {var.name or var} is neither a free variable nor a Deterministic of the model."
+        )
     if var.dtype in discrete_types:
         raise ValueError(
             f"vars: {var.name} is discrete, and a latent function is continuous. Name the function "
@@ -62,15 +68,14 @@ def free_variable(model, var) -> tuple:
             for d in model.deterministics
             if d.ndim == 1 and _length(d) == _length(var) and _is_affine(model, d, var)
         ]
-        direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=functions)
+        copies = [copy for function in functions for copy in _copies(function)]
+        direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=copies)
         if len(functions) > 1 and not direct:
             raise ValueError(
                 f"vars: {', '.join(d.name for d in functions)} are all affine functions of "
                 f"{var.name}. Name the one that the likelihood depends on."
             )
         return var, None if direct or not functions else functions[0]
-    if var not in model.deterministics:
-        raise ValueError(f"vars: {var.name} is no variable of the model.")
     candidates = [rv for rv in model.free_RVs if rv.ndim == 1 and _length(rv) == _length(var)]
     candidates = [rv for rv in candidates if _is_affine(model, var, rv)]
     if len(candidates) != 1:
@@ -152,53 +157,83 @@ class LatentFunction:
                 shared.set_value(np.asarray(point[value.name], dtype=shared.dtype))
 
     def _likelihood_terms(self, model, variable, function):
-        """Log densities that depend on f, and the vector that stands for f in them."""
-        replaced = variable if function is None else function
-        intervened = do(model, {replaced.name: np.zeros(_length(replaced), dtype=replaced.dtype)})
-        held = intervened[replaced.name]
-        variables = [*intervened.free_RVs, *intervened.observed_RVs, *intervened.potentials]
-        terms = zip(variables, intervened.logp(vars=variables, sum=False), strict=True)
-        if function is not None:
-            behind = intervened.rvs_to_values[intervened[variable.name]]
-            terms = [(v, t) for v, t in terms if v.name != variable.name]
-            besides = [v.name for v, t in terms if behind in ancestors([t])]
-            if besides:
-                raise ValueError(
-                    f"{', '.join(besides)} depends on {variable.name} not only through "
-                    f"{self.name}, so its likelihood is no function of {self.name}."
-                )
-        terms = [(v, t) for v, t in terms if held in ancestors([t])]
+        """Log densities that depend on f, by name, and the vector that stands for f in them."""
+        # Double precision whatever the model's: structure is found by comparing values.
+        argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
+        held = _copies(variable if function is None else function)
+        variables = [rv for rv in model.basic_RVs if rv not in held]
+        given = clone_replace(
+            [*variables, *model.potentials],
+            replace=dict.fromkeys(held, argument),
+            rebuild_strict=False,
+        )
+        rvs, potentials = given[: len(variables)], given[len(variables) :]
+        originals = dict(zip(rvs, variables, strict=True))
+        values = {
+            "rvs_to_values": {rv: model.rvs_to_values[v] for rv, v in originals.items()},
+            "rvs_to_transforms": {rv: model.rvs_to_transforms[v] for rv, v in originals.items()},
+        }
+        observed = {
+            v.name: model.rvs_to_values[v]
+            for rv, v in originals.items()
+            if v in model.observed_RVs and argument in ancestors([rv])
+        }
+        try:
+            densities = transformed_conditional_logp(rvs, **values)
+        except (TypeError, ValueError) as error:
+            if not observed:
+                raise
+            raise _shapes_differ(observed, argument) from error
+        densities += replace_rvs_by_values(potentials, **values)
+        named = zip([*variables, *model.potentials], densities, strict=True)
+        terms = {v.name: density for v, density in named if v is not variable}
+        besides = [name for name, t in terms.items() if self.value_variable in ancestors([t])]
+        if besides:
+            raise ValueError(
+                f"{', '.join(besides)} depends on {variable.name} not only through "
+                f"{self.name}, so its likelihood is no function of {self.name}."
+            )
+        terms = {name: t for name, t in terms.items() if argument in ancestors([t])}
         if not terms:
             raise ValueError(
                 f"Nothing observed depends on {self.name}: its posterior is its prior. Give the "
                 f"model an observed variable or a pm.Potential that is a function of {self.name}."
             )
-        _check_shapes(intervened, terms, self.name)
-        argument = self.value_variable.type()
-        argument.name = self.name
-        replacements = {held: argument}
-        by_name = {value.name: shared for value, shared in self.shared.items()}
-        for value in intervened.value_vars:
-            if value.name in by_name:
-                replacements[value] = by_name[value.name]
-        for name, data in intervened.named_vars.items():
-            if isinstance(data, SharedVariable) and data is not held:
-                replacements[data] = model[name]
-        graphs = clone_replace([t for _, t in terms], replace=replacements, rebuild_strict=False)
-        return [(v.name, t) for (v, _), t in zip(terms, graphs, strict=True)], argument
+        graphs = clone_replace(list(terms.values()), replace=self.shared, rebuild_strict=False)
+        terms = dict(zip(terms, graphs, strict=True))
+        _check_shapes(observed, terms, argument)
+        return terms, argument
 
 
-def _check_shapes(model, terms, name):
-    for variable, _ in terms:
-        if variable not in model.observed_RVs:
-            continue
-        value = model.rvs_to_values[variable]
-        expected, found = tuple(value.shape.eval()), tuple(variable.shape.eval())
-        if expected != found:
-            raise ValueError(
-                f"{variable.name}: the observed values have shape {expected} and their "
-                f"distribution, as a function of {name}, has shape {found}. Give both the same."
-            )
+def _copies(variable) -> list:
+    """Return a variable and, if it is a Deterministic, the variable that it was made from."""
+    node = variable.owner
+    return [variable, *(node.inputs if node is not None and isinstance(node.op, ViewOp) else [])]
+
+
+def _check_shapes(observed, terms, argument):
+    for name in observed.keys() & terms.keys():
+        shapes = pytensor.function(
+            [argument],
+            [observed[name].shape, terms[name].shape],
+            mode=IN_PYTHON,
+            on_unused_input="ignore",
+        )
+        try:
+            values, densities = shapes(np.zeros(argument.type.shape))
+        except ValueError as error:
+            raise _shapes_differ({name: observed[name]}, argument) from error
+        # A vector-valued distribution has one density for each of its vectors.
+        if not np.array_equal(values[: len(densities)], densities):
+            raise _shapes_differ({name: observed[name]}, argument)
+
+
+def _shapes_differ(observed, argument) -> ValueError:
+    shapes = [f"{name} of shape {tuple(v.shape.eval().tolist())}" for name, v in observed.items()]
+    return ValueError(
+        f"The observed values {' and '.join(shapes)} do not go with their distribution as a "
+        f"function of {argument.name} of shape {argument.type.shape}. Give both the same shape."
+    )
 
 
 def _length(variable) -> int:
@@ -208,10 +243,10 @@ def _length(variable) -> int:
 
 def _is_affine(model, function, variable) -> bool:
     """Whether `function` is an affine function of a free variable of the same length."""
-    if variable not in ancestors([function]):
-        return False
     (graph,) = model.replace_rvs_by_values([function])
     value = model.rvs_to_values[variable]
+    if value not in ancestors([graph]):
+        return False
     point = model.initial_point()
     others = {v: pt.constant(point[v.name]) for v in model.value_vars if v is not value}
     evaluate = model.compile_fn(

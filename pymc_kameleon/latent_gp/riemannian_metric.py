@@ -8,7 +8,14 @@ from scipy.linalg import blas, lapack
 from pymc_kameleon.latent_gp.gaussian import Gaussian
 from pymc_kameleon.latent_gp.tilted import TiltedGaussian
 
-__all__ = ["LocalGeometry", "Metric", "default_soft_floor", "soft_absolute", "tilt_curvature"]
+__all__ = [
+    "LocalGeometry",
+    "Metric",
+    "default_soft_floor",
+    "needed_soft_floor",
+    "soft_absolute",
+    "tilt_curvature",
+]
 
 ROUNDING = 1e-9
 """Negative curvature that counts as none, in units of the precision of the Gaussian."""
@@ -29,6 +36,20 @@ def default_soft_floor(target: TiltedGaussian) -> float:
         curvature = np.abs(target.tilt_terms(base.mean + z * deviations)[2])
         np.fmax(largest, np.where(np.isfinite(curvature), curvature, 0.0), out=largest)
     return float(largest.mean())
+
+
+def needed_soft_floor(target: TiltedGaussian) -> float:
+    """0 if no term of the likelihood is convex within five standard deviations, else the default.
+
+    It is looked for about the mean of the Gaussian, not at a state of the chain.
+    """
+    base = target.base
+    deviations = np.sqrt(np.diagonal(base.covariance))
+    for z in np.linspace(-5.0, 5.0, 41):
+        second = target.tilt_terms(base.mean + z * deviations)[2]
+        if np.any(second * deviations**2 > ROUNDING):
+            return default_soft_floor(target)
+    return 0.0
 
 
 def soft_absolute(u: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
 from pymc_kameleon.latent_gp.hamiltonian import hamiltonian
 from pymc_kameleon.latent_gp.riemannian_hmc import RiemannianSettings, RiemannianState
 from pymc_kameleon.latent_gp.riemannian_hmc import transition as riemannian
-from pymc_kameleon.latent_gp.riemannian_metric import default_soft_floor
+from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
 
 __all__ = [
     "TRANSITIONS",
@@ -28,9 +28,6 @@ PILOT_MOVES = 2
 
 FIRST_RUNG = 5
 """How many times longer the pilot pass stays at its first rung, to forget the initial step."""
-
-CONVEX = 1e-8
-"""Second derivative above which a term is called convex, in units of the Gaussian's precision."""
 
 GAIN = 0.3
 """Of log step size on acceptance; constant, so that the step can follow the rungs."""
@@ -138,7 +135,7 @@ class RiemannianTransition:
         Largest number of generalised leapfrog steps.
     soft_floor : float, optional
         See `RiemannianSettings`; by default 0 if no term of the likelihood is convex anywhere
-        within three standard deviations of the rung's Gaussian, else `default_soft_floor`.
+        within five standard deviations of the rung's Gaussian, see `needed_soft_floor`.
     target_acceptance : float
         Trajectories that cannot be followed there and back count as rejected.
     """
@@ -157,7 +154,9 @@ class RiemannianTransition:
     def begin(self, path, beta):
         """Go to a rung: a Cholesky factorisation, unless the path begins at the prior."""
         self._path, self._target = path, path.rung_in_prior_form(beta)
-        self._floor = _floor(self._target) if self.soft_floor is None else self.soft_floor
+        self._floor = (
+            needed_soft_floor(self._target) if self.soft_floor is None else self.soft_floor
+        )
 
     def move(self, x, tilt, step_size, rng):
         """Make a transition of a trajectory of random length."""
@@ -169,16 +168,6 @@ class RiemannianTransition:
         state, outcome = riemannian(self._target, RiemannianState(x), settings, rng)
         tilt = self._path.tilt(state.position) if outcome.accepted else tilt
         return Move(state.position, tilt, outcome.acceptance, 1 + outcome.n_leapfrog)
-
-
-def _floor(target):
-    """Soft floor of a rung, 0 where its likelihood is log-concave."""
-    base, is_concave = target.base, True
-    deviations = np.sqrt(np.diagonal(base.covariance))
-    for z in np.linspace(-3.0, 3.0, 41):
-        second = target.tilt_terms(base.mean + z * deviations)[2]
-        is_concave &= not np.any(second * deviations**2 > CONVEX)
-    return 0.0 if is_concave else default_soft_floor(target)
 
 
 TRANSITIONS = {

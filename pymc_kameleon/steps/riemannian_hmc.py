@@ -14,7 +14,7 @@ from pymc_kameleon.latent_gp.riemannian_hmc import (
     RiemannianState,
     transition,
 )
-from pymc_kameleon.latent_gp.riemannian_metric import default_soft_floor
+from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
 from pymc_kameleon.latent_gp.tilted import TiltedGaussian
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
@@ -234,7 +234,9 @@ class RiemannianHMCStep(LatentFunctionStep):
         if self._target is None:
             self._target = TiltedGaussian(self.function.prior.gaussian, self.function.likelihood)
             # A function of the other variables alone: what the move may depend on.
-            self.soft_floor = _floor(self._target) if self.given_floor is None else self.given_floor
+            self.soft_floor = (
+                needed_soft_floor(self._target) if self.given_floor is None else self.given_floor
+            )
         settings = RiemannianSettings(
             self.step_size,
             self.n_steps,
@@ -302,14 +304,3 @@ class RiemannianHMCStep(LatentFunctionStep):
             "step_size": ("Step size", "0.3g"),
             "n_leapfrog": ("Steps", "0.0f"),
         }
-
-
-def _floor(target) -> float:
-    """Return 0 where the likelihood is log-concave near the prior, else the default floor."""
-    deviations = np.sqrt(np.diagonal(target.base.covariance))
-    for z in np.linspace(-5.0, 5.0, 41):
-        with np.errstate(over="ignore"):
-            curvature = target.tilt_terms(target.base.mean + z * deviations)[2]
-        if np.any(curvature * deviations**2 > 1e-9):
-            return default_soft_floor(target)
-    return 0.0

@@ -149,7 +149,22 @@ def test_predictions_match_the_textbook(kernel, dim):
     process, x = problem.process(), problem.draw(20)
     mean, variance = problem.brute_force(x, jitter=process.jitter[0])
     np.testing.assert_allclose(predictions(process, x), [mean, variance], rtol=1e-8, atol=1e-8)
-    assert log_surrogate(process, x[0]) == pytest.approx(mean[0] + 0.5 * variance[0], abs=1e-8)
+    expected = np.minimum(mean + 0.5 * variance, problem.values.max())
+    np.testing.assert_allclose([log_surrogate(process, row) for row in x], expected, atol=1e-8)
+
+
+def test_the_surrogate_promises_no_more_than_the_largest_value(kernel):
+    problem = Problem(kernel, 2, 10)
+    process, far = problem.process(), problem.location + 1e6
+    mean, variance = predict(process, far)
+    for constant in (-4.0, 50.0):
+        process.mean.quadratic[:] = process.mean.linear[:] = 0.0
+        follow(process, constant)
+        mean, variance = predict(process, far)
+        expected = min(mean + 0.5 * variance, problem.values.max())
+        assert log_surrogate(process, far) == pytest.approx(expected)
+    assert mean == 50.0
+    assert log_surrogate(process, far) == problem.values.max() < mean
 
 
 def test_without_points_the_prior_is_predicted(kernel):

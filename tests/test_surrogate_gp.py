@@ -480,6 +480,29 @@ def test_standardisation_is_that_of_the_points_that_are_not_censored():
     np.testing.assert_allclose(process.standardization.factor, expected.factor)
 
 
+def test_a_fit_leaves_censored_points_out(kernel):
+    rng = np.random.default_rng(3)
+    points = rng.normal(size=(60, 2))
+    values = np.cos(points).sum(axis=1)
+    beyond = np.concatenate([points, rng.normal(size=(20, 2)) * 0.3 + [4.0, 0.0]])
+    censored = np.concatenate([values, np.full(20, -np.inf)])
+    surrogate = GPSurrogate(kernel=kernel)
+    expected, found = surrogate.fitted(points, values), surrogate.fitted(beyond, censored)
+    assert snapshot(found) == snapshot(expected)
+    few = surrogate.fitted(beyond[-23:], np.r_[values[-3:], np.full(20, -1e9)])
+    assert few.count[0] == 23
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_amplitudes_do_not_run_away_where_a_polynomial_fits(dim):
+    """Of a polynomial, likelihood grows with lengthscales and amplitude together, without end."""
+    points = np.random.default_rng(7).normal(size=(80, dim))
+    values = -2.0 * (points**2).sum(axis=1) + points[:, 0] ** 3
+    process = GPSurrogate(mean="constant").fitted(points, values)
+    assert np.all(np.exp(process.hyperparameters[1:]) <= 5.0001 * np.sqrt(dim))
+    assert process.jitter[0] * np.exp(2 * process.hyperparameters[0]) < 1e-3
+
+
 def test_configuration_is_immutable_and_survives_pickling():
     surrogate = GPSurrogate(kernel="matern52", n_initial=7, refit=2)
     assert pickle.loads(pickle.dumps(surrogate)) == surrogate

@@ -91,7 +91,7 @@ class GPSurrogate:
     n_initial: int | None = None
     max_points: int = 300
     refit: float = 1.25
-    one_stage_share: float = 0.05
+    one_stage_share: float = 0.02
     depth: float | None = None
 
     def __post_init__(self):

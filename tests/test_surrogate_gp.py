@@ -149,7 +149,22 @@ def test_predictions_match_the_textbook(kernel, dim):
     process, x = problem.process(), problem.draw(20)
     mean, variance = problem.brute_force(x, jitter=process.jitter[0])
     np.testing.assert_allclose(predictions(process, x), [mean, variance], rtol=1e-8, atol=1e-8)
-    assert log_surrogate(process, x[0]) == pytest.approx(mean[0] + 0.5 * variance[0], abs=1e-8)
+    expected = np.minimum(mean + 0.5 * variance, problem.values.max())
+    np.testing.assert_allclose([log_surrogate(process, row) for row in x], expected, atol=1e-8)
+
+
+def test_the_surrogate_promises_no_more_than_the_largest_value(kernel):
+    problem = Problem(kernel, 2, 10)
+    process, far = problem.process(), problem.location + 1e6
+    mean, variance = predict(process, far)
+    for constant in (-4.0, 50.0):
+        process.mean.quadratic[:] = process.mean.linear[:] = 0.0
+        follow(process, constant)
+        mean, variance = predict(process, far)
+        expected = min(mean + 0.5 * variance, problem.values.max())
+        assert log_surrogate(process, far) == pytest.approx(expected)
+    assert mean == 50.0
+    assert log_surrogate(process, far) == problem.values.max() < mean
 
 
 def test_without_points_the_prior_is_predicted(kernel):
@@ -463,6 +478,28 @@ def test_standardisation_is_that_of_the_points_that_are_not_censored():
     process = GPSurrogate().fitted(problem.points, values)
     expected = standardization(problem.points[5:], np.ones(2))
     np.testing.assert_allclose(process.standardization.factor, expected.factor)
+
+
+def test_a_fit_leaves_censored_points_out(kernel):
+    rng = np.random.default_rng(3)
+    points = rng.normal(size=(60, 2))
+    values = np.cos(points).sum(axis=1)
+    beyond = np.concatenate([points, rng.normal(size=(20, 2)) * 0.3 + [4.0, 0.0]])
+    censored = np.concatenate([values, np.full(20, -np.inf)])
+    surrogate = GPSurrogate(kernel=kernel)
+    expected, found = surrogate.fitted(points, values), surrogate.fitted(beyond, censored)
+    assert snapshot(found) == snapshot(expected)
+    few = surrogate.fitted(beyond[-23:], np.r_[values[-3:], np.full(20, -1e9)])
+    assert few.count[0] == 23
+
+
+def test_amplitudes_do_not_run_away_where_a_polynomial_fits():
+    """Its marginal likelihood grows with lengthscales and amplitude together, without end."""
+    points = np.random.default_rng(7).normal(size=(80, 4))
+    values = 10 * points[:, 0] * points[:, 3] ** 2 - 20 * (points**2).sum(axis=1)
+    process = GPSurrogate(mean="constant").fitted(points, values)
+    assert np.all(process.hyperparameters[1:] <= np.log(5.0 * 2.0) + 1e-9)
+    assert process.jitter[0] * np.exp(2 * process.hyperparameters[0]) < 1e-4
 
 
 def test_configuration_is_immutable_and_survives_pickling():

@@ -56,7 +56,9 @@ def fitted(n, rng, **options):
         return GPSurrogate(**options).fit(points, log_likelihood(points))
     surrogate = GPSurrogate(mean="constant", max_points=4, one_stage_share=0.0)
     process = surrogate.new_process(2)
-    rebuild(process, points, log_likelihood(points), np.log([30.0, 10.0, 10.0]))
+    # Far from the points it says -7.5, where the largest value does not bound it.
+    process.mean.constant[0] = -12.0
+    rebuild(process, points, log_likelihood(points), np.log([3.0, 10.0, 10.0]))
     return FittedSurrogate(surrogate, process)
 
 
@@ -248,6 +250,25 @@ def test_evaluations_are_saved_and_the_posterior_is_the_same(make):
         # 30 batches each; |t| > 7 with 58 degrees of freedom has probability 3e-9.
         batches = [d[:, j].reshape(30, -1).mean(axis=1) for d in (expected, found)]
         assert abs(stats.ttest_ind(*batches).statistic) < 7
+
+
+def test_a_chain_leaves_what_it_has_learnt_for_what_is_better():
+    """Four points far from the mass: all else is unknown, and promised e^450 times as much."""
+    surrogate = GPSurrogate(mean="constant", max_points=4, one_stage_share=0.0)
+    start, process = np.array([0.0, -25.0]), surrogate.new_process(2)
+    points = start + 0.1 * np.random.default_rng(51).normal(size=(4, 2))
+    rebuild(process, points, log_likelihood(points), np.log([30.0, 0.1, 0.1]))
+    step = AdaptiveMetropolisStep(
+        model=banana_with_likelihood(),
+        surrogate=FittedSurrogate(surrogate, process),
+        covariance="identity",
+        scaling=2.0,
+        learn_scaling=False,
+    )
+    step = frozen(step, 52)
+    _, statistics = driven(step, 200, {"x": points[0]})
+    assert np.mean([s["accept"] for s in statistics[:20]]) > 0.05
+    assert step.chain.value[1] > log_likelihood(start[None])[0] + 50
 
 
 def test_without_a_surrogate_there_is_nothing_of_one():

@@ -6,10 +6,10 @@ import numba
 import numpy as np
 
 from pymc_kameleon.surrogate.conditioning import PREDICTED, censored, extend, whiten_values
-from pymc_kameleon.surrogate.gaussian_process import predict
+from pymc_kameleon.surrogate.gaussian_process import largest_value, predict
 from pymc_kameleon.surrogate.triangular import delete_row, solve_lower, solve_upper
 
-__all__ = ["largest_value", "learn", "least_useful", "remove", "same_point", "use"]
+__all__ = ["learn", "least_useful", "remove", "same_point", "use"]
 
 
 @numba.njit(cache=True)
@@ -19,15 +19,6 @@ def use(residual, variance, depth):
     An error of 5 at a value 60 below the largest changes no decision.
     """
     return (abs(residual) + 0.5 * variance) / (1.0 + depth)
-
-
-@numba.njit(cache=True)
-def largest_value(process):
-    """Return the largest value held; there must be one."""
-    best = process.values[0]
-    for i in range(process.count[0]):
-        best = max(best, process.values[i])
-    return best
 
 
 @numba.njit(cache=True)

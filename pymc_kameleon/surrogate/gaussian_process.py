@@ -22,7 +22,9 @@ from pymc_kameleon.surrogate.triangular import dot, solve_lower, solve_upper
 
 __all__ = [
     "Process",
+    "bounded",
     "gradient",
+    "largest_value",
     "log_surrogate",
     "new_process",
     "predict",
@@ -128,6 +130,14 @@ def whitened_covariances(process, z, out):
 
 
 @numba.njit(cache=True)
+def largest_value(process):
+    """Return the largest value held; infinity if there is none."""
+    if process.count[0] == 0:
+        return np.inf
+    return process.values[: process.count[0]].max()
+
+
+@numba.njit(cache=True)
 def predict(process, x):
     """Mean and variance of the log-likelihood at a point, in O(t^2).
 
@@ -156,12 +166,29 @@ def predict(process, x):
 
 @numba.njit(cache=True)
 def log_surrogate(process, x):
-    r"""Log of the expected likelihood :math:`S = \mu + \kappa/2` (Benavoli et al., eq. 3).
+    r"""Log of the expected likelihood :math:`\mu + \kappa/2` (Benavoli et al., eq. 3), bounded.
 
     It is large where the process knows nothing: such proposals are let through and learnt.
     """
     mean, variance = predict(process, x)
-    return mean + 0.5 * variance
+    return bounded(process, mean, variance)
+
+
+@numba.njit(cache=True)
+def bounded(process, mean, variance):
+    r"""Return :math:`S = \min(\mu + \kappa/2, \text{largest value held})`.
+
+    It is a fixed function of the place, as the second stage needs. Beyond the largest value S would
+    let nothing more through, and the second stage divides by what was promised: a chain would leave
+    the points that it has learnt with probability :math:`e^{-\kappa/2}` only.
+
+    Parameters
+    ----------
+    process : Process
+    mean, variance : float
+        From `predict`.
+    """
+    return min(mean + 0.5 * variance, largest_value(process))
 
 
 @numba.njit(cache=True, fastmath=SIMD)

@@ -7,10 +7,10 @@ import numpy as np
 
 from pymc_kameleon.adaptation import Standardization
 from pymc_kameleon.proposals import copy_into, proposal_factor, solve_factor
-from pymc_kameleon.surrogate.budget import largest_value, same_point, use
+from pymc_kameleon.surrogate.budget import same_point, use
 from pymc_kameleon.surrogate.conditioning import PREDICTED, cholesky_with_jitter, set_prior
 from pymc_kameleon.surrogate.covariances import radial
-from pymc_kameleon.surrogate.gaussian_process import standardised
+from pymc_kameleon.surrogate.gaussian_process import largest_value, standardised
 from pymc_kameleon.surrogate.joint_process import (
     JointProcess,
     gradient_to_z,

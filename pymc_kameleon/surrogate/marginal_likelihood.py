@@ -20,8 +20,9 @@ N_POINTS = 300
 SMALLEST_AMPLITUDE = 1e-3
 """In units of the log-likelihood: differences below this change no decision."""
 
-LENGTHSCALES = (0.1, 30.0)
-"""Bounds over the root of the dimension, in standardised coordinates."""
+LENGTHSCALES = (0.1, 5.0)
+"""Bounds over the root of the dimension, in standardised coordinates. Amplitudes grow with
+lengthscales, and the jitter is relative to them: further up it hides what changes decisions."""
 
 STARTS = (1.0, 0.4, 3.0)
 """Lengthscales that a first search starts from, over the root of the dimension."""

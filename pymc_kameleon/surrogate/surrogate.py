@@ -55,7 +55,7 @@ class GPSurrogate:
         that it is wrong about stays open.
     depth : float, optional
         Log-likelihoods further below the largest one are censored: they enter as if they were this
-        far below. By default 10 d + 50.
+        far below, until the next fit leaves them out. By default 10 d + 50.
 
     Notes
     -----
@@ -91,7 +91,7 @@ class GPSurrogate:
     n_initial: int | None = None
     max_points: int = 300
     refit: float = 1.25
-    one_stage_share: float = 0.05
+    one_stage_share: float = 0.02
     depth: float | None = None
 
     def __post_init__(self):
@@ -183,7 +183,8 @@ class GPSurrogate:
             Raw coordinates. Repeated points count once, and of more than `max_points` the last
             ones are taken.
         values : array, shape (t,)
-            Log-likelihoods; -inf and NaN are censored.
+            Log-likelihoods; -inf and NaN are censored, and what is censored is left out if at least
+            d + 2 points remain.
         current_value : float, optional
             For mean="current": the log-likelihood of the current point; by default the last value.
 
@@ -199,11 +200,13 @@ class GPSurrogate:
         process.censoring[0] = max(process.censoring[0], best - process.censoring[1])
         values = np.array([censored(process, value) for value in values])
         inside = values > process.censoring[0]
-        if inside.sum() < dim + 2:
-            inside[:] = True
-        standard = standardization(points[inside], np.ones(dim))
-        mean = self._mean(standard.whiten(points[inside]), values[inside], None, current_value)
+        if inside.sum() >= dim + 2:
+            # Censored values are a plateau behind a cliff: no smooth process fits both sides of it,
+            # and the amplitude of one that tries runs away.
+            points, values = points[inside], values[inside]
+        standard = standardization(points, np.ones(dim))
         u = standard.whiten(points)
+        mean = self._mean(u, values, None, current_value)
         residuals = values - [mean_value(mean, column) for column in np.ascontiguousarray(u.T)]
         hyperparameters = fit_hyperparameters(process.kernel, u, residuals, previous)
         rebuild(process, points, values, hyperparameters, mean, standard)

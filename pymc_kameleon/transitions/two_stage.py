@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from pymc_kameleon.compiled import evaluate
 from pymc_kameleon.surrogate.budget import learn
 from pymc_kameleon.surrogate.conditioning import follow
-from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate, predict
+from pymc_kameleon.surrogate.gaussian_process import Process, bounded, log_surrogate, predict
 from pymc_kameleon.surrogate.stages import corrected_second_stage, first_stage, second_stage
 from pymc_kameleon.transitions.metropolis import probability, settle
 
@@ -136,7 +136,7 @@ def accept_in_two_stages(log_density, stage, chain, log_ratio, uniforms):
         stage.here[0] = log_surrogate(stage.process, chain.position)
         stage.is_current[0] = True
     mean, variance = predict(stage.process, chain.proposal)
-    there = mean + 0.5 * variance
+    there = bounded(stage.process, mean, variance)
     stage.outcome[SPREAD] += math.sqrt(variance)
     first = first_stage(there, stage.here[0], prior_difference, log_ratio)
     passing = probability(first)

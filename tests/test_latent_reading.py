@@ -89,20 +89,7 @@ LIKELIHOODS = {
 }
 
 
-ENDLESS_ON_PYMC_5 = pytest.mark.xfail(
-    pm.__version__.startswith("5."),
-    run=False,
-    reason="simplifying its derivatives does not end: a cycle of PyTensor's rewrites",
-)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=ENDLESS_ON_PYMC_5) if name == "NegativeBinomial" else name
-        for name in LIKELIHOODS
-    ],
-)
+@pytest.fixture(scope="module", params=list(LIKELIHOODS))
 def problem(request):
     with pm.Model() as model:
         LIKELIHOODS[request.param](standard_normal_function())

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.mode import Mode
 from pytensor.gradient import NullTypeGradError, grad
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from scipy.special import log_ndtr
 
 from pymc_kameleon.compiled import N_TERMS
@@ -14,7 +14,10 @@ from pymc_kameleon.model_function import ModelFunction, black_boxes
 
 __all__ = ["ModelLikelihood"]
 
-IN_PYTHON = Mode(linker="py", optimizer="fast_compile")
+ENDLESS = "local_zero_div"
+"""Rewrite of PyTensor 2 that undoes itself without end on second derivatives of some densities."""
+
+IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
 """For what is asked once: compiling would take longer."""
 
 PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
@@ -62,7 +65,7 @@ class ModelLikelihood:
             [t.size for t in graphs], inputs=[function], point_fn=False, mode=IN_PYTHON
         )(centre)
         flat = pt.concatenate([t.flatten() for t in graphs])
-        total = rewrite_pregrad(flat.sum())
+        total = _simplified(flat.sum())
         zero = pt.constant(0.0)
         self._value = self._compile([zero, total, zero, flat], function)
         self._probes = self._find_probes(centre)
@@ -215,13 +218,18 @@ class ModelLikelihood:
             self._owners = owners
 
 
+def _simplified(graph):
+    """Return an equal graph whose derivatives are finite where the graph is, as PyMC does it."""
+    return rewrite_graph(graph, include=("canonicalize", "stabilize"), exclude=(ENDLESS,))
+
+
 def _derivatives(total, function):
     """First, second and third derivative: each is the gradient of the sum of the one before."""
     derivatives, last = [], total
     for _ in range(3):
         derivatives.append(grad(last, function, disconnected_inputs="ignore"))
         # Each derivative is simplified before it is differentiated: it grows tenfold otherwise.
-        last = rewrite_pregrad(derivatives[-1].sum())
+        last = _simplified(derivatives[-1].sum())
     return derivatives
 
 

@@ -57,7 +57,7 @@ DIFFERENT = {
         {"random_length": False},
         {"soft_floor": 0.1},
     ],
-    "slice": [{"center": "laplace"}, {"steps_per_draw": 2}],
+    "slice, ep": [{"center": "laplace"}, {"steps_per_draw": 2}],
 }
 
 
@@ -360,12 +360,8 @@ def _differences():
 
 @pytest.mark.parametrize(("kind", "difference"), list(_differences()))
 def test_state_of_another_configuration_is_refused(kind, difference):
-    step_class = RiemannianHMCStep if kind == "riemannian" else EllipticalSliceStep
-    model = _model(poisson)
-    step, other = (
-        step_class(model=model, compile_kwargs=UNCOMPILED, **options)
-        for options in ({}, difference)
-    )
+    step = _step(ALONE, kind)
+    other = STEPS[kind](model=_model(ALONE), compile_kwargs=UNCOMPILED, **difference)
     with pytest.raises(ValueError, match=next(iter(difference))):
         other.sampling_state = step.sampling_state
 
@@ -609,7 +605,10 @@ def test_beside_nuts_and_metropolis():
         steps = [
             make([v], compile_kwargs=UNCOMPILED) for make, v in zip(classes, (f, g), strict=True)
         ]
-        steps += [pm.NUTS([log_lengthscale], compile_kwargs=UNCOMPILED), pm.Metropolis([excess])]
+        steps += [
+            pm.NUTS([log_lengthscale], compile_kwargs=UNCOMPILED, max_treedepth=2),
+            pm.Metropolis([excess], compile_kwargs=UNCOMPILED),
+        ]
     idata = sample(steps, model, draws=4, tune=4)
     for step_class in classes:
         own = set(step_class.stats_dtypes_shapes) - {"warning"}

@@ -175,8 +175,9 @@ class _State:
         )
 
     def moments(self, mean, variance) -> TiltedMoments:
-        if self.likelihood.probit_labels is not None:
-            return probit_moments(self.likelihood.probit_labels, mean, variance)
+        labels = self.likelihood.probit_labels
+        if labels is not None:
+            return probit_moments(labels, mean, variance)
         return quadrature_moments(
             self.likelihood, mean, variance, self.n_nodes, min(1e-6, self.tolerance)
         )

@@ -239,7 +239,10 @@ def _structure(observations, gradient, function, vector):
     product = grad((gradient * vector).sum(), function, disconnected_inputs="ignore")
     weights = observations.type()
     pulled = grad((observations * weights).sum(), function, disconnected_inputs="ignore")
-    pushed = [grad((pulled * w).sum(), weights) for w in (pt.ones_like(vector), vector)]
+    pushed = [
+        grad((pulled * w).sum(), weights, disconnected_inputs="ignore")
+        for w in (pt.ones_like(vector), vector)
+    ]
     zeros = pt.zeros_like(observations)
     return [product, *clone_replace(pushed, replace={weights: zeros}, rebuild_strict=False)]
 

@@ -1,5 +1,6 @@
 """An estimate of log evidence, and what to say about one that cannot be relied upon."""
 
+import sys
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,9 @@ class Evidence:
         "thermodynamic_integration" estimates, each with its standard error and effective size.
     result : InferenceData or DataTree, or None
         Draws of the posterior, equally weighted, as `pm.sample` returns them; from `log_evidence`.
+    start : GaussianApproximation or None
+        Where the path began, with its own estimate of log Z; from `log_evidence`. None is the
+        prior.
     """
 
     log_evidence: float
@@ -59,6 +63,7 @@ class Evidence:
     transition: str
     report: dict[str, Any] = field(default_factory=dict)
     result: Any = None
+    start: Any = None
 
     def __repr__(self) -> str:
         kind, number = ("particles", len(self.log_weights))
@@ -95,7 +100,7 @@ def warn_of(evidence: Evidence):
             f"is probably too small. Take more n_rungs (now {len(evidence.report['betas'])}) or "
             "n_moves, and give the sites of expectation propagation where the path begins at the "
             "prior.",
-            stacklevel=3,
+            stacklevel=_callers_level(),
         )
     if evidence.method == "tempering":
         swaps = evidence.report["swap_acceptance"]
@@ -107,7 +112,7 @@ def warn_of(evidence: Evidence):
                 f"probability {swaps[worst]:.2g}: the ladder is cut in two there. Take more "
                 f"n_rungs (now {len(swaps) + 1}), another spacing, or the sites of expectation "
                 "propagation.",
-                stacklevel=3,
+                stacklevel=_callers_level(),
             )
     acceptance = evidence.report["acceptance"][1:]
     if np.min(acceptance) < SMALLEST_ACCEPTANCE:
@@ -116,5 +121,13 @@ def warn_of(evidence: Evidence):
             f"The {evidence.transition} transition accepts {acceptance[worst - 1]:.2g} at rung "
             f"{worst} (beta = {evidence.report['betas'][worst]:.3g}): chains hardly move there. "
             "Take transition='slice', or sites that are closer to the posterior.",
-            stacklevel=3,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """Stack level of the first caller outside the package, for whom a warning is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("pymc_kameleon."):
+        level, frame = level + 1, frame.f_back
+    return level

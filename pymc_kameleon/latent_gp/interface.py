@@ -107,7 +107,7 @@ def log_evidence(
     -------
     Evidence
         With the final draws, resampled by their weights, as `Evidence.result`: what `pm.sample`
-        returns.
+        returns; and the approximation at which the path began as `Evidence.start`.
 
     Raises
     ------
@@ -139,7 +139,8 @@ def log_evidence(
         **options,
     )
     draws = evidence.posterior_draws(options.get("random_seed"))
-    return replace(evidence, result=posterior_result({function.name: draws[None]}))
+    result = posterior_result({function.name: draws[None]})
+    return replace(evidence, result=result, start=start)
 
 
 def _function_at(model, f, point, compile_kwargs) -> LatentFunction:

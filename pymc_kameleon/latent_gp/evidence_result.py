@@ -98,8 +98,7 @@ def warn_of(evidence: Evidence):
             f"The {n} weights of annealed importance sampling are worth {size:.1f} particles: "
             f"log Z and its standard error of {evidence.standard_error:.2g} are unreliable, log Z "
             f"is probably too small. Take more n_rungs (now {len(evidence.report['betas'])}) or "
-            "n_moves, and give the sites of expectation propagation where the path begins at the "
-            "prior.",
+            "n_moves, and begin at the sites of expectation propagation (start='ep').",
             stacklevel=_callers_level(),
         )
     if evidence.method == "tempering":

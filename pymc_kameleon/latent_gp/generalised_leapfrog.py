@@ -1,6 +1,6 @@
 """One step of the generalised leapfrog, with implicit sub-steps that are solved and checked.
 
-Equations 13 to 15 of Paquet & Fraccaro (2016). An implicit sub-step is reversible only where its
+Equations 13 to 15 of Paquet & Fraccaro (2018). An implicit sub-step is reversible only where its
 equation is solved, and where the way back finds the solution that it came from.
 """
 

@@ -1,4 +1,4 @@
-"""Riemannian manifold Hamiltonian Monte Carlo for a latent Gaussian (Paquet & Fraccaro 2016)."""
+"""Riemannian manifold Hamiltonian Monte Carlo for a latent Gaussian (Paquet & Fraccaro 2018)."""
 
 import math
 from dataclasses import dataclass, field

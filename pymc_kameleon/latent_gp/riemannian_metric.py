@@ -1,4 +1,4 @@
-"""The position-dependent metric of a Gaussian times a likelihood (Paquet & Fraccaro 2016, §4)."""
+"""The position-dependent metric of a Gaussian times a likelihood (Paquet & Fraccaro 2018, §4)."""
 
 from functools import cached_property
 

@@ -116,7 +116,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     References
     ----------
-    Paquet & Fraccaro (2016), An efficient implementation of Riemannian manifold Hamiltonian Monte
+    Paquet & Fraccaro (2018), An efficient implementation of Riemannian manifold Hamiltonian Monte
     Carlo for Gaussian process models, arXiv:1810.11893.
     Girolami & Calderhead (2011), Riemann manifold Langevin and Hamiltonian Monte Carlo methods,
     JRSS B 73, 123-214, doi:10.1111/j.1467-9868.2010.00765.x.

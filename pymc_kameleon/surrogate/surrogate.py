@@ -21,6 +21,11 @@ __all__ = ["MEANS", "GPSurrogate"]
 MEANS = ("quadratic", "constant", "current")
 
 
+DEFAULT_SIZE, DEFAULT_SIZE_WITH_GRADIENTS = 300, 600
+"""Numbers held by default. With 300 a joint process is full at 75 points in three dimensions, and
+GP-MALA at an acceptance of a quarter then loses a fifth of its effective draws an evaluation."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPSurrogate:
     r"""A Gaussian process of the log-likelihood, asked before the model is.
@@ -44,9 +49,9 @@ class GPSurrogate:
     n_initial : int, optional
         Number of points before the first fit; by default the larger of 10 and 2 (d + 1), and with
         gradients the larger of 4 and as many as bring that many numbers.
-    max_points : int
+    max_points : int, optional
         Points held; a new one takes the place of the least useful one when there are as many. A
-        point with its gradient counts d + 1.
+        point with its gradient counts d + 1. By default 300, and 600 with gradients.
     refit : float
         Hyperparameters are fitted again when the number of points learnt has grown by this factor
         since the last fit.
@@ -89,7 +94,7 @@ class GPSurrogate:
     kernel: str = "squared_exponential"
     mean: str = "quadratic"
     n_initial: int | None = None
-    max_points: int = 300
+    max_points: int | None = None
     refit: float = 1.25
     one_stage_share: float = 0.02
     depth: float | None = None
@@ -100,10 +105,11 @@ class GPSurrogate:
             if not isinstance(value, str) or value not in known:
                 raise ValueError(f"{name}={value!r}: take one of {', '.join(map(repr, known))}.")
         checked = {
-            "max_points": checked_integer("max_points", self.max_points, 3),
             "refit": checked_number("refit", self.refit, above=1),
             "one_stage_share": checked_share("one_stage_share", self.one_stage_share),
         }
+        if self.max_points is not None:
+            checked["max_points"] = checked_integer("max_points", self.max_points, 3)
         if self.n_initial is not None:
             checked["n_initial"] = checked_integer("n_initial", self.n_initial, 2)
         if self.depth is not None:
@@ -126,9 +132,10 @@ class GPSurrogate:
             Whether points come with gradients.
         """
         least = 4 * (dim + 1) if gradients else dim + 2
-        if self.max_points < least:
+        held = self._numbers(gradients)
+        if held < least:
             raise ValueError(
-                f"max_points={self.max_points} is too few for {names}, d = {dim}: "
+                f"max_points={held} is too few for {names}, d = {dim}: "
                 f"take at least {least}, better {10 * least}."
             )
         least = 2 if gradients else dim + 2
@@ -141,7 +148,13 @@ class GPSurrogate:
 
     def capacity(self, dim: int, gradients: bool = False) -> int:
         """Return the number of points that a process holds at most."""
-        return self.max_points // (dim + 1) if gradients else self.max_points
+        return self._numbers(gradients) // (dim + 1 if gradients else 1)
+
+    def _numbers(self, gradients):
+        """Return the number of values and derivatives that a process holds at most."""
+        if self.max_points is not None:
+            return self.max_points
+        return DEFAULT_SIZE_WITH_GRADIENTS if gradients else DEFAULT_SIZE
 
     def initial_size(self, dim: int, gradients: bool = False) -> int:
         """Return the number of points to evaluate before the first fit."""

@@ -813,7 +813,7 @@ def test_poor_centre_says_so_once_however_often_it_is_fitted(monkeypatch):
     def unconverged(prior, likelihood):
         warnings.warn("it has not converged", UserWarning, stacklevel=2)
         warnings.warn("overflow", RuntimeWarning, stacklevel=2)
-        return type("Fit", (), {"sites": Sites.flat(prior.size)})
+        return type("Fit", (), {"sites": Sites.flat(prior.size), "posterior": prior})
 
     def impossible(prior, likelihood):
         raise ValueError("it is not finite at the prior mean")

@@ -21,9 +21,9 @@ RATIO = 5.0
 """Least ratio of the EP-centred slice to NUTS at `BOUNDED`."""
 
 STEPS = {
-    "slice, EP": (lambda f: EllipticalSliceStep([f], center="ep", steps_per_draw=10), 2),
-    "slice, Laplace": (lambda f: EllipticalSliceStep([f], center="laplace", steps_per_draw=10), 2),
-    "slice, prior": (lambda f: EllipticalSliceStep([f], center="prior", steps_per_draw=10), 2),
+    "slice, EP": (lambda f: EllipticalSliceStep([f], center="ep", steps_per_draw=5), 4),
+    "slice, Laplace": (lambda f: EllipticalSliceStep([f], center="laplace", steps_per_draw=5), 4),
+    "slice, prior": (lambda f: EllipticalSliceStep([f], center="prior", steps_per_draw=5), 4),
     "RMHMC": (lambda f: RiemannianHMCStep([f]), 0.25),
     "NUTS, whitened": (lambda f: pm.NUTS(), 1),
 }
@@ -101,7 +101,7 @@ def run(arguments):
         f"N = {arguments.size} inputs uniform on a square of half width {arguments.half_width:g}, "
         f"labels drawn from the model (seed {SEED}), jitter 1e-6 of the variance; bulk effective "
         "size of each f_n over the seconds of the draws after tuning, chains one after the other. "
-        "The slices make ten transitions a draw. NUTS is PyMC's own on v ~ N(0, I).",
+        "The slices make five transitions a draw. NUTS is PyMC's own on v ~ N(0, I).",
     )
     rows = []
     for setting in SETTINGS:

@@ -119,33 +119,22 @@ def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
 
     Notes
     -----
-    With T = diag(sqrt(precision)) and L L^T = I + T K T, Sigma = K - V^T V for V = L^-1 T K: no
-    inverse of K (Rasmussen & Williams 2006, eq. 3.66 to 3.68).
+    With K = L L^T, I + L^T diag(precision) L = U U^T for an upper triangular U, and L U^-T is the
+    lower triangular factor of Sigma. It keeps the small eigenvalues of an ill-conditioned K, which
+    a difference K - V^T V loses, and there is no inverse of K.
     """
     if np.any(sites.precision < 0):
         raise ValueError("A site has a negative precision: the product may not be a Gaussian.")
-    roots = np.sqrt(sites.precision)
-    scaled = roots[:, None] * prior.covariance
-    inner = scaled * roots
+    inner = prior.cholesky.T @ (sites.precision[:, None] * prior.cholesky)
     inner[np.diag_indices_from(inner)] += 1.0
-    factor = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
-    reduced = solve_triangular(factor, scaled, lower=True, check_finite=False)
-    covariance = prior.covariance - reduced.T @ reduced
+    # Reversed, a lower triangular factor is an upper triangular one.
+    upper = cholesky(inner[::-1, ::-1], lower=True, check_finite=False)[::-1, ::-1]
+    factor = solve_triangular(upper, prior.cholesky.T, lower=False, check_finite=False).T
     shift = sites.shift - sites.precision * prior.mean
-    change = covariance @ shift
-    # chol(K - V^T V) loses the small eigenvalues of an ill-conditioned K; the factor of the
-    # product L_K (I + L_K^T D L_K)^-1 L_K^T keeps them.
-    whitened = prior.cholesky.T @ (sites.precision[:, None] * prior.cholesky)
-    whitened[np.diag_indices_from(whitened)] += 1.0
-    posterior_factor = _lower_factor(prior.cholesky, whitened)
-    log_integral = float(sites.elementwise(prior.mean).sum() + 0.5 * shift @ change) - float(
-        np.log(np.diagonal(factor)).sum()
+    whitened = factor.T @ shift
+    log_integral = float(
+        sites.elementwise(prior.mean).sum()
+        + 0.5 * whitened @ whitened
+        - np.log(np.diagonal(upper)).sum()
     )
-    return Gaussian(prior.mean + change, covariance, posterior_factor), log_integral
-
-
-def _lower_factor(factor, precision):
-    """Lower triangular Cholesky factor of `factor` @ inverse(`precision`) @ `factor`.T."""
-    flipped = cholesky(precision[::-1, ::-1], lower=True, check_finite=False)[::-1, ::-1]
-    # precision = U U^T with U upper triangular, so factor U^-T is lower triangular.
-    return solve_triangular(flipped, factor.T, lower=False, check_finite=False).T
+    return Gaussian(prior.mean + factor @ whitened, factor @ factor.T, factor), log_integral

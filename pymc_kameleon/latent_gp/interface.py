@@ -45,9 +45,7 @@ def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
     ValueError
         If no Gaussian prior or no factorising likelihood is found, or `point` lacks a variable.
     """
-    function = _function_at(model, f, point, compile_kwargs)
-    function.likelihood.require_gradient()
-    return laplace_approximation(function.prior.gaussian, function.likelihood, **options)
+    return _approximated(laplace_approximation, model, f, point, compile_kwargs, options)
 
 
 def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=None, **options):
@@ -69,11 +67,8 @@ def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=No
     ValueError
         As for `laplace`.
     """
-    function = _function_at(model, f, point, compile_kwargs)
-    function.likelihood.require_gradient()
-    return expectation_propagation_approximation(
-        function.prior.gaussian, function.likelihood, **options
-    )
+    approximate = expectation_propagation_approximation
+    return _approximated(approximate, model, f, point, compile_kwargs, options)
 
 
 def log_evidence(
@@ -143,6 +138,12 @@ def log_evidence(
     return replace(evidence, result=result, start=start)
 
 
+def _approximated(approximate, model, f, point, compile_kwargs, options):
+    function = _function_at(model, f, point, compile_kwargs)
+    function.likelihood.require_gradient()
+    return approximate(function.prior.gaussian, function.likelihood, **options)
+
+
 def _function_at(model, f, point, compile_kwargs) -> LatentFunction:
     """Read a model at natural values of its other free variables."""
     model = modelcontext(model)
@@ -171,7 +172,7 @@ def _function_at(model, f, point, compile_kwargs) -> LatentFunction:
             for v in model.free_RVs
         ]
         unconstrained = unconstraining_function(model, list(function.shared))(*values)
-        for shared, value in zip(function.shared.values(), unconstrained, strict=True):
-            shared.set_value(np.asarray(value, dtype=shared.dtype))
+        names = [value.name for value in function.shared]
+        function.set_point(dict(zip(names, unconstrained, strict=True)))
         function.refresh()
     return function

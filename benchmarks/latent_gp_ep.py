@@ -4,15 +4,11 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
-from scipy.io import loadmat
-from scipy.special import erfcx, log_ndtr
-
+from benchmarks.classification import Probit, read, squared_exponential
 from benchmarks.common import heading, mark, show, write
 from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian import factorised
 from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
 
 __all__ = ["add_arguments", "run"]
@@ -22,28 +18,6 @@ BOUND = 12.0
 
 REFERENCES = {(3.0, 0.0): (-222.390, -222.355, None), (4.85, 5.1): (-111.001, -106.0892, -105.8169)}
 """(log lengthscale, log amplitude) -> log evidence of Laplace, EP, and EP to second order."""
-
-
-class Probit:
-    """log Phi(y f)."""
-
-    def __init__(self, labels):
-        self.probit_labels, self.size = labels, len(labels)
-
-    def value(self, f):
-        return float(self.elementwise(f).sum())
-
-    def elementwise(self, f):
-        return log_ndtr(self.probit_labels * f)
-
-    def terms(self, f):
-        z = self.probit_labels * f
-        hazard = np.sqrt(2.0 / np.pi) / erfcx(-z / np.sqrt(2.0))
-        second = -hazard * (z + hazard)
-        third = -hazard * (1.0 - (z + hazard) * (z + 2.0 * hazard))
-        return np.stack(
-            [log_ndtr(z), self.probit_labels * hazard, second, self.probit_labels * third]
-        )
 
 
 def add_arguments(parser):
@@ -64,13 +38,6 @@ def usps_file() -> Path | None:
     return path
 
 
-def squared_exponential(inputs, lengthscale, amplitude):
-    squares = (inputs**2).sum(axis=1)
-    distances = np.maximum(squares[:, None] + squares - 2.0 * inputs @ inputs.T, 0.0)
-    covariance = amplitude**2 * np.exp(-0.5 * distances / lengthscale**2)
-    return factorised(np.zeros(len(inputs)), covariance)
-
-
 def timed(function, *arguments, **options):
     start = time.perf_counter()
     result = function(*arguments, **options)
@@ -80,7 +47,7 @@ def timed(function, *arguments, **options):
 def compare(inputs, labels, setting, arguments) -> list[dict]:
     """Rows of one prior, the time of whose factorisation counts as well."""
     likelihood, references = Probit(labels), REFERENCES[setting]
-    prior, prior_seconds = timed(squared_exponential, inputs, *np.exp(setting))
+    prior, prior_seconds = timed(squared_exponential, inputs, *setting)
     common = {"log lengthscale": setting[0], "log amplitude": setting[1]}
     rows = []
     mode, seconds = timed(laplace_approximation, prior, likelihood)
@@ -118,9 +85,7 @@ def run(arguments):
     path = usps_file()
     if path is None:
         return
-    content = loadmat(path)
-    inputs = content["usps3vs5_data"]
-    labels = content["usps3vs5_labels"].ravel().astype(float)
+    inputs, labels = read("usps", path.parent)
     lines = heading(
         "latent-gp-ep: Gaussian approximations of probit classification, USPS 3 against 5",
         f"N = {len(labels)}; squared-exponential kernel, no jitter. Seconds from the inputs to the "

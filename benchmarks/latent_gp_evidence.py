@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-from scipy.io import loadmat
 
+from benchmarks.classification import Probit, read, squared_exponential
 from benchmarks.common import SEED, heading, show, write
 from pymc_kameleon.latent_gp.evidence import estimate_log_evidence
 from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian import factorised
 from pymc_kameleon.latent_gp.plot_evidence import plot_evidence
-from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives
 
 __all__ = ["add_arguments", "run"]
 
@@ -69,54 +67,15 @@ def add_arguments(parser):
     parser.add_argument("--skip", nargs="*", default=[], help="transitions to leave out")
 
 
-class Probit:
-    """log Phi(y f), labels y of -1 and 1."""
-
-    def __init__(self, labels):
-        self.probit_labels = labels
-        self.size = len(labels)
-
-    def elementwise(self, f):
-        return log_ndtr_derivatives(self.probit_labels * f)[0]
-
-    def value(self, f):
-        return float(self.elementwise(f).sum())
-
-    def terms(self, f):
-        y = self.probit_labels
-        value, first, second, third, _ = log_ndtr_derivatives(y * f)
-        return np.stack([value, y * first, second, y * third])
-
-
-# data -----------------------------------------------------------------------------------------
-
-
-def read(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs (N, d) and labels (N,) of -1 and 1; inputs standardised, but for USPS."""
-    if name == "usps":
-        content = loadmat(folder / "usps3vs5.mat")
-        return content["usps3vs5_data"], content["usps3vs5_labels"].ravel().astype(float)
-    if name == "crabs":
-        table = np.genfromtxt(folder / "crabs.csv", delimiter=",", skip_header=1, dtype=str)
-        inputs, is_positive = table[:, 4:].astype(float), np.char.strip(table[:, 2], '"') == "M"
-    else:
-        table = np.loadtxt(folder / "glass.data", delimiter=",")
-        inputs, is_positive = table[:, 1:-1], table[:, -1] <= 4
-    inputs = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0)
-    return inputs, np.where(is_positive, 1.0, -1.0)
-
-
 @cache
 def problem(name: str, folder: Path):
     """Prior, likelihood, and the approximation by expectation propagation with its seconds."""
     setting = SETTINGS[name]
     inputs, labels = read(name, folder)
-    squares = (inputs**2).sum(axis=1)
-    distances = np.maximum(squares[:, None] + squares - 2 * inputs @ inputs.T, 0.0)
-    covariance = np.exp(-0.5 * distances / np.exp(2 * setting.log_lengthscale))
-    covariance[np.diag_indices_from(covariance)] += setting.relative_jitter
-    covariance *= np.exp(2 * setting.log_amplitude)
-    prior, likelihood = factorised(np.zeros(len(labels)), covariance), Probit(labels)
+    prior = squared_exponential(
+        inputs, setting.log_lengthscale, setting.log_amplitude, setting.relative_jitter
+    )
+    likelihood = Probit(labels)
     start = time.perf_counter()
     approximation = expectation_propagation_approximation(prior, likelihood)
     return prior, likelihood, approximation, time.perf_counter() - start

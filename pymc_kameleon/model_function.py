@@ -180,14 +180,16 @@ class SharedValues:
     moving : set of shared variables
         Those that another step moves: small, set at every draw, and compared by value. The others
         are data, which may be large and are replaced as a whole.
+    ignored : set of shared variables
+        Those that may change unnoticed.
     """
 
-    def __init__(self, functions: list[ModelFunction], moving: set):
-        self._functions, self._moving = functions, moving
-        self._seen = self._moves = None
+    def __init__(self, functions: list[ModelFunction], moving: set, ignored: set = frozenset()):
+        self._functions, self._moving, self._ignored = functions, moving, ignored
+        self._seen = self._moves = self._watched = None
 
     def __getstate__(self):
-        return self.__dict__ | {"_seen": None, "_moves": None}
+        return self.__dict__ | {"_seen": None, "_moves": None, "_watched": None}
 
     def changed(self) -> bool:
         """Whether a value changed since the last call; True at the first one."""
@@ -196,9 +198,12 @@ class SharedValues:
         if self._seen is None:
             self._seen = [(None, None)] * len(values)
             self._moves = [variable in self._moving for variable in first.shared()]
+            self._watched = [
+                i for i, variable in enumerate(first.shared()) if variable not in self._ignored
+            ]
         changed = False
-        for i, value in enumerate(values):
-            last, copy = self._seen[i]
+        for i in self._watched:
+            value, (last, copy) = values[i], self._seen[i]
             if value is last:
                 continue
             if not (self._moves[i] and _same(value, copy)):

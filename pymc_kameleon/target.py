@@ -18,6 +18,7 @@ from pymc_kameleon.model_function import (
     black_boxes,
     has_black_box,
 )
+from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimates, redraw
 
 __all__ = ["LogDensity", "select_variables"]
 
@@ -95,6 +96,8 @@ class LogDensity:
         Whether the model has observed variables or potentials.
     others_in_likelihood : list of str
         Variables not sampled here that the likelihood depends on.
+    estimated_terms : list of str
+        Observed variables and potentials that hold an `estimated_loglikelihood`.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class LogDensity:
         self.others_in_likelihood = _names_among(
             set(model.value_vars) - set(self.vars), [logp for _, logp in terms]
         )
+        self.estimated_terms = [variable.name for variable, logp in terms if estimates([logp])]
         estimated = [t for t in terms if separate_estimates and has_black_box(t[1])]
         if separate_estimates:
             _refuse_shared_estimates(estimated, set(model.value_vars) - set(self.vars))
@@ -136,6 +140,7 @@ class LogDensity:
         self._outputs, self._input = join_nonshared_inputs(
             initial_point, outputs, self.vars, self.shared
         )
+        self._seeds = [variable.owner.inputs[0] for variable in estimates(self._outputs)]
         self._model = model
         # PyMC 6 passes {} to a step that it chose itself: nothing that a user asked for.
         self._compile_kwargs = compile_kwargs or None
@@ -143,7 +148,9 @@ class LogDensity:
         self._rest = self._compile(self._outputs[:2]) if estimated and self.shared else None
         self._more_functions = {}
         self._functions = [self._function]
-        self._inputs = SharedValues(self._functions, set(self.shared.values()))
+        self._inputs = SharedValues(
+            self._functions, set(self.shared.values()), ignored=set(self._seeds)
+        )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Log prior, log likelihood and estimated log likelihood (0 if not separated) at `x`.
@@ -160,6 +167,10 @@ class LogDensity:
         self.n_evaluations += 1
         self._function.into(x, value)
         return value
+
+    def redraw_estimates(self, rng: np.random.Generator) -> None:
+        """Make the next evaluation draw every `estimated_loglikelihood` anew, from `rng`."""
+        redraw(self._seeds, rng)
 
     def rest(self, x: np.ndarray) -> np.ndarray:
         """Log prior and exact log likelihood at `x`, without drawing the estimated term again."""

@@ -17,7 +17,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc_kameleon.adaptation import target_acceptance
 from pymc_kameleon.compiled import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model_function import ModelFunction
-from pymc_kameleon.steps import two_stage
+from pymc_kameleon.steps import kept_estimate, two_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.target import LogDensity
@@ -48,7 +48,8 @@ class MetropolisHastingsStep(Step):
     """Base of the steps: arguments, chains, kept log density, statistics, warnings.
 
     A subclass gives `_begin` (fresh adaptation at a position), `_advance` (a number of
-    transitions), `_end_tuning`, and `_scaling_statistics`.
+    transitions), `_end_tuning`, and `_scaling_statistics`; one that needs a gradient, which no
+    estimate has, gives None for `pseudo_marginal`.
     """
 
     stats_dtypes_shapes = {
@@ -68,7 +69,7 @@ class MetropolisHastingsStep(Step):
         steps_per_draw: int,
         target_accept: float | None,
         adapt_after_tune: bool,
-        pseudo_marginal: bool,
+        pseudo_marginal: bool | None,
         surrogate: GPSurrogate | None,
         warm_start,
         configuration: dict[str, Any],
@@ -92,12 +93,15 @@ class MetropolisHastingsStep(Step):
             separate_estimates=self.pseudo_marginal,
         )
         self.dim = self.target.dim
+        if pseudo_marginal is not None and not pseudo_marginal:
+            kept_estimate.warn_without(type(self).__name__, self.target)
         self.surrogate = surrogate
         if surrogate is not None:
             self._check_surrogate()
-        self.target_accept = (
-            target_acceptance(self.dim) if target_accept is None else float(target_accept)
-        )
+        if target_accept is None:
+            share = kept_estimate.acceptance_share(self.pseudo_marginal)
+            target_accept = share * target_acceptance(self.dim)
+        self.target_accept = float(target_accept)
         self.default_tune_steps = max(500, math.ceil(self._transitions_to_tune() / steps_per_draw))
         options = configuration | {
             "steps_per_draw": self.steps_per_draw,
@@ -108,8 +112,11 @@ class MetropolisHastingsStep(Step):
         }
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
         super().__init__(self.target.vars, self.target.shared, blocked=blocked, rng=rng)
-        if surrogate is not None:
-            self.stats_dtypes_shapes = self.stats_dtypes_shapes | two_stage.STATISTICS
+        added = {} if surrogate is None else two_stage.STATISTICS
+        if self.pseudo_marginal:
+            added = added | kept_estimate.STATISTICS
+        if added:
+            self.stats_dtypes_shapes = self.stats_dtypes_shapes | added
             self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
         self.warm = self.warm_scaling = None
         if warm_start is not None:
@@ -197,6 +204,8 @@ class MetropolisHastingsStep(Step):
             self.report["calls_made"] += evaluations
             self.report["calls_saved"] += self.steps_per_draw - evaluations
             statistics |= two_stage.statistics(self.stage, self.report)
+        if self.pseudo_marginal:
+            statistics["estimate"] = chain.value[2]
         self._report(statistics)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
@@ -266,8 +275,13 @@ class MetropolisHastingsStep(Step):
     def _evaluate_current(self):
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
-        self._density().into(chain.position, chain.value)
+        self._plain_density(chain.position, chain.value)
         self._mark_impossible()
+
+    def _plain_density(self, x, value):
+        """Write what `_density` returns at `x` into `value`, its estimates drawn anew."""
+        self.target.redraw_estimates(self.rng)
+        self._density().into(x, value)
 
     def _mark_impossible(self):
         """Let a chain that was put where there is no density leave by any move."""
@@ -277,9 +291,10 @@ class MetropolisHastingsStep(Step):
 
     def _run(self, compiled, plain, kernel, *arguments):
         """Run transitions compiled, or plain where log density or kernel are not compiled."""
-        table = self._density().compiled() if kernel is None or kernel.is_compiled else None
+        compilable = not self.target.estimated_terms and (kernel is None or kernel.is_compiled)
+        table = self._density().compiled() if compilable else None
         if table is None:
-            leading = (self._density().plain(), self._stage(ModelFunction.plain))
+            leading = ((self._plain_density,), self._stage(ModelFunction.plain))
             leading += () if kernel is None else (kernel.gradients,)
             plain(*leading, *arguments)
             self._teach()
@@ -347,6 +362,9 @@ class MetropolisHastingsStep(Step):
             )
         elif self.stage is not None and not self.tune:
             message = two_stage.complaint(self.stage, report, names)
+        elif self.pseudo_marginal and not self.tune and "overestimate" not in report:
+            message = kept_estimate.complaint(self, report["unmoved"], statistics)
+            report |= {} if message is None else {"overestimate": 1}
         if message is not None:
             statistics["warning"] = SamplerWarning(*message, "warn")
 

@@ -78,7 +78,9 @@ class KameleonStep(KernelAdaptiveStep):
     steps_per_draw : int
         Transitions per stored draw. They run in one compiled call where the model compiles.
     pseudo_marginal : bool
-        The black-box terms of the likelihood are unbiased estimates: keep the accepted one.
+        The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
+        say: keep the accepted one, which is then a statistic, `estimate`. Halves the default of
+        `target_accept`, for the noise takes its share of the acceptance.
     surrogate : GPSurrogate, optional
         A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
         milliseconds or more: what it finds hopeless is rejected without an evaluation.
@@ -196,7 +198,7 @@ class KameleonStep(KernelAdaptiveStep):
     def paper(cls, vars=None, *, bandwidth="median", gamma=0.2, **kwargs):
         r"""Return a step with the settings of the published experiments.
 
-        Raw coordinates, no difference moves, :math:`\nu^2` from 0.1 by the recursion on
+        Raw coordinates, no difference moves, acceptance 0.234, :math:`\nu^2` from 0.1 by the recursion on
         :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a new subsample
         before every transition of tuning, which takes most of its time. The history here is the
         later half of the chain, evenly thinned.
@@ -211,6 +213,7 @@ class KameleonStep(KernelAdaptiveStep):
             "learning_rate": 0.5,
             "standardize": False,
             "global_share": 0.0,
+            "target_accept": 0.234,
             "adaptation": _after_five_hundred,
         }
         return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))

@@ -120,7 +120,7 @@ class MALAStep(LearntCovarianceStep):
             steps_per_draw=steps_per_draw,
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
-            pseudo_marginal=False,
+            pseudo_marginal=None,
             surrogate=surrogate,
             warm_start=warm_start,
             model=model,

@@ -52,10 +52,11 @@ def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> 
             "surrogate= needs a likelihood, the observed variables and potentials of the model, "
             "and this model has neither: leave surrogate out, or give a variable observed=..."
         )
-    if pseudo_marginal:
+    if pseudo_marginal or target.estimated_terms:
         raise ValueError(
-            "surrogate= with pseudo_marginal=True: the Gaussian process takes the log-likelihood "
-            "for exact, and an estimate is noisy. Leave one of the two out."
+            "surrogate= with pseudo_marginal=True or an estimated_loglikelihood: the Gaussian "
+            "process takes the log-likelihood for exact, and an estimate is noisy. Leave surrogate "
+            "out."
         )
     if target.others_in_likelihood:
         raise ValueError(

@@ -1,0 +1,165 @@
+"""A Python function that estimates a likelihood, as a term of a PyMC model.
+
+Andrieu & Roberts (2009), "The pseudo-marginal approach for efficient Monte Carlo computations",
+Annals of Statistics 37. doi:10.1214/07-AOS574
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
+
+from pymc_kameleon.validation import checked_integer
+
+__all__ = ["EstimatedLogLikelihood", "estimated_loglikelihood", "estimates", "redraw"]
+
+SEED_BOUND = 2**63 - 1
+
+
+def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None):
+    """Log of an unbiased estimate of a likelihood, as a term of a model.
+
+    Parameters
+    ----------
+    fn : callable
+        ``fn(*values, rng)`` returns the log of an estimate whose mean, over the draws of `rng`, is
+        the likelihood at `values`. The values are NumPy scalars and arrays, not to be changed in
+        place, and `rng` a ``numpy.random.Generator``, the only source of randomness that it may
+        use. -inf is an estimate of 0; NaN is rejected by the steps, and counted. Chains in several
+        processes need a `fn` that cloudpickle can pickle, which any function is.
+    *inputs : variables, arrays or numbers
+        What the likelihood depends on: random variables of the model, or anything made of them.
+    n_samples : int, optional
+        Number of importance samples or particles, if `fn` takes it, as
+        ``fn(*values, n_samples, rng)``: then `diagnostics.estimator_sd` can find the number that
+        a sampler needs.
+
+    Returns
+    -------
+    TensorVariable, scalar float64
+        For ``pymc.Potential``. It has no gradient and is never compiled.
+
+    Raises
+    ------
+    TypeError
+        If `fn` is no function, or, while sampling, if what it returns is no number.
+    ValueError
+        If there are no inputs, or `n_samples` is below 1.
+
+    Notes
+    -----
+    The seed of `rng` is an input of the operation, a shared variable. A step of this package sets
+    it from its own generator before each evaluation, and with ``pseudo_marginal=True`` it keeps
+    the accepted estimate, which leaves the exact posterior invariant [1]_. Anything else that
+    evaluates the model, such as ``model.compile_logp()`` or a step of PyMC, leaves the seed as it
+    is, and sees one fixed, rough surface.
+
+    References
+    ----------
+    .. [1] C. Andrieu and G. O. Roberts, "The pseudo-marginal approach for efficient Monte Carlo
+       computations", Annals of Statistics 37, 2009. doi:10.1214/07-AOS574
+
+    Examples
+    --------
+    >>> def log_estimate(theta, rng):
+    ...     x = theta + rng.standard_normal(100)
+    ...     return np.log(np.mean(np.exp(-0.5 * (data - x) ** 2)))
+    >>> with pm.Model():
+    ...     theta = pm.Normal("theta")
+    ...     pm.Potential("loglike", estimated_loglikelihood(log_estimate, theta))
+    ...     idata = pm.sample(step=KameleonStep(pseudo_marginal=True))
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"fn={fn!r}: pass a function fn(theta, rng) that returns the log of an estimate."
+        )
+    if not inputs:
+        raise ValueError(
+            "estimated_loglikelihood got no inputs: name what the likelihood depends on, as in "
+            "estimated_loglikelihood(fn, theta)."
+        )
+    seed = pytensor.shared(np.int64(0), name="estimate_seed")
+    inputs = [pt.as_tensor_variable(x) for x in inputs]
+    if n_samples is None:
+        return EstimatedLogLikelihood(fn, False)(seed, *inputs)
+    count = pytensor.shared(np.int64(checked_integer("n_samples", n_samples, 1)), name="n_samples")
+    return EstimatedLogLikelihood(fn, True)(seed, *inputs, count)
+
+
+class EstimatedLogLikelihood(Op):
+    """Operation of `estimated_loglikelihood`: the seed, then the inputs, then any `n_samples`.
+
+    Attributes
+    ----------
+    fn : callable
+    takes_n_samples : bool
+    """
+
+    def __init__(self, fn: Callable, takes_n_samples: bool):
+        self.fn, self.takes_n_samples = fn, takes_n_samples
+
+    def __str__(self):
+        return f"{type(self).__name__}({self.name})"
+
+    @property
+    def name(self) -> str:
+        """What messages call the function."""
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    def make_node(self, seed, *inputs):
+        """Apply the operation to variables."""
+        return Apply(self, [seed, *inputs], [pt.scalar(dtype="float64")])
+
+    def perform(self, node, inputs, outputs):
+        """Evaluate the function with a generator of its seed."""
+        seed, *values = inputs
+        rng = np.random.default_rng(int(seed))
+        estimate = self.fn(*(np.asarray(value)[()] for value in values), rng)
+        try:
+            outputs[0][0] = np.asarray(float(estimate))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{self.name} returned {estimate!r}: return a number, the log of the estimate."
+            ) from error
+
+    def infer_shape(self, fgraph, node, input_shapes):
+        """Return the shape of a scalar."""
+        return [()]
+
+    def do_constant_folding(self, fgraph, node):
+        """Never: an estimate is drawn again with every seed."""
+        return False
+
+
+def estimates(graphs) -> list:
+    """Variables in `graphs` that are estimates.
+
+    Raises
+    ------
+    TypeError
+        If the seed of one is no shared variable any more, because a copy of the model has another
+        input there, so that no step could set it.
+    """
+    found = [
+        variable
+        for variable in dict.fromkeys(ancestors(graphs))
+        if variable.owner is not None and isinstance(variable.owner.op, EstimatedLogLikelihood)
+    ]
+    for variable in found:
+        if not isinstance(variable.owner.inputs[0], SharedVariable):
+            raise TypeError(
+                f"The seed of {variable.owner.op} is {variable.owner.inputs[0]}, and no shared "
+                "variable: build the model anew instead of copying it."
+            )
+    return found
+
+
+def redraw(seeds: list[SharedVariable], rng: np.random.Generator) -> None:
+    """Give estimates new seeds, so that their next evaluation is independent of the last one."""
+    for seed in seeds:
+        seed.set_value(np.asarray(rng.integers(SEED_BOUND)), borrow=True)

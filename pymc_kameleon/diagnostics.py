@@ -1,4 +1,4 @@
-"""What several samplers got for what they paid, side by side."""
+"""What several samplers got for what they paid; how noisy an estimated likelihood is."""
 
 import math
 import numbers
@@ -11,9 +11,10 @@ import pandas as pd
 import xarray as xr
 
 from pymc_kameleon._compat import group_dataset, is_result
+from pymc_kameleon.pseudo_marginal.estimator_noise import EstimatorSD, estimator_sd
 from pymc_kameleon.validation import checked_integer, checked_number
 
-__all__ = ["efficiency_table", "squared_jump_distance"]
+__all__ = ["EstimatorSD", "efficiency_table", "estimator_sd", "squared_jump_distance"]
 
 ACCEPTANCE_STATISTICS = ("accept", "acceptance_rate")
 """Names of the acceptance probability: of Metropolis-like steps, and of NUTS."""

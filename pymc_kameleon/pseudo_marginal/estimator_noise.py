@@ -24,7 +24,7 @@ LONGEST_STRIDE = 30.0
 CLOSE = 0.15
 """Log distance from the aim at which a search ends."""
 
-MEASUREMENTS = 6
+MEASUREMENTS = 8
 """At most so many numbers of samples are tried."""
 
 
@@ -242,6 +242,8 @@ def _search(noise, now, aim, max_factor):
         is_close = rows[-1]["sd"] > 0.0 and abs(math.log(rows[-1]["sd"] / aim)) < CLOSE
         if is_close or factor < smallest:
             return rows, max(factor, smallest)
+        if any(row["n_zero"] and row["factor"] >= factor for row in rows[:-1]):
+            return rows, rows[-1]["factor"]
         if factor > max_factor or len(rows) == MEASUREMENTS:
             return rows, None
         rows.append(noise.measure(factor))
@@ -249,5 +251,5 @@ def _search(noise, now, aim, max_factor):
 
 def _next_factor(row, aim):
     """Follow sd^2 ~ factor^-1 from a measurement, by no more than a stride."""
-    squared = 4.0 if row["n_zero"] else (row["sd"] / aim) ** 2
+    squared = 2.0 if row["n_zero"] else (row["sd"] / aim) ** 2
     return row["factor"] * min(max(squared, 1.0 / LONGEST_STRIDE), LONGEST_STRIDE)

@@ -1,11 +1,12 @@
 """From natural values of a model's free variables to the unconstrained values that steps move."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 from pymc.pytensorf import compile as compile_graph
 from pytensor.graph.replace import clone_replace
 
-__all__ = ["unconstraining_function"]
+__all__ = ["unconstrained_point", "unconstraining_function"]
 
 
 def unconstraining_function(model, value_variables=None) -> Callable:
@@ -39,3 +40,47 @@ def unconstraining_function(model, value_variables=None) -> Callable:
         mode="FAST_COMPILE",
         on_unused_input="ignore",
     )
+
+
+def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
+    """Values of a model's value variables, by name, at natural values of its free variables.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    point : mapping
+        Name of every free variable -> its natural value.
+
+    Raises
+    ------
+    ValueError
+        If a variable is missing or unknown, or a value has another shape.
+    """
+    names = [variable.name for variable in model.free_RVs]
+    missing, unknown = [n for n in names if n not in point], sorted(set(point) - set(names))
+    if missing or unknown:
+        raise ValueError(
+            f"point: give natural values of {', '.join(names)}; {', '.join(missing) or 'none'} "
+            f"missing, {', '.join(unknown) or 'none'} unknown."
+        )
+    natural = [np.asarray(point[v.name], dtype=v.dtype) for v in model.free_RVs]
+    for variable, value in zip(model.free_RVs, natural, strict=True):
+        static = variable.type.shape
+        if value.ndim != len(static) or any(
+            n is not None and n != m for n, m in zip(static, value.shape, strict=True)
+        ):
+            raise ValueError(
+                f"point: {variable.name} has shape {value.shape}, the model has {static}."
+            )
+    unconstrained = unconstraining_function(model)(*natural)
+    shapes = {name: np.shape(value) for name, value in model.initial_point().items()}
+    result = {}
+    for variable, value in zip(model.free_RVs, unconstrained, strict=True):
+        name = model.rvs_to_values[variable].name
+        if np.shape(value) != shapes[name]:
+            raise ValueError(
+                f"point: {variable.name} has shape {np.shape(point[variable.name])}, which gives "
+                f"{np.shape(value)} unconstrained; the model has {shapes[name]} there."
+            )
+        result[name] = value
+    return result

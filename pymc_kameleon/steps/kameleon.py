@@ -198,10 +198,10 @@ class KameleonStep(KernelAdaptiveStep):
     def paper(cls, vars=None, *, bandwidth="median", gamma=0.2, **kwargs):
         r"""Return a step with the settings of the published experiments.
 
-        Raw coordinates, no difference moves, acceptance 0.234, :math:`\nu^2` from 0.1 by the recursion on
-        :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a new subsample
-        before every transition of tuning, which takes most of its time. The history here is the
-        later half of the chain, evenly thinned.
+        Raw coordinates, no difference moves, acceptance 0.234, :math:`\nu^2` from 0.1 by the
+        recursion on :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a
+        new subsample before every transition of tuning, which takes most of its time. The history
+        here is the later half of the chain, evenly thinned.
 
         Parameters
         ----------

@@ -17,6 +17,7 @@ COMMANDS = {
     "latent-gp-metric": "milliseconds of the Riemannian metric of a latent Gaussian process",
     "latent-gp-sampling": "effective draws a second of a latent function, against NUTS",
     "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
+    "estimate-cost": "milliseconds and precision of a Gaussian-process classifier's estimate",
     "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
     "glass": "pseudo-marginal GP classification, section 5.1 of the KAMH paper",
 }

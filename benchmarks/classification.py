@@ -4,30 +4,10 @@ from pathlib import Path
 
 import numpy as np
 from scipy.io import loadmat
-from scipy.special import log_ndtr
 
 from pymc_kameleon.latent_gp.gaussian import Gaussian, factorised
-from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives
 
-__all__ = ["Probit", "read", "squared_exponential"]
-
-
-class Probit:
-    """log Phi(y f), labels y of -1 and 1."""
-
-    def __init__(self, labels: np.ndarray):
-        self.probit_labels, self.size = labels, len(labels)
-
-    def value(self, f: np.ndarray) -> float:
-        return float(self.elementwise(f).sum())
-
-    def elementwise(self, f: np.ndarray) -> np.ndarray:
-        return log_ndtr(self.probit_labels * f)
-
-    def terms(self, f: np.ndarray) -> np.ndarray:
-        y = self.probit_labels
-        value, first, second, third, _ = log_ndtr_derivatives(y * f)
-        return np.stack([value, y * first, second, y * third])
+__all__ = ["read", "squared_exponential"]
 
 
 def read(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,9 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.classification import Probit, read, squared_exponential
+from benchmarks.classification import read, squared_exponential
 from benchmarks.common import heading, mark, show, write
+from pymc_kameleon.latent_gp.binary_likelihoods import Probit
 from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
     expectation_propagation_approximation,
 )

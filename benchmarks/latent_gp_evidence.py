@@ -9,8 +9,9 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 
-from benchmarks.classification import Probit, read, squared_exponential
+from benchmarks.classification import read, squared_exponential
 from benchmarks.common import SEED, heading, show, write
+from pymc_kameleon.latent_gp.binary_likelihoods import Probit
 from pymc_kameleon.latent_gp.evidence import estimate_log_evidence
 from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
     expectation_propagation_approximation,

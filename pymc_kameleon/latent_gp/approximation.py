@@ -10,7 +10,7 @@ from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
 from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives
 
-__all__ = ["GaussianApproximation", "SiteProduct", "approximation_of"]
+__all__ = ["GaussianApproximation", "SiteProduct", "approximation_of", "floored"]
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,12 @@ def _gram(factor, precision):
     return gram
 
 
+def floored(sites: Sites, mean: np.ndarray) -> Sites:
+    """Set the negative precisions to 0 and keep the mean (N,) of the prior times these sites."""
+    floor = np.maximum(sites.precision, 0.0)
+    return Sites(floor, sites.shift + (floor - sites.precision) * mean)
+
+
 def approximation_of(
     prior: Gaussian, likelihood, sites: Sites, mean: np.ndarray, **report
 ) -> GaussianApproximation:
@@ -187,8 +193,7 @@ def approximation_of(
     **report
         The remaining fields of the result.
     """
-    floor = np.maximum(sites.precision, 0.0)
-    kept = Sites(floor, sites.shift + (floor - sites.precision) * mean)
+    kept = floored(sites, mean)
     return GaussianApproximation(
         prior=prior,
         likelihood=likelihood,

@@ -21,7 +21,7 @@ from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
 from pymc_kameleon.latent_gp.tilted_moments import TiltedMoments, probit_moments
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
-__all__ = ["expectation_propagation_approximation"]
+__all__ = ["PropagationState", "best_seen", "expectation_propagation_approximation"]
 
 
 def expectation_propagation_approximation(
@@ -109,7 +109,7 @@ def expectation_propagation_approximation(
     if sites is None:
         sites = Sites.flat(prior.size)
     try:
-        state = _State(prior, likelihood, sites, n_nodes, tolerance)
+        state = PropagationState(prior, likelihood, sites, n_nodes, tolerance)
     except LinAlgError as error:
         raise ValueError(
             "The prior and the cavities of `sites` are not all Gaussian, because some precisions "
@@ -117,14 +117,7 @@ def expectation_propagation_approximation(
         ) from error
     share = 1.0 - damping
     sweep = ParallelSweep(share) if schedule == "parallel" else SequentialSweep(share)
-    best, n_sweeps = state, 0
-    while not best.residual < tolerance and n_sweeps < max_sweeps:
-        before, state = state, sweep(state)
-        if state is before:
-            break
-        n_sweeps += 1
-        best = state if state.residual < best.residual else best
-    state = best
+    state, n_sweeps = best_seen(state, sweep, tolerance, max_sweeps)
     converged = bool(state.residual < tolerance)
     if not converged:
         warnings.warn(
@@ -147,8 +140,22 @@ def expectation_propagation_approximation(
     )
 
 
-class _State:
+def best_seen(state, sweep, tolerance: float, max_sweeps: int):
+    """Sweep until the residual is below the tolerance; return the best state and the sweeps."""
+    best, n_sweeps = state, 0
+    while not best.residual < tolerance and n_sweeps < max_sweeps:
+        before, state = state, sweep(state)
+        if state is before:
+            break
+        n_sweeps += 1
+        best = state if state.residual < best.residual else best
+    return best, n_sweeps
+
+
+class PropagationState:
     """Sites, the Gaussian that they make, its cavities and their tilted moments.
+
+    Without `n_nodes` the moments are those that the likelihood itself gives.
 
     Raises
     ------
@@ -175,17 +182,22 @@ class _State:
         )
 
     def moments(self, mean, variance) -> TiltedMoments:
+        """Tilted moments for cavities (N,), by closed form, quadrature or the likelihood."""
         labels = self.likelihood.probit_labels
         if labels is not None:
             return probit_moments(labels, mean, variance)
+        if self.n_nodes is None:
+            return self.likelihood.tilted_moments(mean, variance)
         return quadrature_moments(
             self.likelihood, mean, variance, self.n_nodes, min(1e-6, self.tolerance)
         )
 
     def with_sites(self, sites):
-        return _State(self.prior, self.likelihood, sites, self.n_nodes, self.tolerance)
+        """Return the state of other sites."""
+        return PropagationState(self.prior, self.likelihood, sites, self.n_nodes, self.tolerance)
 
     def log_evidence(self) -> float:
+        """Log of the normaliser: see `expectation_propagation_approximation`."""
         slope, variance = self.natural_slope, self.cavity_variance
         return float(
             self.tilted.log_normaliser.sum()

@@ -1,6 +1,7 @@
 """Laplace's approximation: a Gaussian about the mode, with the curvature there."""
 
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky
@@ -14,7 +15,7 @@ from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
 from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number
 
-__all__ = ["laplace_approximation"]
+__all__ = ["Climb", "climb", "laplace_approximation"]
 
 SMALLEST_STEP = 2.0**-40
 """Share of a Newton step below which the line search gives up."""
@@ -80,12 +81,55 @@ def laplace_approximation(
         start = checked_array("start", start, (prior.size,), "a latent function to begin at")
         offset = start - prior.mean
         weights = cho_solve((prior.cholesky, True), offset, check_finite=False)
-    value = _log_posterior(prior, likelihood, weights, offset)
-    if not np.isfinite(value):
+    if not np.isfinite(_log_posterior(prior, likelihood, weights, offset)):
         raise ValueError(
             "The log-likelihood is not finite at the "
             f"{'prior mean' if start is None else 'start'}: give a start where it is."
         )
+    mode = climb(prior, likelihood, weights, offset, tolerance, max_iterations)
+    offset, residual, n_iterations = mode.offset, mode.residual, mode.n_iterations
+    converged = bool(residual < tolerance)
+    if not converged:
+        warnings.warn(
+            f"Laplace's approximation has not converged: after {n_iterations} Newton steps the "
+            f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
+            "more max_iterations, another start, or expectation propagation.",
+            stacklevel=2,
+        )
+    return _at_mode(
+        prior,
+        likelihood,
+        offset,
+        converged=converged,
+        n_iterations=n_iterations,
+        residual=residual,
+    )
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Where Newton's method has ended.
+
+    Attributes
+    ----------
+    offset : array, shape (N,)
+        f - m.
+    next_step : array, shape (N,)
+        What Newton's method would add to it.
+    residual : float
+        Length of that in standard deviations of the approximation.
+    n_iterations : int
+    """
+
+    offset: np.ndarray
+    next_step: np.ndarray
+    residual: float
+    n_iterations: int
+
+
+def climb(prior, likelihood, weights, offset, tolerance, max_iterations) -> Climb:
+    """Climb to the mode by Newton's method from f = m + `offset`, with offset = K weights."""
+    value = _log_posterior(prior, likelihood, weights, offset)
     residual, n_iterations = np.inf, 0
     while n_iterations < max_iterations:
         _, slope, second, _ = likelihood.terms(prior.mean + offset)
@@ -105,22 +149,7 @@ def laplace_approximation(
         if not is_uphill:
             break
         weights, offset, value = new_weights, new_offset, new_value
-    converged = bool(residual < tolerance)
-    if not converged:
-        warnings.warn(
-            f"Laplace's approximation has not converged: after {n_iterations} Newton steps the "
-            f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
-            "more max_iterations, another start, or expectation propagation.",
-            stacklevel=2,
-        )
-    return _at_mode(
-        prior,
-        likelihood,
-        offset,
-        converged=converged,
-        n_iterations=n_iterations,
-        residual=float(residual),
-    )
+    return Climb(offset, offset_change, float(residual), n_iterations)
 
 
 def _log_posterior(prior, likelihood, weights, offset):

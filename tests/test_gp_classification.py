@@ -1,0 +1,383 @@
+"""Estimated marginal likelihood of a Gaussian-process classifier, against exact values."""
+
+import pickle
+import warnings
+from functools import cache
+
+import cloudpickle
+import latent_data
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from latent_likelihoods import Logit as OtherLogit
+from scipy.stats import multivariate_normal
+
+from pymc_kameleon import KameleonStep
+from pymc_kameleon.latent_gp.binary_likelihoods import Logit, Probit
+from pymc_kameleon.latent_gp.quadrature import quadrature_moments
+from pymc_kameleon.pseudo_marginal.gp_classification import gp_classification_loglikelihood
+from pymc_kameleon.pseudo_marginal.gp_classification_estimator import GPClassificationEstimator
+
+X = np.array([[0.0, 0.3], [0.4, -0.2], [0.5, 0.6], [2.0, -1.0], [-1.5, 0.8]])
+Y = np.array([1, 1, -1, 1, -1])
+LENGTHSCALES = np.array([0.8, 1.5])
+JITTER = 0.2
+KINDS = [(a, b) for a in ("logit", "probit") for b in ("laplace", "ep")]
+
+Z_BOUND = 4.0
+"""Standard errors: a correct estimator is outside with probability 6e-5 per case."""
+
+
+def kernel(amplitude, jitter=JITTER, lengthscales=LENGTHSCALES, inputs=X):
+    scaled = inputs / lengthscales
+    squares = ((scaled[:, None] - scaled) ** 2).sum(axis=2)
+    return amplitude**2 * (np.exp(-0.5 * squares) + jitter * np.eye(len(inputs)))
+
+
+def exact(likelihood, covariance, labels=Y):
+    """Marginal likelihood by the trapezoidal rule in five whitened coordinates."""
+    family = {"logit": Logit, "probit": Probit}[likelihood]
+    factor = np.linalg.cholesky(covariance)
+    z = np.linspace(-6.0, 6.0, 23)
+    mesh = np.meshgrid(*[z] * len(labels), indexing="ij", sparse=True)
+    logs = -0.5 * sum(m**2 for m in mesh)
+    for row, label in zip(factor, labels, strict=True):
+        # The factor is triangular: a value needs the coordinates before it alone.
+        f = sum(c * m for c, m in zip(row, mesh, strict=True) if c != 0.0)
+        values = family(np.array([float(label)])).elementwise(f[..., None])[..., 0]
+        logs = logs + values
+    return np.exp(logs).sum() * ((z[1] - z[0]) / np.sqrt(2 * np.pi)) ** len(labels)
+
+
+exact_kernel = cache(lambda likelihood, amplitude: exact(likelihood, kernel(amplitude)))
+
+
+def estimator(likelihood="logit", approximation="laplace", **options):
+    options = {"jitter": JITTER} | options
+    return GPClassificationEstimator(
+        X, Y, likelihood=likelihood, approximation=approximation, **options
+    )
+
+
+def estimates(one, amplitude, n_importance, n_estimates, rng):
+    density = one.approximate(LENGTHSCALES, amplitude)
+    return np.exp([one.estimate(density, n_importance, rng) for _ in range(n_estimates)])
+
+
+def standard_errors(values, truth):
+    """How many standard errors the mean of `values` is from the truth."""
+    return (values.mean() - truth) / (values.std(ddof=1) / np.sqrt(len(values)))
+
+
+# without bias ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amplitude", [0.7, 1.5])
+def test_exact_values_agree_with_the_normal_integral(amplitude):
+    covariance = np.eye(5) + Y[:, None] * kernel(amplitude) * Y
+    integral = multivariate_normal(
+        np.zeros(5), covariance, maxpts=2_000_000, abseps=1e-9, releps=1e-6, seed=0
+    ).cdf(np.zeros(5))
+    assert exact_kernel("probit", amplitude) == pytest.approx(integral, rel=1e-5)
+
+
+@pytest.mark.parametrize("likelihood, approximation", KINDS)
+@pytest.mark.parametrize("prior_share", [0.0, 0.05])
+def test_mean_is_the_marginal_likelihood(likelihood, approximation, prior_share):
+    amplitude = 1.5 if prior_share else 0.7
+    one = estimator(likelihood, approximation, prior_share=prior_share)
+    if not prior_share:
+        # The variance is finite: prior^2 / q can be integrated.
+        factor = one.approximate(LENGTHSCALES, amplitude).factor
+        assert np.linalg.eigvalsh(factor @ factor.T)[-1] < 2.0
+    values = estimates(one, amplitude, 20, 10_000, np.random.default_rng(1))
+    assert abs(standard_errors(values, exact_kernel(likelihood, amplitude))) < Z_BOUND
+
+
+@pytest.mark.parametrize("likelihood, approximation", [("logit", "ep"), ("probit", "laplace")])
+@pytest.mark.parametrize("n_importance", [1, 7])
+def test_no_number_of_draws_is_biased(likelihood, approximation, n_importance):
+    # 0.3 of 1 or 7 draws is no whole number.
+    one = estimator(likelihood, approximation, prior_share=0.3)
+    values = estimates(one, 1.5, n_importance, 20_000, np.random.default_rng(2))
+    assert abs(standard_errors(values, exact_kernel(likelihood, 1.5))) < Z_BOUND
+
+
+def test_wrong_weights_would_be_seen():
+    """Mistakes in weights of as many draws move the mean by far more than the bound."""
+    one, amplitude, share, n = estimator("probit", "ep", prior_share=0.3), 1.0, 0.3, 200_000
+    truth = exact_kernel("probit", amplitude)
+    density, rng = one.approximate(LENGTHSCALES, amplitude), np.random.default_rng(3)
+    factor = density.prior.cholesky
+    precision = np.linalg.inv(factor).T @ density.factor @ density.factor.T @ np.linalg.inv(factor)
+    q = multivariate_normal(factor @ density.centre, np.linalg.inv(precision))
+    p, bare = (multivariate_normal(np.zeros(5), kernel(amplitude, ridge)) for ridge in (JITTER, 0))
+    bare_precision = precision - np.linalg.inv(p.cov) + np.linalg.inv(bare.cov)
+    bare_q = multivariate_normal(q.mean, np.linalg.inv(bare_precision))
+    is_prior = rng.random(n) < share
+    f = np.where(is_prior[:, None], p.rvs(n, random_state=rng), q.rvs(n, random_state=rng))
+    likelihood = np.exp(one.likelihood.elementwise(f).sum(axis=1))
+
+    def error(prior, approximation, share):
+        mixture = (1 - share) * approximation.pdf(f) + share * prior.pdf(f)
+        return abs(standard_errors(likelihood * p.pdf(f) / mixture, truth))
+
+    assert error(p, q, share) < Z_BOUND
+    assert error(p, q, 0.0) > 2 * Z_BOUND
+    assert error(p, bare_q, share) > 2 * Z_BOUND
+    no_ridge = likelihood * bare.pdf(f) / ((1 - share) * q.pdf(f) + share * p.pdf(f))
+    assert abs(standard_errors(no_ridge, truth)) > 2 * Z_BOUND
+
+
+def test_plain_weights_of_equal_inputs_have_no_variance():
+    """Four equal inputs with one label: prior^2 / q cannot be integrated; the mixture's can."""
+    inputs, labels = np.zeros((4, 1)), np.ones(4)
+    one = GPClassificationEstimator(inputs, labels, likelihood="probit", prior_share=0.02)
+    density = one.approximate(1.0, 1.0)
+    inner = density.factor @ density.factor.T
+    values, vectors = np.linalg.eigh(inner)
+    direction = density.prior.cholesky @ vectors[:, -1]
+    assert values[-1] > 2.0
+    assert np.all(direction > 0) or np.all(direction < 0)
+    # Far out along it a plain weight has no bound.
+    far = 12.0 * vectors[:, -1:] * np.sign(direction[0])
+    standardised = density.standardised(far)
+    assert density.log_ratio(far, standardised)[0] < -10.0
+    weights = np.exp([one.estimate(density, 1, np.random.default_rng(k)) for k in range(2000)])
+    assert weights.max() <= 1 / 0.02
+
+
+# importance density ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("likelihood, approximation", KINDS)
+def test_density_of_the_draws(likelihood, approximation):
+    one = estimator(likelihood, approximation)
+    density = one.approximate(LENGTHSCALES, 1.3)
+    z = np.random.default_rng(4).standard_normal((5, 3))
+    v = density.draw(z)
+    factor = density.prior.cholesky
+    np.testing.assert_allclose(factor @ factor.T, kernel(1.3), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(density.standardised(v), z, atol=1e-12)
+    half = factor @ np.linalg.inv(density.factor).T
+    q = multivariate_normal(factor @ density.centre, half @ half.T)
+    expected = q.logpdf((factor @ v).T) - multivariate_normal(np.zeros(5), kernel(1.3)).logpdf(
+        (factor @ v).T
+    )
+    np.testing.assert_allclose(density.log_ratio(v, z), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("likelihood, approximation", KINDS)
+def test_estimates_are_precise_on_glass(likelihood, approximation):
+    inputs, labels = latent_data.glass()
+    one = GPClassificationEstimator(
+        inputs, labels, likelihood=likelihood, approximation=approximation
+    )
+    rng = np.random.default_rng(5)
+    density = one.approximate(np.full(9, 3.0), 1.0)
+    # Five times what was measured, 0.02 to 0.08.
+    assert np.std([one.estimate(density, 100, rng) for _ in range(30)]) < 0.4
+
+
+@pytest.mark.parametrize("mean, variance", [(0, 1), (-3, 0.04), (3, 100), (-40, 25), (9, 190)])
+@pytest.mark.parametrize("label", [-1.0, 1.0])
+def test_logit_moments(mean, variance, label):
+    cavity = np.array([float(mean)]), np.array([float(variance)])
+    moments = Logit([label]).tilted_moments(*cavity)
+    expected = quadrature_moments(OtherLogit([label]), *cavity, tolerance=1e-10)
+    deviation = np.sqrt(expected.shrinkage / variance)
+    assert moments.log_normaliser == pytest.approx(expected.log_normaliser, rel=1e-8, abs=1e-9)
+    assert abs(moments.slope - expected.slope) / deviation < 1e-7
+    assert moments.shrinkage == pytest.approx(expected.shrinkage, rel=1e-7)
+    assert variance * moments.curvature == pytest.approx(1 - expected.shrinkage, abs=1e-7)
+
+
+@pytest.mark.parametrize("deviation", [30.0, 1e3, 1e6])
+@pytest.mark.parametrize("ratio", [-3.0, 0.1, 2.0])
+def test_logit_moments_in_a_broad_cavity_are_close(deviation, ratio):
+    mean, variance = np.array([ratio * deviation]), np.array([deviation**2])
+    moments = Logit([1.0]).tilted_moments(mean, variance)
+    expected = quadrature_moments(OtherLogit([1.0]), mean, variance)
+    assert abs(moments.slope - expected.slope) * deviation < 1e-4
+    assert moments.shrinkage == pytest.approx(expected.shrinkage, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", [Logit, Probit])
+def test_likelihoods_and_their_derivatives(family):
+    likelihood = family([1, -1, 1, -1])
+    f = np.array([0.3, -0.7, -12.0, 12.0])
+    high, low = likelihood.terms(f + 1e-5), likelihood.terms(f - 1e-5)
+    terms = likelihood.terms(f)
+    np.testing.assert_allclose((high[:3] - low[:3]) / 2e-5, terms[1:], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(likelihood.elementwise(f), terms[0])
+    assert likelihood.value(f) == pytest.approx(terms[0].sum())
+    np.testing.assert_allclose(likelihood.elementwise(np.stack([f, -f]))[0], terms[0])
+    far = likelihood.terms(np.array([1e8, 1e8, -1e8, -1e8]))
+    assert np.all(np.isfinite(far))
+
+
+# arguments ------------------------------------------------------------------------------------
+
+
+def one_estimate(y=Y, inputs=X, lengthscales=LENGTHSCALES, amplitude=1.0, **options):
+    one = GPClassificationEstimator(inputs, y, **options)
+    return one(lengthscales, amplitude, 11, np.random.default_rng(6))
+
+
+def test_codings_of_the_labels_are_the_same():
+    expected = one_estimate(Y)
+    assert one_estimate((Y + 1) // 2) == expected
+    assert one_estimate(Y > 0) == expected
+    assert one_estimate(Y.astype(float)) == expected
+    assert one_estimate(-Y) != expected
+
+
+def test_a_scalar_is_every_lengthscale():
+    assert one_estimate(lengthscales=0.7) == one_estimate(lengthscales=np.array([0.7, 0.7]))
+
+
+@pytest.mark.parametrize("approximation", ["laplace", "ep"])
+def test_order_of_the_data_is_of_no_matter(approximation):
+    order = np.array([3, 0, 4, 1, 2])
+    one, other = (
+        GPClassificationEstimator(X[k], Y[k], approximation=approximation).approximate(0.9, 1.2)
+        for k in (np.arange(5), order)
+    )
+    assert one.log_determinant == pytest.approx(other.log_determinant, abs=1e-8)
+    mean, permuted = (d.prior.cholesky @ d.centre for d in (one, other))
+    np.testing.assert_allclose(mean[order], permuted, atol=1e-8)
+
+
+@pytest.mark.parametrize("likelihood, approximation", KINDS)
+@pytest.mark.parametrize(
+    "lengthscales, amplitude",
+    [
+        (1e-8, 1.0),
+        (1e8, 1.0),
+        (np.array([1e-8, 1e8]), 1.0),
+        (np.inf, 1.0),
+        (1.0, 1e-200),
+        (1.0, 1e6),
+    ],
+)
+def test_extreme_hyperparameters(likelihood, approximation, lengthscales, amplitude):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        value = one_estimate(
+            lengthscales=lengthscales,
+            amplitude=amplitude,
+            likelihood=likelihood,
+            approximation=approximation,
+        )
+    assert np.isfinite(value)
+    assert value < np.log(2.0)
+
+
+def test_all_is_independent_at_a_short_lengthscale():
+    assert one_estimate(lengthscales=1e-8, approximation="ep") == pytest.approx(
+        5 * np.log(0.5), abs=0.2
+    )
+
+
+@pytest.mark.parametrize(
+    "lengthscales, amplitude",
+    [
+        (0.0, 1.0),
+        (-1.0, 1.0),
+        (np.array([1.0, np.nan]), 1.0),
+        (1.0, np.nan),
+        (1.0, 0.0),
+        (1.0, -2.0),
+        (1.0, np.inf),
+        (1.0, 1e200),
+    ],
+)
+def test_no_hyperparameters_of_a_kernel(lengthscales, amplitude):
+    assert np.isnan(one_estimate(lengthscales=lengthscales, amplitude=amplitude))
+
+
+def test_singular_kernel_matrix():
+    equal = np.zeros((5, 2))
+    assert np.isnan(one_estimate(inputs=equal, jitter=0.0))
+    assert np.isfinite(one_estimate(inputs=equal))
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"X": X[:, 0]}, ValueError, r"X has shape \(5,\)"),
+        ({"X": np.where(X > 1, np.nan, X)}, ValueError, r"X\[3, 0\] is nan"),
+        ({"X": pt.matrix()}, TypeError, "X is a TensorVariable"),
+        ({"y": Y[:4]}, ValueError, r"y has shape \(4,\) and X has 5 rows"),
+        ({"y": Y + 5}, ValueError, r"y has 2 different values \(4, 6\)"),
+        ({"y": np.array([1, 0, -1, 1, 0])}, ValueError, "y has 3 different values"),
+        ({"y": np.array(list("abcde"))}, TypeError, "y == name_of_a_class"),
+        ({"lengthscales": np.ones(3)}, ValueError, r"lengthscales has shape \(3,\)"),
+        ({"lengthscales": pt.vector(shape=(3,))}, ValueError, r"lengthscales has shape \(3,\)"),
+        ({"lengthscales": np.ones((2, 2))}, ValueError, "lengthscales has shape"),
+        ({"lengthscales": [1.0, -1.0]}, ValueError, "lengthscales=.*positive"),
+        ({"amplitude": 0.0}, ValueError, "amplitude=0.*positive"),
+        ({"amplitude": np.ones(2)}, ValueError, "amplitude has 1 dimensions"),
+        ({"likelihood": "cauchit"}, ValueError, "likelihood='cauchit': take 'logit' or 'probit'"),
+        ({"approximation": "EP"}, ValueError, "approximation='EP': take 'laplace' or 'ep'"),
+        ({"n_importance": 0}, ValueError, "n_importance=0"),
+        ({"jitter": -1e-6}, ValueError, "jitter=-1e-06"),
+        ({"prior_share": 1.0}, ValueError, r"prior_share=1.0: take a number in \[0, 1\)"),
+        ({"prior_share": -0.1}, ValueError, "prior_share=-0.1"),
+    ],
+)
+def test_errors(arguments, error, message):
+    arguments = {"X": X, "y": Y, "lengthscales": 1.0} | arguments
+    with pytest.raises(error, match=message):
+        gp_classification_loglikelihood(**arguments)
+
+
+# in a model -----------------------------------------------------------------------------------
+
+
+def ard_model(**options):
+    with pm.Model() as model:
+        log_lengthscales = pm.Normal("log_lengthscales", 0.0, 1.0, shape=2)
+        amplitude = pm.HalfNormal("amplitude", 2.0)
+        estimate = gp_classification_loglikelihood(
+            X, Y, pm.math.exp(log_lengthscales), amplitude=amplitude, **options
+        )
+        pm.Potential("loglike", estimate)
+    return model
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_pickling(dumps):
+    one = estimator("probit", "ep")
+    other = pickle.loads(dumps(one))
+    results = [e(LENGTHSCALES, 1.0, 10, np.random.default_rng(7)) for e in (one, other)]
+    assert results[0] == results[1]
+
+
+def test_value_in_a_graph():
+    lengthscales, amplitude = pt.vector("lengthscales"), pt.scalar("amplitude")
+    graph = gp_classification_loglikelihood(
+        X, Y, lengthscales, amplitude=amplitude, likelihood="probit", n_importance=400
+    )
+    evaluate = pytensor.function([lengthscales, amplitude], graph, mode="FAST_COMPILE")
+    exact_value = exact("probit", kernel(1.1, jitter=1e-6))
+    assert evaluate(LENGTHSCALES, 1.1) == pytest.approx(np.log(exact_value), abs=0.3)
+    assert np.isnan(evaluate(LENGTHSCALES, -1.1))
+
+
+def test_sampling_a_model_with_a_lengthscale_for_each_input():
+    with ard_model(n_importance=20, approximation="ep"):
+        idata = pm.sample(
+            draws=300,
+            tune=200,
+            chains=1,
+            step=KameleonStep(pseudo_marginal=True),
+            progressbar=False,
+            compute_convergence_checks=False,
+            random_seed=1,
+        )
+    draws = idata.posterior["log_lengthscales"].values
+    assert np.all(np.isfinite(draws))
+    assert len(np.unique(draws[..., 0])) > 30

@@ -18,6 +18,7 @@ COMMANDS = {
     "latent-gp-sampling": "effective draws a second of a latent function, against NUTS",
     "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
     "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
+    "glass": "pseudo-marginal GP classification, section 5.1 of the KAMH paper",
 }
 
 

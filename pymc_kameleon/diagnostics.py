@@ -11,10 +11,17 @@ import pandas as pd
 import xarray as xr
 
 from pymc_kameleon._compat import group_dataset, is_result
+from pymc_kameleon.kernels import Gaussian, Kernel, median_bandwidth
 from pymc_kameleon.pseudo_marginal.estimator_noise import EstimatorSD, estimator_sd
 from pymc_kameleon.validation import checked_integer, checked_number
 
-__all__ = ["EstimatorSD", "efficiency_table", "estimator_sd", "squared_jump_distance"]
+__all__ = [
+    "EstimatorSD",
+    "efficiency_table",
+    "estimator_sd",
+    "maximum_mean_discrepancy",
+    "squared_jump_distance",
+]
 
 ACCEPTANCE_STATISTICS = ("accept", "acceptance_rate")
 """Names of the acceptance probability: of Metropolis-like steps, and of NUTS."""
@@ -136,6 +143,60 @@ def squared_jump_distance(result, *, var_names: Sequence[str] | None = None) -> 
     """
     _check_results({"result": result})
     return _mean_squared_jump(_raveled(_selected("result", result, var_names)))
+
+
+def maximum_mean_discrepancy(
+    first: np.ndarray, second: np.ndarray, kernel: Kernel | None = None
+) -> float:
+    r"""Distance between two samples in the feature space of a kernel (MMD).
+
+    .. math:: \Big(\frac 1 {n^2} \sum_{i,j} k(x_i, x_j) - \frac 2 {nm} \sum_{i,j} k(x_i, y_j)
+        + \frac 1 {m^2} \sum_{i,j} k(y_i, y_j)\Big)^{1/2}
+
+    Parameters
+    ----------
+    first : array, shape (n, d)
+    second : array, shape (m, d)
+        The cost is quadratic in n + m: thin long chains to a few thousand draws.
+    kernel : Kernel, optional
+        ``kernels.Polynomial(p)`` compares all mixed moments up to order p. Default
+        ``kernels.Gaussian()``, whose bandwidth is the median heuristic of the second sample.
+
+    Returns
+    -------
+    float
+        0 for equal samples; with independent draws it falls as the root of the smaller size.
+
+    Raises
+    ------
+    ValueError
+        If the samples are no such arrays.
+
+    References
+    ----------
+    .. [1] A. Gretton, K. Borgwardt, M. Rasch, B. Schölkopf and A. Smola, "A kernel two-sample
+       test", Journal of Machine Learning Research 13, 2012.
+    """
+    first, second = (np.asarray(sample, dtype=float) for sample in (first, second))
+    if first.ndim != 2 or second.ndim != 2 or first.shape[1:] != second.shape[1:]:
+        raise ValueError(
+            f"The samples have shapes {first.shape} and {second.shape}: take (n, d) and (m, d), "
+            "draws by coordinates."
+        )
+    if not (first.size and second.size):
+        raise ValueError("A sample is empty: take at least one draw.")
+    kernel = Gaussian() if kernel is None else kernel
+    bandwidth = median_bandwidth(second[:: 1 + len(second) // 500].T)
+    within = _mean_kernel(kernel, first, first, bandwidth)
+    between = _mean_kernel(kernel, first, second, bandwidth)
+    return math.sqrt(
+        max(within - 2.0 * between + _mean_kernel(kernel, second, second, bandwidth), 0.0)
+    )
+
+
+def _mean_kernel(kernel, x, y, bandwidth):
+    blocks = np.array_split(x, 1 + len(x) * len(y) // 2_000_000)
+    return sum(kernel(block, y, bandwidth).sum() for block in blocks) / (len(x) * len(y))
 
 
 def _check_results(results):

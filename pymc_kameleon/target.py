@@ -79,6 +79,7 @@ class LogDensity:
     separate_estimates : bool
         Keep the observed variables and potentials that hold black-box operations as a term of their
         own, so that an estimate can be kept while the rest is evaluated again (pseudo-marginal).
+        Those that depend on none of `vars` are left out: they cancel, and cost an evaluation.
 
     Attributes
     ----------
@@ -120,6 +121,9 @@ class LogDensity:
         self.n_evaluations = 0
 
         terms = _likelihood_terms(model)
+        if separate_estimates:
+            own = set(self.vars)
+            terms = [t for t in terms if not has_black_box(t[1]) or _names_among(own, [t[1]])]
         self.has_likelihood = bool(terms)
         self.others_in_likelihood = _names_among(
             set(model.value_vars) - set(self.vars), [logp for _, logp in terms]

@@ -7,8 +7,12 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_kameleon import AdaptiveMetropolisStep
-from pymc_kameleon.diagnostics import efficiency_table, squared_jump_distance
+from pymc_kameleon import AdaptiveMetropolisStep, kernels
+from pymc_kameleon.diagnostics import (
+    efficiency_table,
+    maximum_mean_discrepancy,
+    squared_jump_distance,
+)
 
 X = np.array([[0.0, 1.0, 1.0, 3.0], [0.0, 0.0, 2.0, 2.0]])
 Y = np.stack([X, -2.0 * X], axis=2)
@@ -253,3 +257,41 @@ def test_errors_teach():
         efficiency_table({"a": result}, steps_per_draw=0)
     with pytest.raises(ValueError, match="seconds of 'a'"):
         efficiency_table({"a": result}, seconds={"a": -1.0})
+
+
+# maximum mean discrepancy -------------------------------------------------------------------------
+
+
+def test_discrepancy_of_a_linear_kernel_is_the_distance_of_the_means():
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(size=(50, 3)), rng.normal(1.0, 1.0, size=(70, 3))
+    expected = np.linalg.norm(first.mean(axis=0) - second.mean(axis=0))
+    found = maximum_mean_discrepancy(first, second, kernels.Linear())
+    np.testing.assert_allclose(found, expected)
+
+
+def test_discrepancy_of_a_polynomial_kernel_compares_moments():
+    """(1 + x y)^3 has features 1, sqrt(3) x, sqrt(3) x^2, x^3; in blocks as at once."""
+    rng = np.random.default_rng(2)
+    first, second = rng.normal(size=(3000, 1)), rng.exponential(size=(2000, 1))
+    moments = [
+        np.array([np.sqrt(3) * x.mean(), np.sqrt(3) * (x**2).mean(), (x**3).mean()])
+        for x in (first, second)
+    ]
+    found = maximum_mean_discrepancy(first, second, kernels.Polynomial(3))
+    np.testing.assert_allclose(found, np.linalg.norm(moments[0] - moments[1]), rtol=1e-9)
+
+
+def test_discrepancy_by_default_tells_samples_apart():
+    rng = np.random.default_rng(3)
+    same = rng.normal(size=(400, 2))
+    assert maximum_mean_discrepancy(same, same) < 1e-7
+    near = maximum_mean_discrepancy(same, rng.normal(size=(400, 2)))
+    far = maximum_mean_discrepancy(same, 3 * rng.normal(size=(400, 2)))
+    assert near < 0.1 < far
+
+
+@pytest.mark.parametrize("second", [np.zeros(3), np.zeros((4, 3)), np.zeros((0, 2))])
+def test_discrepancy_of_something_else(second):
+    with pytest.raises(ValueError, match=r"sample"):
+        maximum_mean_discrepancy(np.zeros((5, 2)), second)

@@ -127,10 +127,6 @@ class EstimatedLogLikelihood(Op):
                 f"{self.name} returned {estimate!r}: return a number, the log of the estimate."
             ) from error
 
-    def infer_shape(self, fgraph, node, input_shapes):
-        """Return the shape of a scalar."""
-        return [()]
-
     def do_constant_folding(self, fgraph, node):
         """Never: an estimate is drawn again with every seed."""
         return False

@@ -24,7 +24,7 @@ LONGEST_STRIDE = 30.0
 CLOSE = 0.15
 """Log distance from the aim at which a search ends."""
 
-MEASUREMENTS = 6
+MEASUREMENTS = 8
 """At most so many numbers of samples are tried."""
 
 
@@ -225,7 +225,7 @@ class _Noise:
 
 
 def _sd_with_error(values):
-    """Standard deviation and, by the fourth moment, its standard error."""
+    """Return the standard deviation and, by the fourth moment, its standard error."""
     sd = float(values.std(ddof=1))
     if sd == 0.0:
         return 0.0, 0.0
@@ -238,21 +238,18 @@ def _search(noise, now, aim, max_factor):
     smallest = 1.0 / max(noise.present.values())
     rows = [now]
     while True:
-        factor = _next_factor(rows, aim)
-        settled = abs(math.log(factor / rows[-1]["factor"])) < 2.0 * CLOSE
-        if settled or factor < smallest:
+        factor = _next_factor(rows[-1], aim)
+        is_close = rows[-1]["sd"] > 0.0 and abs(math.log(rows[-1]["sd"] / aim)) < CLOSE
+        if is_close or factor < smallest:
             return rows, max(factor, smallest)
+        if any(row["n_zero"] and row["factor"] >= factor for row in rows[:-1]):
+            return rows, rows[-1]["factor"]
         if factor > max_factor or len(rows) == MEASUREMENTS:
             return rows, None
         rows.append(noise.measure(factor))
 
 
-def _next_factor(rows, aim):
-    """Follow sd^2 ~ factor^-1 from the measurement nearest to the aim, by no more than a stride."""
-    finite = [row for row in rows if 0.0 < row["sd"] < math.inf]
-    if not finite:
-        is_zero = rows[-1]["sd"] == 0.0
-        return rows[-1]["factor"] * (1.0 / LONGEST_STRIDE if is_zero else 4.0)
-    nearest = min(finite, key=lambda row: abs(math.log(row["sd"] / aim)))
-    stride = (nearest["sd"] / aim) ** 2
-    return nearest["factor"] * min(max(stride, 1.0 / LONGEST_STRIDE), LONGEST_STRIDE)
+def _next_factor(row, aim):
+    """Follow sd^2 ~ factor^-1 from a measurement, by no more than a stride."""
+    squared = 2.0 if row["n_zero"] else (row["sd"] / aim) ** 2
+    return row["factor"] * min(max(squared, 1.0 / LONGEST_STRIDE), LONGEST_STRIDE)

@@ -1,0 +1,405 @@
+"""Estimates of a likelihood as terms of a model: seeds, kept estimates, warnings."""
+
+import re
+
+import models
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.stats.convergence import WarningType
+from pymc.step_methods.compound import CompoundStep
+from scipy import stats
+
+from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, KameleonStep, MALAStep
+from pymc_kameleon.diagnostics import efficiency_table
+from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
+from pymc_kameleon.steps.kept_estimate import N_FRESH, UNMOVED
+from pymc_kameleon.target import LogDensity
+
+
+class NormalEstimate:
+    """N(1 | x, I) times log-normal noise with mean one; counts its calls, keeps its arguments."""
+
+    def __init__(self, noise=1.0):
+        self.noise, self.calls, self.last = noise, 0, None
+
+    def __call__(self, x, *rest):
+        self.calls += 1
+        self.last = (x, *rest)
+        noise = self.noise * rest[-1].standard_normal() - 0.5 * self.noise**2
+        return -0.5 * np.sum((x - 1.0) ** 2) + noise
+
+
+def noisy_normal(noise=1.0, shape=()):
+    """x ~ N(0, I) with that likelihood: the posterior is N(0.5, 0.5) in each dimension."""
+    estimate = NormalEstimate(noise)
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=shape)
+        pm.Potential("loglike", estimated_loglikelihood(estimate, x))
+    return model, estimate
+
+
+# the operation ------------------------------------------------------------------------------------
+
+
+def test_evaluations_without_a_step_see_one_fixed_surface():
+    model, estimate = noisy_normal()
+    logp = model.compile_logp()
+    point = model.initial_point()
+    assert logp(point) == logp(point)
+    assert estimate.calls == 2
+
+
+def test_a_new_seed_is_a_new_estimate():
+    model, _ = noisy_normal(noise=2.0)
+    target = LogDensity(model, separate_estimates=True)
+    x, rng, values = np.array([0.3]), np.random.default_rng(1), []
+    for _ in range(2000):
+        target.redraw_estimates(rng)
+        values.append(target(x)[2])
+    noise = np.array(values) + 0.5 * 0.7**2 + 2.0
+    assert len(set(values)) == 2000
+    # Kolmogorov-Smirnov: below this with probability 1e-6 if seeds are independent.
+    assert stats.kstest(noise / 2.0, "norm").pvalue > 1e-6
+
+
+def test_arguments_of_the_function():
+    seen = []
+
+    def fn(scalar, vector, constant, n_samples, rng):
+        seen.append((scalar, vector, constant, n_samples, rng))
+        return 0.0
+
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b", shape=3)
+        pm.Potential("loglike", estimated_loglikelihood(fn, a, b * 2, [1, 2], n_samples=7))
+    target = LogDensity(model)
+    target(np.array([0.5, 1.0, 2.0, 3.0]))
+    scalar, vector, constant, n_samples, rng = seen[-1]
+    assert isinstance(scalar, np.float64) and scalar == 0.5
+    np.testing.assert_array_equal(vector, [2.0, 4.0, 6.0])
+    np.testing.assert_array_equal(constant, [1, 2])
+    assert n_samples == 7 and isinstance(rng, np.random.Generator)
+
+
+def test_equal_estimates_are_independent_and_constants_are_not_folded():
+    def fn(constant, rng):
+        return rng.standard_normal()
+
+    with pm.Model() as model:
+        pm.Normal("x")
+        for name in "ab":
+            pm.Potential(name, estimated_loglikelihood(fn, 1.0))
+    logp = model.logp(vars=[model["a"], model["b"]], sum=False)
+    function = model.compile_fn(logp, inputs=[], on_unused_input="ignore", point_fn=False)
+    seeds = [term.owner.inputs[0] for term in logp]
+    draws = []
+    for i in range(3):
+        for j, seed in enumerate(seeds):
+            seed.set_value(np.int64(2 * i + j))
+        draws.extend(float(value) for value in function())
+    expected = [np.random.default_rng(i).standard_normal() for i in range(6)]
+    np.testing.assert_array_equal(draws, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Numba will use object mode")
+def test_never_compiled():
+    """Even where a compiled function would do: each evaluation needs a seed."""
+    model, estimate = noisy_normal()
+    with model:
+        step = AdaptiveMetropolisStep(
+            pseudo_marginal=True, steps_per_draw=10, compile_kwargs={"mode": "NUMBA"}
+        )
+    points, _, _ = models.run(step, model, 50, tune=20)
+    plain_model, _ = noisy_normal()
+    with plain_model:
+        plain = AdaptiveMetropolisStep(pseudo_marginal=True, steps_per_draw=10)
+    expected, _, _ = models.run(plain, plain_model, 50, tune=20)
+    np.testing.assert_allclose(points, expected)
+    assert estimate.calls >= 501
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((3.0, 1.0), {}, TypeError, r"fn=3.0.*fn\(theta, rng\)"),
+        ((len,), {}, ValueError, r"no inputs.*theta"),
+        ((len, 1.0), {"n_samples": 0}, ValueError, "n_samples=0"),
+        ((len, 1.0), {"n_samples": 2.5}, TypeError, "n_samples=2.5"),
+    ],
+)
+def test_bad_arguments(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        estimated_loglikelihood(*arguments, **options)
+
+
+@pytest.mark.parametrize("returned", [None, np.zeros(2), "one"])
+def test_a_function_that_returns_no_number(returned):
+    def half_finished(x, rng):
+        return returned
+
+    with pm.Model() as model:
+        pm.Potential("loglike", estimated_loglikelihood(half_finished, pm.Normal("x")))
+    with pytest.raises(TypeError, match=r"half_finished returned .*return a number"):
+        model.compile_logp(mode="FAST_COMPILE")(model.initial_point())
+
+
+# the chain ----------------------------------------------------------------------------------------
+
+TAILS = 0.1, 0.9
+
+
+def share_in_the_tails(step, model):
+    """Whether each draw is beyond the exact quantiles of the posterior."""
+    low, high = stats.norm.ppf(TAILS, 0.5, np.sqrt(0.5))
+    points, _, _ = models.run(step, model, 25_000, tune=1000)
+    draws = points[1000:, 0]
+    return np.stack([draws < low, draws > high, (draws < low) | (draws > high)], axis=1)
+
+
+def test_quantiles_with_log_normal_noise(make_step):
+    model, _ = noisy_normal(noise=1.0)
+    with model:
+        step = make_step(pseudo_marginal=True)
+    models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
+
+
+def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_step):
+    """The power of the test above: both tails get half as much again, ten standard errors."""
+    model, _ = noisy_normal(noise=1.0)
+    with model:
+        step = make_step(pseudo_marginal=True)
+    arrive = step._arrive
+
+    def arrive_and_draw_again(x):
+        arrive(x)
+        step._evaluate_current()
+
+    step._arrive = arrive_and_draw_again
+    with pytest.raises(AssertionError, match="standard errors"):
+        models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
+
+
+def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_step):
+    model, estimate = noisy_normal(noise=2.0)
+    with model:
+        step = make_step(pseudo_marginal=True)
+    models.begin(step)
+    estimate.calls = 0
+    point, kept, stayed = model.initial_point(), None, 0
+    for i in range(200):
+        before = point["x"]
+        point, (statistics,) = step.step(point)
+        assert statistics["n_evals"] == 1 + (i == 0)
+        if before == point["x"] and kept is not None:
+            assert statistics["estimate"] == kept
+            stayed += 1
+        kept = statistics["estimate"]
+    assert estimate.calls == 201
+    assert 10 < stayed < 200
+
+
+@pytest.mark.parametrize("options", [{"cores": 2, "mp_ctx": "spawn"}, {"cores": 2}])
+def test_one_seed_is_one_chain_in_any_process(options):
+    model, _ = noisy_normal()
+    with model:
+        step = KameleonStep(pseudo_marginal=True, n_subsample=100)
+    settings = {"model": model, "chains": 2, "draws": 200, "tune": 200}
+    expected = models.sample(step, **settings)
+    found = models.sample(step, **(settings | options))
+    for name, group in (("x", "posterior"), ("estimate", "sample_stats")):
+        values = models.values(expected, name, group)
+        np.testing.assert_array_equal(models.values(found, name, group), values)
+        assert not np.array_equal(values[0], values[1])
+
+
+def test_restored_state_draws_the_same_estimates(make_step):
+    model, _ = noisy_normal()
+    with model:
+        step, other = make_step(pseudo_marginal=True), make_step(pseudo_marginal=True)
+    models.begin(step)
+    _, _, point = models.drive(step, model.initial_point(), 60, tune=50)
+    other.sampling_state = step.sampling_state
+    expected, _, _ = models.drive(step, point, 100, tune=-1)
+    found, _, _ = models.drive(other, point, 100, tune=-1)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_an_estimate_of_zero_or_nan_is_refused(make_step):
+    """The estimates are 0 for x > 1, NaN for x < -1, and else half of them 0 and half of them 2."""
+
+    def fn(x, rng):
+        x = float(x[0])
+        if abs(x) > 1:
+            return -np.inf if x > 1 else np.nan
+        return np.log(2.0) if rng.random() < 0.5 else -np.inf
+
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=1)
+        pm.Potential("loglike", estimated_loglikelihood(fn, x))
+        step = make_step(pseudo_marginal=True)
+    model.set_initval(x, np.zeros(1))
+    for seed in range(20):  # half of all chains begin with an estimate of zero
+        try:
+            points, statistics, _ = models.run(step, model, 6000, tune=1000, seed=seed)
+            break
+        except pm.exceptions.SamplingError:
+            pass
+    draws = points[1000:, 0]
+    assert sum(s["n_nonfinite"] for s in statistics) > 10
+    models.assert_moments(draws, 0.0, stats.truncnorm(-1, 1).std(), "two estimates")
+
+
+# compound steps -----------------------------------------------------------------------------------
+
+
+def with_other(noise=0.5):
+    """The model of `models.estimated_with_other`, by `estimated_loglikelihood`."""
+    estimate = NormalEstimate(noise)
+    with pm.Model() as model:
+        other = pm.Normal("other", 0, 1)
+        own = pm.Normal("own", other, 1)
+        pm.Potential("loglike", estimated_loglikelihood(estimate, own))
+        pm.Normal("y", own - other, 1, observed=0.7)
+    return model, estimate
+
+
+def test_the_estimate_is_kept_while_another_step_moves():
+    model, estimate = with_other()
+    with model:
+        ours = AdaptiveMetropolisStep([model["own"]], pseudo_marginal=True)
+        step = CompoundStep([ours, models.Shift([model["other"]], shift=0.25)])
+    models.begin(step)
+    estimate.calls = 0
+    point, kept, stayed = model.initial_point(), None, 0
+    for i in range(100):
+        before, calls = point, estimate.calls
+        point, _ = step.step(point)
+        assert estimate.calls == calls + 1 + (i == 0)
+        if i and point["own"] == before["own"]:
+            assert ours.chain.value[2] == kept
+            stayed += 1
+        kept = ours.chain.value[2]
+    assert stayed > 10
+
+
+@pytest.mark.parametrize("options", [{}, {"cores": 2, "chains": 2}])
+def test_posterior_in_a_compound(options):
+    model, _ = with_other()
+    with model:
+        ours = AdaptiveMetropolisStep([model["own"]], pseudo_marginal=True, steps_per_draw=5)
+        gibbs = models.ExactOther([model["other"]])
+    idata = models.sample([ours, gibbs], model, **({"draws": 3000, "tune": 500} | options))
+    variance = np.diag(np.linalg.inv(models.ESTIMATED_PRECISION))
+    for i, name in enumerate(("own", "other")):
+        draws = models.values(idata, name)
+        models.assert_moments(draws, models.ESTIMATED_MEAN[i], variance[i] ** 0.5, name)
+
+
+def test_two_estimates_with_a_step_each():
+    """An estimate that depends on none of a step's variables costs that step nothing."""
+    estimates = {name: NormalEstimate(0.5) for name in "ab"}
+    with pm.Model() as model:
+        for name, estimate in estimates.items():
+            x = pm.Normal(name)
+            pm.Potential(f"likelihood of {name}", estimated_loglikelihood(estimate, x))
+        steps = [AdaptiveMetropolisStep([model[name]], pseudo_marginal=True) for name in "ab"]
+        step = CompoundStep(steps)
+    models.begin(step)
+    for estimate in estimates.values():
+        estimate.calls = 0
+    points, _, _ = models.drive(step, model.initial_point(), 8000, tune=1000)
+    assert [estimate.calls for estimate in estimates.values()] == [8001, 8001]
+    models.assert_moments(points[1000:], np.full(2, 0.5), np.sqrt(0.5), "two estimates")
+
+
+# settings and messages ----------------------------------------------------------------------------
+
+
+def test_default_acceptance_leaves_room_for_the_noise(make_step):
+    """With noise of 1.7 a scaling learnt for 0.234 would run away to zero."""
+    model, _ = noisy_normal(noise=1.7, shape=3)
+    with model:
+        step = make_step(pseudo_marginal=True)
+        assert make_step(pseudo_marginal=True, target_accept=0.3).target_accept == 0.3
+    assert step.target_accept == 0.117
+    points, _, _ = models.run(step, model, 6000, tune=5000)
+    moves = np.diff(points[-1000:], axis=0)
+    lengths = np.sqrt((moves[np.any(moves != 0, axis=1)] ** 2).sum(axis=1))
+    assert np.median(lengths) > 0.3
+
+
+def test_warned_without_the_flag(make_step):
+    model, _ = noisy_normal()
+    with model, pytest.warns(UserWarning, match=r"loglike.*pseudo_marginal=True"):
+        make_step()
+
+
+def test_steps_that_cannot_take_an_estimate():
+    model, _ = noisy_normal()
+    with model:
+        with pytest.raises(NotImplementedError, match="gradient"):
+            MALAStep()
+        with (
+            pytest.warns(UserWarning, match="is an estimate"),
+            pytest.raises(ValueError, match=r"estimated_loglikelihood.*noisy"),
+        ):
+            KameleonStep(surrogate=GPSurrogate())
+
+
+def sticking(make_step, overestimate, **options):
+    """A step after tuning with its kept estimate raised, and the warnings of 1200 draws more."""
+    model, estimate = noisy_normal(noise=1.0)
+    with model:
+        step = make_step(pseudo_marginal=True, **options)
+    _, _, point = models.run(step, model, 1500, tune=1500)
+    step.stop_tuning()
+    step.report.pop("pending", None)
+    step.chain.value[2] += overestimate
+    estimate.calls = 0
+    _, statistics, _ = models.drive(step, point, 1200 // step.steps_per_draw, tune=-1)
+    warnings = [s["warning"] for s in statistics if s.get("warning") is not None]
+    assert estimate.calls == sum(s["n_evals"] for s in statistics)
+    return warnings, estimate.calls
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_draw": 7}])
+def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_step, options):
+    (warning, *others), calls = sticking(make_step, 60.0, **options)
+    assert warning.kind == WarningType.CONVERGENCE and warning.level == "warn"
+    assert f"in {UNMOVED} " in warning.message or options
+    for word in ("overestimate", "estimator_sd", "chain of x"):
+        assert word in warning.message
+    excess = float(re.search(r"likelihood is ([0-9.]+) above", warning.message)[1])
+    assert 50 < excess < 70
+    assert all("overestimate" not in other.message for other in others)
+    steps = options.get("steps_per_draw", 1)
+    assert calls == 1200 // steps * steps + N_FRESH
+
+
+def test_no_warning_where_all_is_well(make_step):
+    warnings, calls = sticking(make_step, 0.0)
+    assert not warnings
+    assert calls == 1200
+
+
+def test_stuck_for_another_reason_is_no_overestimate():
+    def needle(x, rng):
+        return 0.0 if x == 0 else -np.inf
+
+    with pm.Model() as model:
+        pm.Potential("loglike", estimated_loglikelihood(needle, pm.Normal("x")))
+        step = AdaptiveMetropolisStep(pseudo_marginal=True)
+    _, statistics, _ = models.run(step, model, 1500, tune=10)
+    messages = [s["warning"].message for s in statistics if s.get("warning") is not None]
+    assert any("stuck" in message for message in messages)
+    assert not any("overestimate" in message for message in messages)
+
+
+def test_efficiency_table_counts_estimates():
+    model, _ = noisy_normal()
+    with model:
+        step = AdaptiveMetropolisStep(pseudo_marginal=True, steps_per_draw=2)
+    idata = models.sample(step, model, chains=2, draws=100, tune=50)
+    table = efficiency_table({"noisy": idata}, steps_per_draw=2)
+    assert table.loc["noisy", "evaluations_percent"] == 100.0

@@ -13,11 +13,9 @@ import pymc as pm
 import pytest
 from scipy.stats import norm
 
-from pymc_kameleon.pseudo_marginal import particle_filter as module
-from pymc_kameleon.pseudo_marginal.particle_filter import (
-    BootstrapFilter,
-    particle_filter_loglikelihood,
-)
+from pymc_kameleon.pseudo_marginal import bootstrap_filter as module
+from pymc_kameleon.pseudo_marginal.bootstrap_filter import BootstrapFilter
+from pymc_kameleon.pseudo_marginal.particle_filter import particle_filter_loglikelihood
 
 SIZES = [1, 2, 3, 7, 30]
 """One and two are never resampled."""
@@ -158,7 +156,7 @@ def test_unbiased_when_compiled(make, n_particles):
 @pytest.mark.parametrize("make", [linear, volatility])
 def test_unbiased_in_python(make, n_particles):
     model = make()
-    estimates = plain_estimates(model, n_particles, 4000)
+    estimates = plain_estimates(model, n_particles, 2500)
     assert abs(standardised_error(estimates, model.exact)) < STANDARD_ERRORS
 
 

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from pymc_kameleon import kernels, latent_gp, random_features, targets
+from pymc_kameleon import kernels, latent_gp, pseudo_marginal, random_features, targets
 from pymc_kameleon.registration import register, unregister
 from pymc_kameleon.starts import dispersed_starts
 from pymc_kameleon.steps import (
@@ -32,6 +32,7 @@ __all__ = [
     "kernels",
     "latent_gp",
     "plots",
+    "pseudo_marginal",
     "random_features",
     "register",
     "surrogate_targets",

@@ -21,7 +21,7 @@ ACCEPTANCE_SHARE = 0.5
 Gaussian target, moves of the best length are accepted 1, 0.71 and 0.39 times as often as without
 noise at s = 0, 1 and 1.7 (Sherlock, Thiery, Roberts & Rosenthal 2015, eq. 3.4), and none as often
 as 0.234 above s = 1.7: a scaling that is learnt for it would end at 0. Half of it costs at most a
-tenth of the efficiency for s from 0 to 1.8."""
+seventh of the efficiency for s from 0 to 1.7."""
 
 
 def acceptance_share(pseudo_marginal: bool) -> float:

@@ -185,6 +185,8 @@ def maximum_mean_discrepancy(
         )
     if not (first.size and second.size):
         raise ValueError("A sample is empty: take at least one draw.")
+    if not (np.all(np.isfinite(first)) and np.all(np.isfinite(second))):
+        raise ValueError("A sample has NaN or infinite entries: take finite draws.")
     kernel = Gaussian() if kernel is None else kernel
     bandwidth = median_bandwidth(second[:: 1 + len(second) // 500].T)
     within = _mean_kernel(kernel, first, first, bandwidth)

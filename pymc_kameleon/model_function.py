@@ -191,6 +191,11 @@ class SharedValues:
     def __getstate__(self):
         return self.__dict__ | {"_seen": None, "_moves": None, "_watched": None}
 
+    @property
+    def were_seen(self) -> bool:
+        """Whether `changed` was called before."""
+        return self._seen is not None
+
     def changed(self) -> bool:
         """Whether a value changed since the last call; True at the first one."""
         first = self._functions[0]

@@ -18,7 +18,12 @@ from pymc_kameleon.model_function import (
     black_boxes,
     has_black_box,
 )
-from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimates, redraw
+from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import (
+    draw_seeds,
+    estimates,
+    seeds_of,
+    set_seeds,
+)
 
 __all__ = ["LogDensity", "select_variables"]
 
@@ -79,7 +84,6 @@ class LogDensity:
     separate_estimates : bool
         Keep the observed variables and potentials that hold black-box operations as a term of their
         own, so that an estimate can be kept while the rest is evaluated again (pseudo-marginal).
-        Those that depend on none of `vars` are left out: they cancel, and cost an evaluation.
 
     Attributes
     ----------
@@ -97,8 +101,15 @@ class LogDensity:
         Whether the model has observed variables or potentials.
     others_in_likelihood : list of str
         Variables not sampled here that the likelihood depends on.
+    has_estimates : bool
+        Whether there are estimates that were separated.
     estimated_terms : list of str
         Observed variables and potentials that hold an `estimated_loglikelihood`.
+    foreign_estimates : dict
+        Those that depend on none of `vars`, and are left out, because they cancel but when they are
+        drawn anew: name -> seeds.
+    n_seeds : int
+        Estimates in the log density.
     """
 
     def __init__(
@@ -121,15 +132,21 @@ class LogDensity:
         self.n_evaluations = 0
 
         terms = _likelihood_terms(model)
-        if separate_estimates:
-            own = set(self.vars)
-            terms = [t for t in terms if not has_black_box(t[1]) or _names_among(own, [t[1]])]
+        _refuse_estimated_priors(model)
+        own = set(self.vars)
+        foreign = [t for t in terms if has_black_box(t[1]) and not _names_among(own, [t[1]])]
+        self.foreign_estimates = {
+            variable.name: seeds_of([logp]) for variable, logp in foreign if estimates([logp])
+        }
+        left_out = foreign if separate_estimates else [t for t in foreign if estimates([t[1]])]
+        terms = [term for term in terms if term not in left_out]
         self.has_likelihood = bool(terms)
         self.others_in_likelihood = _names_among(
             set(model.value_vars) - set(self.vars), [logp for _, logp in terms]
         )
         self.estimated_terms = [variable.name for variable, logp in terms if estimates([logp])]
         estimated = [t for t in terms if separate_estimates and has_black_box(t[1])]
+        self.has_estimates = bool(estimated)
         if separate_estimates:
             _refuse_shared_estimates(estimated, set(model.value_vars) - set(self.vars))
         exact = [variable for variable, logp in terms if (variable, logp) not in estimated]
@@ -144,7 +161,8 @@ class LogDensity:
         self._outputs, self._input = join_nonshared_inputs(
             initial_point, outputs, self.vars, self.shared
         )
-        self._seeds = [variable.owner.inputs[0] for variable in estimates(self._outputs)]
+        self._seeds = seeds_of(self._outputs)
+        self.n_seeds = len(self._seeds)
         self._model = model
         # PyMC 6 passes {} to a step that it chose itself: nothing that a user asked for.
         self._compile_kwargs = compile_kwargs or None
@@ -172,9 +190,13 @@ class LogDensity:
         self._function.into(x, value)
         return value
 
-    def redraw_estimates(self, rng: np.random.Generator) -> None:
-        """Make the next evaluation draw every `estimated_loglikelihood` anew, from `rng`."""
-        redraw(self._seeds, rng)
+    def redraw_estimates(self, rng: np.random.Generator) -> np.ndarray:
+        """Make the next evaluation draw every estimate anew; return the seeds (n_seeds,)."""
+        return draw_seeds(self._seeds, rng)
+
+    def restore_estimates(self, seeds: np.ndarray) -> None:
+        """Make the next evaluation repeat the estimates of `seeds` (n_seeds,)."""
+        set_seeds(self._seeds, seeds)
 
     def rest(self, x: np.ndarray) -> np.ndarray:
         """Log prior and exact log likelihood at `x`, without drawing the estimated term again."""
@@ -244,8 +266,13 @@ class LogDensity:
         return self._more_functions[name]
 
     def inputs_changed(self) -> bool:
-        """Whether a shared value (another step's variable, or data) changed since the last call."""
-        return self._inputs.changed()
+        """Whether a shared value (another step's variable, or data) changed since the last call.
+
+        True at the first one, but not where nothing but data can change and estimates are kept:
+        then the first call is that of a restored chain, which has its estimate.
+        """
+        is_known = self._inputs.were_seen or self.shared or not self.has_estimates
+        return self._inputs.changed() and bool(is_known)
 
     def _compile(self, outputs):
         return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)
@@ -271,6 +298,16 @@ def _likelihood_terms(model) -> list[tuple]:
     return list(zip(variables, model.logp(vars=variables, sum=False), strict=True))
 
 
+def _refuse_estimated_priors(model):
+    for variable in model.free_RVs:
+        if estimates([model.logp(vars=[variable])]):
+            raise ValueError(
+                f"The log density of the free variable {variable.name} holds an "
+                "estimated_loglikelihood, which no step can keep: make it a potential, "
+                f'pm.Potential("{variable.name}_estimate", estimated_loglikelihood(...)).'
+            )
+
+
 def _refuse_shared_estimates(estimated, others):
     for variable, logp in estimated:
         foreign = _names_among(others, [logp])
@@ -278,7 +315,8 @@ def _refuse_shared_estimates(estimated, others):
             raise ValueError(
                 f"pseudo_marginal=True: the estimated term {variable.name} depends on "
                 f"{', '.join(foreign)}, which another step moves, so its estimate cannot be kept. "
-                f"Give this step those variables too: vars=[..., {', '.join(foreign)}]."
+                f"Give this step those variables too: vars=[..., {', '.join(foreign)}], with "
+                "blocked=True."
             )
 
 

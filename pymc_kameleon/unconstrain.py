@@ -53,17 +53,21 @@ def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
 
     Raises
     ------
-    ValueError
-        If a variable is missing or unknown, or a value has another shape.
+    TypeError, ValueError
+        If a variable is missing or unknown, or a value is no number or has another shape.
     """
     names = [variable.name for variable in model.free_RVs]
+    if not isinstance(point, Mapping):
+        raise TypeError(
+            f"point={point!r}: take a dict of natural values of {', '.join(names)}, by name."
+        )
     missing, unknown = [n for n in names if n not in point], sorted(set(point) - set(names))
     if missing or unknown:
         raise ValueError(
             f"point: give natural values of {', '.join(names)}; {', '.join(missing) or 'none'} "
             f"missing, {', '.join(unknown) or 'none'} unknown."
         )
-    natural = [np.asarray(point[v.name], dtype=v.dtype) for v in model.free_RVs]
+    natural = [_natural_value(variable, point[variable.name]) for variable in model.free_RVs]
     for variable, value in zip(model.free_RVs, natural, strict=True):
         static = variable.type.shape
         if value.ndim != len(static) or any(
@@ -84,3 +88,13 @@ def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
             )
         result[name] = value
     return result
+
+
+def _natural_value(variable, value):
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"point: {variable.name} is {value!r}: take numbers.")
+    converted = array.astype(variable.dtype)
+    if converted.dtype.kind in "biu" and np.any(converted != array):
+        raise ValueError(f"point: {variable.name} is discrete, and {value!r} is no whole number.")
+    return converted

@@ -594,7 +594,7 @@ def test_an_accepted_estimate_is_kept(make_step):
     model, operation = models.black_box(dim=1, noise=2.0)
     with model:
         step = make_step(pseudo_marginal=True)
-    begin(step)
+    begin(step).stop_tuning()
     operation.calls = 0
     point, kept, stayed = model.initial_point(), None, 0
     for i in range(300):
@@ -628,7 +628,7 @@ def test_estimate_kept_while_the_rest_is_evaluated_again(make_step):
     exact = model.compile_fn(
         model.logp(vars=model.observed_RVs), inputs=model.value_vars, mode="FAST_COMPILE"
     )
-    begin(step)
+    begin(step).stop_tuning()
     operation.calls = 0
     point = model.initial_point()
     for i in range(100):

@@ -15,6 +15,7 @@ from scipy.linalg import LinAlgError
 from pymc_kameleon.latent_gp.likelihood import IN_PYTHON, ModelLikelihood
 from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model_function import SharedValues
+from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimates
 
 __all__ = ["LatentFunction", "free_variable"]
 
@@ -198,6 +199,13 @@ class LatentFunction:
             raise ValueError(
                 f"Nothing observed depends on {self.name}: its posterior is its prior. Give the "
                 f"model an observed variable or a pm.Potential that is a function of {self.name}."
+            )
+        noisy = [name for name, t in terms.items() if estimates([t])]
+        if noisy:
+            raise ValueError(
+                f"{', '.join(noisy)} is an estimate, and depends on {self.name}: this needs the "
+                "likelihood itself. Take a step that keeps estimates, such as "
+                "KameleonStep(pseudo_marginal=True)."
             )
         graphs = clone_replace(list(terms.values()), replace=self.shared, rebuild_strict=False)
         terms = dict(zip(terms, graphs, strict=True))

@@ -4,6 +4,7 @@ Andrieu & Roberts (2009), "The pseudo-marginal approach for efficient Monte Carl
 Annals of Statistics 37. doi:10.1214/07-AOS574
 """
 
+import inspect
 from collections.abc import Callable
 
 import numpy as np
@@ -16,9 +17,19 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon.validation import checked_integer
 
-__all__ = ["EstimatedLogLikelihood", "estimated_loglikelihood", "estimates", "redraw"]
+__all__ = [
+    "EstimatedLogLikelihood",
+    "draw_seeds",
+    "estimated_loglikelihood",
+    "estimates",
+    "seeds_of",
+    "set_seeds",
+]
 
-SEED_BOUND = 2**63 - 1
+SEED_BOUND = 2**53
+"""Seeds are whole numbers that a float64 holds: a chain keeps them beside its log density."""
+
+NO_SEEDS = np.zeros(0, dtype=np.int64)
 
 
 def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None):
@@ -47,7 +58,8 @@ def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None)
     Raises
     ------
     TypeError
-        If `fn` is no function, or, while sampling, if what it returns is no number.
+        If `fn` is no function of these arguments, or, while sampling, if what it returns is no
+        number.
     ValueError
         If there are no inputs, or `n_samples` is below 1.
 
@@ -55,9 +67,12 @@ def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None)
     -----
     The seed of `rng` is an input of the operation, a shared variable. A step of this package sets
     it from its own generator before each evaluation, and with ``pseudo_marginal=True`` it keeps
-    the accepted estimate, which leaves the exact posterior invariant [1]_. Anything else that
-    evaluates the model, such as ``model.compile_logp()`` or a step of PyMC, leaves the seed as it
-    is, and sees one fixed, rough surface.
+    the accepted estimate, which leaves the exact posterior invariant [1]_. After each draw the seed
+    is that of the kept estimate, so other steps, and a ``pymc.Deterministic`` of the estimate, see
+    this one. Whatever else evaluates the model, such as ``model.compile_logp()``, or a step of PyMC
+    that moves one of the inputs, leaves the seed as it is, and sees one fixed, rough surface.
+
+    In such places PyMC 6 says that Numba uses object mode, which means that `fn` runs in Python.
 
     References
     ----------
@@ -83,12 +98,33 @@ def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None)
             "estimated_loglikelihood got no inputs: name what the likelihood depends on, as in "
             "estimated_loglikelihood(fn, theta)."
         )
+    _check_arguments(fn, len(inputs), n_samples)
     seed = pytensor.shared(np.int64(0), name="estimate_seed")
     inputs = [pt.as_tensor_variable(x) for x in inputs]
     if n_samples is None:
         return EstimatedLogLikelihood(fn, False)(seed, *inputs)
     count = pytensor.shared(np.int64(checked_integer("n_samples", n_samples, 1)), name="n_samples")
     return EstimatedLogLikelihood(fn, True)(seed, *inputs, count)
+
+
+def _check_arguments(fn, n_inputs, n_samples):
+    names = [*(f"value_{i + 1}" for i in range(n_inputs)), "rng"]
+    if n_samples is not None:
+        names.insert(n_inputs, "n_samples")
+    try:
+        inspect.signature(fn).bind(*names)
+    except TypeError as error:
+        raise TypeError(
+            f"{_name_of(fn)} does not take the arguments ({', '.join(names)}) that it is called "
+            f"with: {error}. Give it a parameter for each input, then n_samples if "
+            "estimated_loglikelihood got n_samples=, then rng."
+        ) from error
+    except ValueError:  # a function of C may have no signature
+        pass
+
+
+def _name_of(fn):
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 class EstimatedLogLikelihood(Op):
@@ -109,7 +145,7 @@ class EstimatedLogLikelihood(Op):
     @property
     def name(self) -> str:
         """What messages call the function."""
-        return getattr(self.fn, "__name__", type(self.fn).__name__)
+        return _name_of(self.fn)
 
     def make_node(self, seed, *inputs):
         """Apply the operation to variables."""
@@ -155,7 +191,19 @@ def estimates(graphs) -> list:
     return found
 
 
-def redraw(seeds: list[SharedVariable], rng: np.random.Generator) -> None:
-    """Give estimates new seeds, so that their next evaluation is independent of the last one."""
-    for seed in seeds:
-        seed.set_value(np.asarray(rng.integers(SEED_BOUND)), borrow=True)
+def seeds_of(graphs) -> list[SharedVariable]:
+    """Seeds of the estimates in `graphs`."""
+    return [variable.owner.inputs[0] for variable in estimates(graphs)]
+
+
+def draw_seeds(seeds: list[SharedVariable], rng: np.random.Generator) -> np.ndarray:
+    """Give estimates new seeds, so that their next evaluation is independent; return these."""
+    values = rng.integers(SEED_BOUND, size=len(seeds)) if seeds else NO_SEEDS
+    set_seeds(seeds, values)
+    return values
+
+
+def set_seeds(seeds: list[SharedVariable], values: np.ndarray) -> None:
+    """Give estimates the seeds of earlier ones, which their next evaluation repeats."""
+    for seed, value in zip(seeds, values, strict=True):
+        seed.set_value(np.asarray(value, dtype=np.int64), borrow=True)

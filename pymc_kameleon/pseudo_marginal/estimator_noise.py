@@ -8,7 +8,7 @@ import pandas as pd
 from pymc.model import modelcontext
 
 from pymc_kameleon.model_function import has_black_box
-from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimates, redraw
+from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import draw_seeds, estimates
 from pymc_kameleon.unconstrain import unconstrained_point
 from pymc_kameleon.validation import checked_integer, checked_number
 
@@ -48,8 +48,11 @@ class EstimatorSD:
     recommended : dict or None
         Numbers for which the standard deviation is as aimed at; None if none was found.
     measured : pandas.DataFrame
-        Every number that was tried: factor of the present one, sd, standard_error.
+        Every number that was tried: factor of the present one, sd, standard_error, n_zero.
     aim : float
+    needs_more_for_zeros : bool
+        Whether the recommended numbers are the fewest tried without estimates of zero, at a smaller
+        standard deviation than the one aimed at.
     """
 
     sd: float
@@ -60,39 +63,50 @@ class EstimatorSD:
     recommended: dict[str, int] | None
     measured: pd.DataFrame
     aim: float
+    needs_more_for_zeros: bool = False
 
     def __float__(self):
         return self.sd
 
     def __str__(self):
+        return "\n".join(filter(None, (self._noise(), self._advice())))
+
+    def _noise(self):
         low, high = RECOMMENDED
         if self.n_zero:
-            lines = [f"{self.n_zero} of {self.n_estimates} estimates are zero."]
-        else:
-            verdict = "few" if self.sd > high else "many" if self.sd < low else None
-            lines = [
-                f"The log estimate has a standard deviation of {self.sd:.3g} ± "
-                f"{self.standard_error:.2g}; {low:g} to {high:g} is best"
-                + (": there are enough samples." if verdict is None else f": too {verdict} samples")
-            ]
+            return f"{self.n_zero} of {self.n_estimates} estimates are zero: too few samples."
+        verdict = "few" if self.sd > high else "many" if self.sd < low else None
+        return (
+            f"The log estimate has a standard deviation of {self.sd:.3g} ± "
+            f"{self.standard_error:.2g}; {low:g} to {high:g} is best: "
+            + ("there are enough samples." if verdict is None else f"too {verdict} samples.")
+        )
+
+    def _advice(self):
+        last = self.measured.iloc[-1]
         if self.recommended is not None:
-            lines += [
-                f"{name}: {self.n_samples[name]} samples now, {count} for a standard deviation of "
-                f"about {self.aim:g}."
+            return "\n".join(
+                f"{name}: {self.n_samples[name]} samples now, {self._enough(count)}."
                 for name, count in self.recommended.items()
-            ]
-        elif len(self.measured) > 1:
-            most = self.measured.iloc[-1]
-            lines.append(
-                f"{most['factor']:.3g} times as many are too few for {self.aim:g}: the standard "
-                f"deviation is {most['sd']:.3g} there. Take a better importance density or filter, "
-                "or a larger max_factor."
             )
-        elif self.n_zero == 0 and self.sd > 0:
-            lines.append(
-                f"{self.aim:g} takes about {(self.sd / self.aim) ** 2:.2g} times as many samples."
+        if len(self.measured) > 1 or (self.n_samples and self.sd > self.aim):
+            found = "some are still zero" if last["n_zero"] else f"{last['sd']:.3g}"
+            return (
+                f"No number up to max_factor times the present one was found for {self.aim:g}: "
+                f"with {last['factor']:.3g} times as many it is {found}. Take a larger max_factor, "
+                "or a better importance density or filter."
             )
-        return "\n".join(lines)
+        if not self.n_zero and self.sd > 0 and not self.n_samples:
+            times = (self.sd / self.aim) ** 2
+            return f"About {times:.2g} times as many samples would give {self.aim:g}."
+        return ""
+
+    def _enough(self, count):
+        if self.needs_more_for_zeros:
+            return f"{count} give no estimates of zero"
+        if count == 1:
+            return "1 is enough"
+        return f"{count} for a standard deviation of about {self.aim:g}"
 
 
 def estimator_sd(
@@ -135,7 +149,8 @@ def estimator_sd(
     -----
     Several estimates in one model are judged by their sum, and their numbers of samples multiplied
     by one factor. The recommended range is that of [1]_, for log-normal noise, and [2]_ finds 1.8
-    for a random walk in many dimensions. The noise differs from place to place.
+    for a random walk in many dimensions. The noise differs from place to place: it is often larger
+    where chains start, so measure there too.
 
     References
     ----------
@@ -156,9 +171,9 @@ def estimator_sd(
     checked_number("max_factor", max_factor, above=0.0)
     noise = _Noise(model, point, n_estimates, np.random.default_rng(random_seed))
     now = noise.measure(1.0)
-    rows, factor = [now], None
+    rows, factor, for_zeros = [now], None, False
     if noise.counts and max_factor > 1.0:
-        rows, factor = _search(noise, now, aim, max_factor)
+        rows, factor, for_zeros = _search(noise, now, aim, max_factor)
     return EstimatorSD(
         sd=now["sd"],
         standard_error=now["standard_error"],
@@ -168,6 +183,7 @@ def estimator_sd(
         recommended=None if factor is None else noise.n_samples(factor),
         measured=pd.DataFrame(rows).sort_values("factor", ignore_index=True),
         aim=aim,
+        needs_more_for_zeros=for_zeros,
     )
 
 
@@ -207,7 +223,7 @@ class _Noise:
             for name, n in self.n_samples(factor).items():
                 self.counts[name].set_value(np.asarray(n))
             for i in range(self.n_estimates):
-                redraw(self.seeds, self.rng)
+                draw_seeds(self.seeds, self.rng)
                 values[i] = self.function(self.point)
         finally:
             for name, n in self.present.items():
@@ -234,22 +250,38 @@ def _sd_with_error(values):
 
 
 def _search(noise, now, aim, max_factor):
-    """Measure other numbers of samples, and find the factor of the present ones for `aim`."""
+    """Measure other numbers of samples, and find the factor of the present ones for `aim`.
+
+    Returns the measurements, the factor or None, and whether zeros ask for more than the aim.
+    """
     smallest = 1.0 / max(noise.present.values())
     rows = [now]
     while True:
-        factor = _next_factor(rows[-1], aim)
-        is_close = rows[-1]["sd"] > 0.0 and abs(math.log(rows[-1]["sd"] / aim)) < CLOSE
-        if is_close or factor < smallest:
-            return rows, max(factor, smallest)
+        last, factor = rows[-1], max(_next_factor(rows, aim), smallest)
+        if last["sd"] > 0.0 and abs(math.log(last["sd"] / aim)) < CLOSE:
+            return rows, factor, False
         if any(row["n_zero"] and row["factor"] >= factor for row in rows[:-1]):
-            return rows, rows[-1]["factor"]
+            return rows, last["factor"], True
+        if any(noise.n_samples(row["factor"]) == noise.n_samples(factor) for row in rows):
+            return rows, factor, False
         if factor > max_factor or len(rows) == MEASUREMENTS:
-            return rows, None
+            return rows, None, False
         rows.append(noise.measure(factor))
 
 
-def _next_factor(row, aim):
-    """Follow sd^2 ~ factor^-1 from a measurement, by no more than a stride."""
+def _next_factor(rows, aim):
+    """Between two measurements about the aim by a straight line in logs; else by sd^2 ~ 1/factor.
+
+    The latter from the last measurement, by no more than a stride.
+    """
+    row = rows[-1]
+    usable = [r for r in rows if 0.0 < r["sd"] < math.inf]
+    above = [r for r in usable if r["sd"] >= aim]
+    below = [r for r in usable if r["sd"] < aim]
+    if above and below:
+        few, many = max(above, key=lambda r: r["factor"]), min(below, key=lambda r: r["factor"])
+        if few["factor"] < many["factor"]:
+            share = math.log(few["sd"] / aim) / math.log(few["sd"] / many["sd"])
+            return few["factor"] * (many["factor"] / few["factor"]) ** share
     squared = 2.0 if row["n_zero"] else (row["sd"] / aim) ** 2
     return row["factor"] * min(max(squared, 1.0 / LONGEST_STRIDE), LONGEST_STRIDE)

@@ -36,8 +36,8 @@ def particle_filter_loglikelihood(
         ``log_observation(y_t, x, t, *parameters)``: log density of ``y_t = y[t]`` given each state
         `x` (n_particles,), every constant that a parameter enters included.
     n_particles : int
-        The standard deviation of the estimate falls as its square root. Pseudo-marginal chains are
-        most efficient when it is between 1 and 1.7 [4]_; `diagnostics.estimator_sd` finds the
+        The standard deviation of the log estimate falls as its inverse root. Pseudo-marginal chains
+        are most efficient when it is between 1 and 1.7 [4]_; `diagnostics.estimator_sd` finds the
         number that this takes.
 
     Returns

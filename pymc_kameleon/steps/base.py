@@ -98,10 +98,9 @@ class MetropolisHastingsStep(Step):
         self.surrogate = surrogate
         if surrogate is not None:
             self._check_surrogate()
-        if target_accept is None:
-            share = kept_estimate.acceptance_share(self.pseudo_marginal)
-            target_accept = share * target_acceptance(self.dim)
-        self.target_accept = float(target_accept)
+        self.target_accept = (
+            target_acceptance(self.dim) if target_accept is None else float(target_accept)
+        )
         self.default_tune_steps = max(500, math.ceil(self._transitions_to_tune() / steps_per_draw))
         options = configuration | {
             "steps_per_draw": self.steps_per_draw,
@@ -159,7 +158,13 @@ class MetropolisHastingsStep(Step):
         self.expected_tune = expected_tune
         self.transition = 0
         self.chain = self.components = self.stage = self.returned = None
-        self.report = {"unmoved": 0, "acceptance": 0.0, "evaluations": 0, "nonfinite": 0}
+        self.report = {
+            "unmoved": 0,
+            "rejections": 0,
+            "acceptance": 0.0,
+            "evaluations": 0,
+            "nonfinite": 0,
+        }
         if self.surrogate is not None:
             self.report |= two_stage.new_report()
         self._forget()
@@ -187,8 +192,11 @@ class MetropolisHastingsStep(Step):
         self._arrive(q0.data)
         chain = self.chain
         chain.outcome[:] = 0.0
-        self._advance(self.steps_per_draw)
-        self.transition += self.steps_per_draw
+        if self.tune and self.target.has_estimates:
+            kept_estimate.advance_patiently(self, self.steps_per_draw)
+        else:
+            self._advance(self.steps_per_draw)
+            self.transition += self.steps_per_draw
         self.returned = chain.position.astype(q0.data.dtype)
         evaluations, nonfinite = (int(chain.counts[i]) for i in (EVALUATIONS, NONFINITE))
         chain.counts[:] = 0
@@ -207,6 +215,7 @@ class MetropolisHastingsStep(Step):
         if self.pseudo_marginal:
             statistics["estimate"] = chain.value[2]
         self._report(statistics)
+        self.target.restore_estimates(self._kept_seeds())
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
     def _arrive(self, x):
@@ -242,14 +251,20 @@ class MetropolisHastingsStep(Step):
         if self.surrogate is not None:
             self.stage = self._new_stage()
         self.target.inputs_changed()
-        self._evaluate_current()
-        if self.chain.value[0] == -np.inf:
+        self.report["foreign_seed"] = kept_estimate.foreign_seed(self.target)
+        for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
+            self._evaluate_current()
+            if self.chain.value[0] > -np.inf:
+                break
+        else:
             self.chain = None
+            tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
             raise SamplingError(
                 f"Initial evaluation of {', '.join(self.target.names)} failed: the log density "
                 f"at the start {np.array2string(x, threshold=20)} (raveled, unconstrained) is not "
-                "finite. Give a start with a positive probability: "
-                "pm.sample(initvals=dispersed_starts(model, chains)), or see model.debug()."
+                f"finite{tried if self.target.has_estimates else ''}. Give a start with a positive "
+                "probability: pm.sample(initvals=dispersed_starts(model, chains)), or see "
+                "model.debug()."
             )
         self._begin(position)
         if not self.tune:
@@ -269,8 +284,8 @@ class MetropolisHastingsStep(Step):
         return self.target.prior
 
     def _n_values(self):
-        """Count the numbers that `_density` returns."""
-        return N_TERMS
+        """Count the numbers that `_density` returns, and the seeds of the estimates among them."""
+        return N_TERMS + self.target.n_seeds
 
     def _evaluate_current(self):
         chain = self.chain
@@ -279,19 +294,23 @@ class MetropolisHastingsStep(Step):
         self._mark_impossible()
 
     def _plain_density(self, x, value):
-        """Write what `_density` returns at `x` into `value`, its estimates drawn anew."""
-        self.target.redraw_estimates(self.rng)
-        self._density().into(x, value)
+        """Write what `_density` returns at `x`, then the seeds of its new estimates, to `value`."""
+        end = value.size - self.target.n_seeds
+        value[end:] = self.target.redraw_estimates(self.rng)
+        self._density().into(x, value[:end])
+
+    def _kept_seeds(self):
+        return self.chain.value[self.chain.value.size - self.target.n_seeds :]
 
     def _mark_impossible(self):
         """Let a chain that was put where there is no density leave by any move."""
         if not math.isfinite(self.chain.value[:N_TERMS].sum()):
-            self.chain.value[:] = 0.0
+            self.chain.value[:N_TERMS] = 0.0
             self.chain.value[0] = -np.inf
 
     def _run(self, compiled, plain, kernel, *arguments):
         """Run transitions compiled, or plain where log density or kernel are not compiled."""
-        compilable = not self.target.estimated_terms and (kernel is None or kernel.is_compiled)
+        compilable = not self.target.n_seeds and (kernel is None or kernel.is_compiled)
         table = self._density().compiled() if compilable else None
         if table is None:
             leading = ((self._plain_density,), self._stage(ModelFunction.plain))
@@ -330,47 +349,55 @@ class MetropolisHastingsStep(Step):
     def _report(self, statistics):
         """Add a warning to `statistics`, at most one of each kind in a chain."""
         report, steps = self.report, self.steps_per_draw
-        names = ", ".join(self.target.names)
         report["unmoved"] = 0 if statistics["accepted"] > 0 else report["unmoved"] + steps
         weight = 1.0 / min(1.0 + self.transition / steps, max(1.0, 500 / steps))
         report["acceptance"] += weight * (statistics["accept"] - report["acceptance"])
         report["evaluations"] += statistics["n_evals"]
         report["nonfinite"] += statistics["n_nonfinite"]
-        message = None
-        if not self.tune and report["unmoved"] >= STUCK_AFTER and "stuck" not in report:
+        message = kept_estimate.overestimate(self, statistics)
+        if message is None:
+            message = self._complaint()
+        if message is not None:
+            statistics["warning"] = SamplerWarning(*message, "warn")
+
+    def _complaint(self):
+        """Return a warning that was not given before in this chain, or None."""
+        report, names = self.report, ", ".join(self.target.names)
+        has_stuck = not self.tune and report["unmoved"] >= STUCK_AFTER
+        if has_stuck and "stuck" not in report and "overestimate" not in report:
             report["stuck"] = 1
-            message = (
+            return (
                 WarningType.CONVERGENCE,
                 f"The chain of {names} is stuck: no move was accepted in the last "
                 f"{report['unmoved']} transitions. Tune longer "
                 f"(tune={2 * self.default_tune_steps}) or start elsewhere "
                 "(initvals=dispersed_starts(model, chains)).",
             )
-        elif "pending" in report:
-            message = report.pop("pending")
-        elif (
+        if "pending" in report:
+            return report.pop("pending")
+        if (
             report["evaluations"] >= 500
             and report["nonfinite"] > 0.1 * report["evaluations"]
             and "nonfinite_told" not in report
         ):
             report["nonfinite_told"] = 1
             share = report["nonfinite"] / report["evaluations"]
-            message = (
+            return (
                 WarningType.BAD_PARAMS,
                 f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
                 "rejected. The draws keep to where the model is finite; check the model there.",
             )
-        elif self.stage is not None and not self.tune:
-            message = two_stage.complaint(self.stage, report, names)
-        elif self.pseudo_marginal and not self.tune and "overestimate" not in report:
-            message = kept_estimate.complaint(self, report["unmoved"], statistics)
-            report |= {} if message is None else {"overestimate": 1}
-        if message is not None:
-            statistics["warning"] = SamplerWarning(*message, "warn")
+        if kept_estimate.lacks_a_seed(self):
+            report["unseeded"] = 1
+            return kept_estimate.unseeded(self.target)
+        if self.stage is not None and not self.tune:
+            return two_stage.complaint(self.stage, report, names)
+        return None
 
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""
         acceptance, names = self.report["acceptance"], ", ".join(self.target.names)
+        has_estimates = self.target.has_estimates
         low, high = 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
         if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
             self.report["pending"] = (
@@ -384,7 +411,8 @@ class MetropolisHastingsStep(Step):
                 WarningType.BAD_ACCEPTANCE,
                 f"The acceptance of {names} ended tuning at {acceptance:.3f}, far from its target "
                 f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
-                "compare several chains.",
+                "compare several chains."
+                + (f" If the estimates are noisy: {kept_estimate.ADVICE}." * has_estimates),
             )
 
     # what was learnt ------------------------------------------------------------------------------

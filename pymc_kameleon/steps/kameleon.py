@@ -79,8 +79,8 @@ class KameleonStep(KernelAdaptiveStep):
         Transitions per stored draw. They run in one compiled call where the model compiles.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
-        say: keep the accepted one, which is then a statistic, `estimate`. Halves the default of
-        `target_accept`, for the noise takes its share of the acceptance.
+        say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
+        place from which three moves in a row were rejected is drawn again.
     surrogate : GPSurrogate, optional
         A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
         milliseconds or more: what it finds hopeless is rejected without an evaluation.

@@ -1,14 +1,37 @@
-"""What is different where the likelihood is an estimate: acceptance, statistics, warnings."""
+"""What is different where the likelihood is an estimate: its statistic and its warnings."""
 
 import math
+import sys
 import warnings
 
 import numpy as np
 from pymc.stats.convergence import WarningType
 
-__all__ = ["STATISTICS", "acceptance_share", "complaint", "warn_without"]
+from pymc_kameleon.transitions.metropolis import ACCEPTED
+
+__all__ = [
+    "ADVICE",
+    "FIRST_ESTIMATES",
+    "PATIENCE",
+    "STATISTICS",
+    "advance_patiently",
+    "foreign_seed",
+    "lacks_a_seed",
+    "overestimate",
+    "unseeded",
+    "warn_without",
+]
+
+ADVICE = "pymc_kameleon.diagnostics.estimator_sd(model, point) says how many samples it takes"
+"""End of the messages for which noise may be the cause."""
 
 STATISTICS = {"estimate": (np.float64, [])}
+
+PATIENCE = 3
+"""Moves rejected in a row while tuning after which the place's estimate is drawn again. A chain
+that sticks on an overestimate would learn from its rejections that no move is short enough: above a
+standard deviation of 1.7 no move at all is accepted as often as 0.234 (Sherlock, Thiery, Roberts &
+Rosenthal 2015, eq. 3.4). What it does while tuning is no part of the result."""
 
 UNMOVED = 300
 """Transitions without an accepted move after which the kept estimate is looked into."""
@@ -16,21 +39,15 @@ UNMOVED = 300
 N_FRESH = 20
 """Estimates it is compared with."""
 
-ACCEPTANCE_SHARE = 0.5
-"""Share of the usual acceptance to aim at. With log-normal noise of standard deviation s on a
-Gaussian target, moves of the best length are accepted 1, 0.71 and 0.39 times as often as without
-noise at s = 0, 1 and 1.7 (Sherlock, Thiery, Roberts & Rosenthal 2015, eq. 3.4), and none as often
-as 0.234 above s = 1.7: a scaling that is learnt for it would end at 0. Half of it costs at most a
-seventh of the efficiency for s from 0 to 1.7."""
+FIRST_ESTIMATES = 100
+"""Estimates of zero, or not finite, at the start of a chain before it is given up."""
 
-
-def acceptance_share(pseudo_marginal: bool) -> float:
-    """Return the share of a step's usual target acceptance that its default is."""
-    return ACCEPTANCE_SHARE if pseudo_marginal else 1.0
+WAIT = 20
+"""Draws after which every estimate of the model should have got a seed."""
 
 
 def warn_without(step_name: str, target) -> None:
-    """Warn that a step keeps no estimates though the model has some."""
+    """Warn that a step keeps no estimates though its log density has some."""
     if target.estimated_terms:
         warnings.warn(
             f"The likelihood term {', '.join(target.estimated_terms)} is an estimate. Without "
@@ -38,17 +55,48 @@ def warn_without(step_name: str, target) -> None:
             "another step moves or data change, and such a chain does not sample the posterior. "
             f"Write {step_name}(pseudo_marginal=True).",
             UserWarning,
-            stacklevel=2,
+            stacklevel=_frames_inside(),
         )
 
 
-def complaint(step, unmoved: int, statistics: dict) -> tuple[WarningType, str] | None:
-    """Return a warning if a chain that does not move stands on an overestimate.
+def _frames_inside():
+    """Count the frames from `warn_without` to the first one outside of this package and PyMC."""
+    frame, count = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("pymc_kameleon", "pymc.")
+    ):
+        frame, count = frame.f_back, count + 1
+    return count
+
+
+def advance_patiently(step, n: int) -> None:
+    """Make `n` transitions of tuning; draw anew the estimate of a place that is not left."""
+    chain, report = step.chain, step.report
+    for _ in range(n):
+        if report["rejections"] >= PATIENCE:
+            before = chain.value.copy()
+            step._evaluate_current()
+            if chain.value[0] == -np.inf:
+                chain.value[:] = before
+            report["rejections"] = 0
+        accepted = chain.outcome[ACCEPTED]
+        step._advance(1)
+        step.transition += 1
+        report["rejections"] = 0 if chain.outcome[ACCEPTED] > accepted else report["rejections"] + 1
+
+
+def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
+    """Return a warning if a chain that has not moved for long stands on an overestimate.
 
     The place's likelihood is estimated `N_FRESH` times more, which is no part of the chain.
     """
-    if not unmoved - step.steps_per_draw < UNMOVED <= unmoved:
+    report = step.report
+    if report["unmoved"] == 0:
+        report.pop("examined", None)
+    is_due = not step.tune and step.target.has_estimates and report["unmoved"] >= UNMOVED
+    if not is_due or "examined" in report or "overestimate" in report:
         return None
+    report["examined"] = 1
     fresh = np.empty(N_FRESH)
     for i in range(N_FRESH):
         step.target.redraw_estimates(step.rng)
@@ -61,11 +109,38 @@ def complaint(step, unmoved: int, statistics: dict) -> tuple[WarningType, str] |
     excess, sd = step.chain.value[2] - level, float(fresh.std(ddof=1))
     if not excess > max(1.0, 2.0 * sd):
         return None
+    report["overestimate"] = 1
     return (
         WarningType.CONVERGENCE,
         f"The chain of {', '.join(step.target.names)} sticks on an overestimate: no move was "
-        f"accepted in {unmoved} transitions, and the kept log-likelihood is {excess:.1f} above "
-        f"that of {N_FRESH} fresh estimates of the same place (standard deviation {sd:.1f}). Take "
-        "more importance samples or particles: pymc_kameleon.diagnostics.estimator_sd(model, "
-        "point) says how many.",
+        f"accepted in {report['unmoved']} transitions, and the kept log-likelihood is "
+        f"{excess:.1f} above that of {N_FRESH} fresh estimates of the same place (standard "
+        f"deviation {sd:.1f}). Take more importance samples or particles: {ADVICE}.",
+    )
+
+
+def foreign_seed(target) -> float:
+    """Return a number that changes when a step seeds an estimate that `target` has left out."""
+    seeds = [seed for seeds in target.foreign_estimates.values() for seed in seeds]
+    return float(sum(int(seed.get_value()) for seed in seeds))
+
+
+def lacks_a_seed(step) -> bool:
+    """Whether it is time to tell, and was not told, that an estimate left out gets no seeds."""
+    return (
+        bool(step.target.foreign_estimates)
+        and "unseeded" not in step.report
+        and step.transition >= WAIT * step.steps_per_draw
+        and foreign_seed(step.target) == step.report["foreign_seed"]
+    )
+
+
+def unseeded(target) -> tuple[WarningType, str]:
+    """Return the warning that some estimates are never drawn again."""
+    names = ", ".join(target.foreign_estimates)
+    return (
+        WarningType.BAD_PARAMS,
+        f"The estimated likelihood term {names} does not depend on {', '.join(target.names)}, and "
+        "no step draws it anew: the variables that it depends on are sampled on one fixed, rough "
+        "surface, not from their posterior. Give them a step with pseudo_marginal=True.",
     )

@@ -112,6 +112,7 @@ class KameleonStep(KernelAdaptiveStep):
     bandwidth       length scale of the kernel (NaN: none, or not learnt yet)
     n_evals         log-density evaluations
     n_nonfinite     those that were NaN or +inf (and rejected)
+    estimate        kept estimate of the log-likelihood (`pseudo_marginal`)
     =============== ====================================================================
 
     The subsample, scales and coordinates are fixed between updates and, by default, after tuning;

@@ -1,4 +1,4 @@
-"""What is different where the likelihood is an estimate: its statistic and its warnings."""
+"""What is different where the likelihood is an estimate: statistic, tuning and warnings."""
 
 import math
 import sys
@@ -31,7 +31,7 @@ PATIENCE = 3
 """Moves rejected in a row while tuning after which the place's estimate is drawn again. A chain
 that sticks on an overestimate would learn from its rejections that no move is short enough: above a
 standard deviation of 1.7 no move at all is accepted as often as 0.234 (Sherlock, Thiery, Roberts &
-Rosenthal 2015, eq. 3.4). What it does while tuning is no part of the result."""
+Rosenthal 2015). What it does while tuning is no part of the result."""
 
 UNMOVED = 300
 """Transitions without an accepted move after which the kept estimate is looked into."""

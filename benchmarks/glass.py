@@ -28,8 +28,8 @@ from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimates
 
 __all__ = ["SAMPLERS", "add_arguments", "figure", "model", "run"]
 
-PUBLISHED = {"iterations": 100_000, "burn-in": 20_000, "chains": 30, "every": 20}
-PUBLISHED_BENCHMARK = {"iterations": 500_000, "burn-in": 100_000, "chains": 30, "every": 1000}
+PUBLISHED = {"iterations": 100_000, "chains": 30, "every": 20}
+PUBLISHED_BENCHMARK = {"iterations": 500_000, "chains": 30}
 QUICK = {"iterations": 300, "chains": 2, "benchmark_iterations": 400, "benchmark_chains": 2}
 PRIOR_VARIANCE, JITTER = 5.0, 1e-3
 MOMENTS = Polynomial(3)
@@ -40,7 +40,7 @@ CLAIM = (
     "all mixed moments up to the third; its own cost is 2 to 3 % of the time."
 )
 
-adaptive = partial(AdaptiveMetropolisStep, pseudo_marginal=True, target_accept=0.234)
+adaptive = partial(AdaptiveMetropolisStep, pseudo_marginal=True)
 SAMPLERS = {
     "SM": partial(adaptive, covariance="identity", learn_scaling=False),
     "AM-FS": partial(adaptive, initial_covariance=np.eye(9), learn_scaling=False),
@@ -86,20 +86,29 @@ def model(folder: Path, n_importance: int = 100) -> pm.Model:
     return classifier
 
 
-def draw(classifier, make_step, iterations, burn_in, chains, arguments, initvals):
-    """Draws after the burn-in, during which the step adapts, with all statistics."""
+def draw(classifier, make_step, iterations, initvals, cores):
+    """Draws of a chain from each start after a fifth of burn-in, during which the step adapts."""
+    burn_in, chains = iterations // 5, len(initvals)
     with classifier:
         return pm.sample(
             draws=iterations - burn_in,
             tune=burn_in,
             chains=chains,
-            cores=min(arguments.cores, chains),
+            cores=min(cores, chains),
             step=make_step(),
             initvals=initvals,
             random_seed=SEED,
             compute_convergence_checks=False,
             progressbar=False,
         )
+
+
+def largest_rhat(theta: xr.DataArray) -> float:
+    return float(az.rhat(xr.Dataset({"theta": theta}))["theta"].max())
+
+
+def smallest_ess(theta: xr.DataArray) -> float:
+    return float(az.ess(xr.Dataset({"theta": theta}))["theta"].min())
 
 
 def long_run(classifier, arguments) -> np.ndarray:
@@ -110,16 +119,14 @@ def long_run(classifier, arguments) -> np.ndarray:
     iterations, chains = arguments.benchmark_iterations, arguments.benchmark_chains
     rng = np.random.default_rng(SEED)
     starts = [{"theta": rng.normal(0, np.sqrt(PRIOR_VARIANCE), 9)} for _ in range(chains)]
-    result = draw(
-        classifier, SAMPLERS["SM"], iterations, iterations // 5, chains, arguments, starts
-    )
+    result = draw(classifier, SAMPLERS["SM"], iterations, starts, arguments.cores)
     theta = dataset(result)["theta"]
     report = {
         "chains": chains,
         "iterations": iterations,
         "accepted": float(dataset(result, "sample_stats")["accepted"].mean()),
-        "largest R-hat": float(az.rhat(xr.Dataset({"theta": theta}))["theta"].max()),
-        "smallest ESS": float(az.ess(xr.Dataset({"theta": theta}))["theta"].min()),
+        "largest R-hat": largest_rhat(theta),
+        "smallest ESS": smallest_ess(theta),
     }
     show([report], "The long run, by standard Metropolis")
     every = max(1, theta.sizes["draw"] * chains // 4000)
@@ -149,15 +156,7 @@ def measured(name, classifier, benchmark, arguments) -> tuple[dict, np.ndarray]:
     iterations = arguments.iterations
     starts = [{"theta": np.zeros(9)}] * arguments.chains
     start = time.perf_counter()
-    result = draw(
-        classifier,
-        SAMPLERS[name],
-        iterations,
-        iterations // 5,
-        arguments.chains,
-        arguments,
-        starts,
-    )
+    result = draw(classifier, SAMPLERS[name], iterations, starts, arguments.cores)
     seconds = time.perf_counter() - start
     theta, statistics = dataset(result)["theta"], dataset(result, "sample_stats")
     every = max(1, PUBLISHED["every"] * iterations // PUBLISHED["iterations"])
@@ -170,9 +169,8 @@ def measured(name, classifier, benchmark, arguments) -> tuple[dict, np.ndarray]:
         "+-mean": half[0],
         "MMD": mean[1],
         "+-MMD": half[1],
-        "R-hat": float(az.rhat(xr.Dataset({"theta": theta}))["theta"].max()),
-        "ESS a chain": float(az.ess(xr.Dataset({"theta": theta}))["theta"].min())
-        / arguments.chains,
+        "R-hat": largest_rhat(theta),
+        "ESS a chain": smallest_ess(theta) / arguments.chains,
         "minutes": seconds / 60,
     }
     return row, found

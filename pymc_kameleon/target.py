@@ -25,7 +25,7 @@ from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import (
     set_seeds,
 )
 
-__all__ = ["LogDensity", "select_variables"]
+__all__ = ["LogDensity", "likelihood_terms", "select_variables"]
 
 
 def select_variables(model, vars=None) -> list:
@@ -131,26 +131,30 @@ class LogDensity:
         self.shared = make_shared_replacements(initial_point, self.vars, model)
         self.n_evaluations = 0
 
-        terms = _likelihood_terms(model)
-        _refuse_estimated_priors(model)
+        terms = likelihood_terms(model)
         own = set(self.vars)
-        foreign = [t for t in terms if has_black_box(t[1]) and not _names_among(own, [t[1]])]
-        self.foreign_estimates = {
-            variable.name: seeds_of([logp]) for variable, logp in foreign if estimates([logp])
-        }
-        left_out = foreign if separate_estimates else [t for t in foreign if estimates([t[1]])]
-        terms = [term for term in terms if term not in left_out]
+        seeds = {variable: seeds_of([logp]) for variable, logp in terms}
+        foreign = [
+            (variable, logp)
+            for variable, logp in terms
+            if (seeds[variable] or (separate_estimates and has_black_box(logp)))
+            and not _names_among(own, [logp])
+        ]
+        self.foreign_estimates = {v.name: seeds[v] for v, _ in foreign if seeds[v]}
+        terms = [term for term in terms if term not in foreign]
         self.has_likelihood = bool(terms)
         self.others_in_likelihood = _names_among(
             set(model.value_vars) - set(self.vars), [logp for _, logp in terms]
         )
-        self.estimated_terms = [variable.name for variable, logp in terms if estimates([logp])]
+        self.estimated_terms = [variable.name for variable, _ in terms if seeds[variable]]
         estimated = [t for t in terms if separate_estimates and has_black_box(t[1])]
         self.has_estimates = bool(estimated)
         if separate_estimates:
             _refuse_shared_estimates(estimated, set(model.value_vars) - set(self.vars))
         exact = [variable for variable, logp in terms if (variable, logp) not in estimated]
         prior = model.logp(vars=model.free_RVs)
+        if estimates([prior]):
+            _refuse_estimated_priors(model)
         likelihood = model.logp(vars=exact) if exact else pt.constant(0.0)
         estimate = (
             model.logp(vars=[variable for variable, _ in estimated])
@@ -292,7 +296,7 @@ class LogDensity:
             ) from error
 
 
-def _likelihood_terms(model) -> list[tuple]:
+def likelihood_terms(model) -> list[tuple]:
     """Pairs (observed variable or potential, its log density graph)."""
     variables = [*model.observed_RVs, *model.potentials]
     return list(zip(variables, model.logp(vars=variables, sum=False), strict=True))

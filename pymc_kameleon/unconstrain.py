@@ -6,7 +6,7 @@ import numpy as np
 from pymc.pytensorf import compile as compile_graph
 from pytensor.graph.replace import clone_replace
 
-__all__ = ["unconstrained_point", "unconstraining_function"]
+__all__ = ["has_static_shape", "unconstrained_point", "unconstraining_function"]
 
 
 def unconstraining_function(model, value_variables=None) -> Callable:
@@ -69,12 +69,10 @@ def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
         )
     natural = [_natural_value(variable, point[variable.name]) for variable in model.free_RVs]
     for variable, value in zip(model.free_RVs, natural, strict=True):
-        static = variable.type.shape
-        if value.ndim != len(static) or any(
-            n is not None and n != m for n, m in zip(static, value.shape, strict=True)
-        ):
+        if not has_static_shape(variable, value.shape):
             raise ValueError(
-                f"point: {variable.name} has shape {value.shape}, the model has {static}."
+                f"point: {variable.name} has shape {value.shape}, the model has "
+                f"{variable.type.shape}."
             )
     unconstrained = unconstraining_function(model)(*natural)
     shapes = {name: np.shape(value) for name, value in model.initial_point().items()}
@@ -88,6 +86,14 @@ def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
             )
         result[name] = value
     return result
+
+
+def has_static_shape(variable, shape: tuple[int, ...]) -> bool:
+    """Whether a value of this shape can be one of `variable`, by what is known of its shape."""
+    static = variable.type.shape
+    return len(static) == len(shape) and all(
+        n is None or n == m for n, m in zip(static, shape, strict=True)
+    )
 
 
 def _natural_value(variable, value):

@@ -1,10 +1,18 @@
 """Checks of arguments; each error names the argument, its value and what to write instead."""
 
+import inspect
 import numbers
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-__all__ = ["checked_array", "checked_integer", "checked_number", "checked_share"]
+__all__ = [
+    "argument_mismatch",
+    "checked_array",
+    "checked_integer",
+    "checked_number",
+    "checked_share",
+]
 
 
 def checked_integer(name: str, value, smallest: int) -> int:
@@ -48,3 +56,17 @@ def checked_array(name: str, value, shape: tuple[int, ...], meaning: str) -> np.
     if not np.all(np.isfinite(array)):
         raise ValueError(f"{name} has NaN or infinite entries: take {meaning}, all finite.")
     return array
+
+
+def argument_mismatch(function: Callable, arguments: Sequence) -> TypeError | None:
+    """Return what calling a user's `function` with positional `arguments` would raise, if anything.
+
+    None as well for a function of C that has no signature.
+    """
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        return error
+    except ValueError:
+        return None
+    return None

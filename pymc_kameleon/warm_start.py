@@ -3,7 +3,7 @@
 import numpy as np
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
-from pymc_kameleon.unconstrain import unconstraining_function
+from pymc_kameleon.unconstrain import has_static_shape, unconstraining_function
 
 __all__ = ["warm_points", "warm_scaling"]
 
@@ -87,13 +87,10 @@ def _from_result(result, model, target, largest):
         )
     draws = {rv: stacked(posterior, rv.name) for rv in model.free_RVs}
     for rv, values in draws.items():
-        static = rv.type.shape
-        if len(static) != values.ndim - 1 or any(
-            n is not None and n != m for n, m in zip(static, values.shape[1:], strict=True)
-        ):
+        if not has_static_shape(rv, values.shape[1:]):
             raise ValueError(
-                f"warm_start has {rv.name} of shape {values.shape[1:]}, the model has {static}; "
-                "take a result of this model."
+                f"warm_start has {rv.name} of shape {values.shape[1:]}, the model has "
+                f"{rv.type.shape}; take a result of this model."
             )
     chosen = _some_rows(np.arange(len(next(iter(draws.values())))), largest)
     to_values = unconstraining_function(model, target.vars)

@@ -10,7 +10,13 @@ from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.tilted import FactorisingLikelihood
 from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives
 
-__all__ = ["GaussianApproximation", "SiteProduct", "approximation_of", "floored"]
+__all__ = [
+    "GaussianApproximation",
+    "SiteProduct",
+    "approximation_of",
+    "floored",
+    "whitened_precision_factor",
+]
 
 
 @dataclass(frozen=True)
@@ -145,9 +151,7 @@ class SiteProduct:
     """
 
     def __init__(self, prior: Gaussian, sites: Sites):
-        inner = _gram(prior.cholesky, sites.precision)
-        inner[np.diag_indices_from(inner)] += 1.0
-        factor = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
+        factor = whitened_precision_factor(prior, sites)
         self.roots = solve_triangular(factor, prior.cholesky.T, lower=True, check_finite=False)
         shift = sites.shift - sites.precision * prior.mean
         self.mean = prior.mean + (self.roots @ shift) @ self.roots
@@ -157,6 +161,21 @@ class SiteProduct:
     def covariance(self) -> np.ndarray:
         """V^T V, an array (N, N)."""
         return self.roots.T @ self.roots
+
+
+def whitened_precision_factor(prior: Gaussian, sites: Sites) -> np.ndarray:
+    """Lower Cholesky factor (N, N) of I + L^T diag(precision) L, with K = L L^T.
+
+    It is that of the precision of the prior times the sites in the coordinates L^-1 (f - m).
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        If the product is no Gaussian.
+    """
+    inner = _gram(prior.cholesky, sites.precision)
+    inner[np.diag_indices_from(inner)] += 1.0
+    return cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
 
 
 def _gram(factor, precision):

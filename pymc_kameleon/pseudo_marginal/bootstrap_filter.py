@@ -4,7 +4,6 @@ Gordon, Salmond & Smith (1993), "Novel approach to nonlinear/non-Gaussian Bayesi
 estimation", IEE Proceedings F 140(2). doi:10.1049/ip-f-2.1993.0015
 """
 
-import inspect
 import math
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ import numba
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
-from pymc_kameleon.validation import checked_integer
+from pymc_kameleon.validation import argument_mismatch, checked_integer
 
 __all__ = ["BootstrapFilter"]
 
@@ -138,16 +137,13 @@ def _parameter(value):
 
 def _checked_states(name, function, arguments, n_particles):
     """Values (n_particles,) of a user's function."""
-    try:
-        inspect.signature(getattr(function, "py_func", function)).bind(*arguments)
-    except TypeError as error:
+    error = argument_mismatch(getattr(function, "py_func", function), arguments)
+    if error is not None:
         fixed = SIGNATURES[name].count(",")
         raise TypeError(
             f"{name} does not take the {len(arguments)} arguments it is called with ({error}): "
             f"write it as {SIGNATURES[name]}, here with {len(arguments) - fixed} parameters."
         ) from error
-    except ValueError:  # a function of C may have no signature
-        pass
     values = function(*arguments)
     if not isinstance(values, np.ndarray) or values.shape != (n_particles,):
         is_array = isinstance(values, np.ndarray | np.generic)

@@ -4,7 +4,6 @@ Andrieu & Roberts (2009), "The pseudo-marginal approach for efficient Monte Carl
 Annals of Statistics 37. doi:10.1214/07-AOS574
 """
 
-import inspect
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +14,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
-from pymc_kameleon.validation import checked_integer
+from pymc_kameleon.validation import argument_mismatch, checked_integer
 
 __all__ = [
     "EstimatedLogLikelihood",
@@ -111,16 +110,13 @@ def _check_arguments(fn, n_inputs, n_samples):
     names = [*(f"value_{i + 1}" for i in range(n_inputs)), "rng"]
     if n_samples is not None:
         names.insert(n_inputs, "n_samples")
-    try:
-        inspect.signature(fn).bind(*names)
-    except TypeError as error:
+    error = argument_mismatch(fn, names)
+    if error is not None:
         raise TypeError(
             f"{_name_of(fn)} does not take the arguments ({', '.join(names)}) that it is called "
             f"with: {error}. Give it a parameter for each input, then n_samples if "
             "estimated_loglikelihood got n_samples=, then rng."
         ) from error
-    except ValueError:  # a function of C may have no signature
-        pass
 
 
 def _name_of(fn):

@@ -9,6 +9,7 @@ from pymc.model import modelcontext
 
 from pymc_kameleon.model_function import has_black_box
 from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import draw_seeds, estimates
+from pymc_kameleon.target import likelihood_terms
 from pymc_kameleon.unconstrain import unconstrained_point
 from pymc_kameleon.validation import checked_integer, checked_number
 
@@ -191,9 +192,7 @@ class _Noise:
     """Draws the estimated terms of a model at one point, with other numbers of samples."""
 
     def __init__(self, model, point, n_estimates, rng):
-        variables = [*model.observed_RVs, *model.potentials]
-        terms = zip(variables, model.logp(vars=variables, sum=False), strict=True)
-        terms = {variable.name: logp for variable, logp in terms if has_black_box(logp)}
+        terms = {v.name: logp for v, logp in likelihood_terms(model) if has_black_box(logp)}
         if not terms:
             raise ValueError(
                 "The model has no estimated term: give it one, "

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg import solve_triangular
 
+from pymc_kameleon.latent_gp.approximation import whitened_precision_factor
 from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
 
 __all__ = ["ImportanceDensity", "estimated_log_marginal_likelihood", "importance_density"]
@@ -56,10 +57,7 @@ def importance_density(prior: Gaussian, sites: Sites) -> ImportanceDensity:
     scipy.linalg.LinAlgError
         If the product cannot be factorised.
     """
-    root = np.sqrt(sites.precision)[:, None] * prior.cholesky
-    inner = root.T @ root
-    inner[np.diag_indices_from(inner)] += 1.0
-    factor = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
+    factor = whitened_precision_factor(prior, sites)
     shift = prior.cholesky.T @ (sites.shift - sites.precision * prior.mean)
     half = solve_triangular(factor, shift, lower=True, check_finite=False)
     centre = solve_triangular(factor, half, lower=True, trans="T", check_finite=False)

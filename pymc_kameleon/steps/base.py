@@ -387,17 +387,16 @@ class MetropolisHastingsStep(Step):
                 f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
                 "rejected. The draws keep to where the model is finite; check the model there.",
             )
-        if kept_estimate.lacks_a_seed(self):
-            report["unseeded"] = 1
-            return kept_estimate.unseeded(self.target)
-        if self.stage is not None and not self.tune:
-            return two_stage.complaint(self.stage, report, names)
-        return None
+        message = kept_estimate.unseeded(self)
+        if message is None and self.stage is not None and not self.tune:
+            message = two_stage.complaint(self.stage, report, names)
+        return message
 
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""
         acceptance, names = self.report["acceptance"], ", ".join(self.target.names)
-        has_estimates = self.target.has_estimates
+        noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
+        hint = noisy if self.target.has_estimates else ""
         low, high = 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
         if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
             self.report["pending"] = (
@@ -411,8 +410,7 @@ class MetropolisHastingsStep(Step):
                 WarningType.BAD_ACCEPTANCE,
                 f"The acceptance of {names} ended tuning at {acceptance:.3f}, far from its target "
                 f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
-                "compare several chains."
-                + (f" If the estimates are noisy: {kept_estimate.ADVICE}." * has_estimates),
+                f"compare several chains.{hint}",
             )
 
     # what was learnt ------------------------------------------------------------------------------

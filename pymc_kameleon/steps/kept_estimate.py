@@ -16,7 +16,6 @@ __all__ = [
     "STATISTICS",
     "advance_patiently",
     "foreign_seed",
-    "lacks_a_seed",
     "overestimate",
     "unseeded",
     "warn_without",
@@ -125,18 +124,15 @@ def foreign_seed(target) -> float:
     return float(sum(int(seed.get_value()) for seed in seeds))
 
 
-def lacks_a_seed(step) -> bool:
-    """Whether it is time to tell, and was not told, that an estimate left out gets no seeds."""
-    return (
-        bool(step.target.foreign_estimates)
-        and "unseeded" not in step.report
-        and step.transition >= WAIT * step.steps_per_draw
-        and foreign_seed(step.target) == step.report["foreign_seed"]
-    )
-
-
-def unseeded(target) -> tuple[WarningType, str]:
-    """Return the warning that some estimates are never drawn again."""
+def unseeded(step) -> tuple[WarningType, str] | None:
+    """Return the warning that an estimate that was left out gets no seeds, once it is time."""
+    target, report = step.target, step.report
+    is_due = step.transition >= WAIT * step.steps_per_draw and "unseeded" not in report
+    if not (target.foreign_estimates and is_due):
+        return None
+    if foreign_seed(target) != report["foreign_seed"]:
+        return None
+    report["unseeded"] = 1
     names = ", ".join(target.foreign_estimates)
     return (
         WarningType.BAD_PARAMS,

@@ -1,12 +1,14 @@
 """What adapts: the history, location and scale, and the recursion of a scaling."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
 from numba.extending import register_jitable
 from scipy import linalg
+
+from pymc_kameleon.layout import floats, integers
 
 __all__ = [
     "RECENT",
@@ -46,9 +48,16 @@ class History(NamedTuple):
         Number of points held, stride, number of positions seen, and number of recent ones.
     """
 
-    points: np.ndarray
-    recent: np.ndarray
-    cursor: np.ndarray
+    points: Annotated[np.ndarray, floats("history", "d")]
+    recent: Annotated[np.ndarray, floats("recent", "d")]
+    cursor: Annotated[np.ndarray, integers(4)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the counts are those of arrays of this size."""
+        count, stride, seen, recent = self.cursor
+        room, recent_room = len(self.points), len(self.recent)
+        return bool(0 <= count <= room and stride > 0 <= seen and 0 <= recent <= recent_room)
 
     def later_half(self) -> np.ndarray:
         """Positions from the later half of the chain, shape (m, d)."""
@@ -101,8 +110,8 @@ class Standardization(NamedTuple):
         Lower Cholesky factor of the covariance.
     """
 
-    location: np.ndarray
-    factor: np.ndarray
+    location: Annotated[np.ndarray, floats("d")]
+    factor: Annotated[np.ndarray, floats("d", "d")]
 
     def whiten(self, points: np.ndarray) -> np.ndarray:
         """Standardised coordinates of the rows of `points` (n, d), as an array (d, n)."""
@@ -149,9 +158,9 @@ class RunningCovariance(NamedTuple):
         Sum of the weights of the rows.
     """
 
-    mean: np.ndarray
-    scatter: np.ndarray
-    weight: np.ndarray
+    mean: Annotated[np.ndarray, floats("features")]
+    scatter: Annotated[np.ndarray, floats("features", "features")]
+    weight: Annotated[np.ndarray, floats(1)]
 
 
 def new_covariance(k: int) -> RunningCovariance:

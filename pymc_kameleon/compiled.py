@@ -67,9 +67,15 @@ def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
         for i in range(value.size):
             value[i] = np.nan
-        arguments = (x.ctypes.data, value.ctypes.data, log_density.ctypes.data)
+        arguments = (
+            x.ctypes.data,
+            x.size,
+            value.ctypes.data,
+            value.size,
+            log_density.ctypes.data,
+        )
         if call_address(log_density[0], arguments) == 0:
-            raise RuntimeError("the compiled log density raised an error")
+            raise RuntimeError("the compiled log density raised an error, or has another size")
 
     return compiled
 
@@ -114,9 +120,12 @@ def evaluate_gradients(kernel, x, points, parameters, gradients):
 @overload(evaluate_gradients)
 def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
+        if x.size != points.shape[0] or gradients.shape != points.shape:
+            raise RuntimeError("the subsample has another size than where its gradients go")
         sizes = (points.shape[0], points.shape[1], parameters.size)
         pointers = (x.ctypes.data, points.ctypes.data, parameters.ctypes.data)
-        call_address(kernel, (*pointers, gradients.ctypes.data, *sizes))
+        if call_address(kernel, (*pointers, gradients.ctypes.data, *sizes)) == 0:
+            raise RuntimeError("the gradient of the kernel raised an error")
 
     return compiled
 

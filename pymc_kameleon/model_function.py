@@ -3,23 +3,32 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from operator import is_not
 from typing import Any
 
 import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pymc.logprob.utils import ParameterValueError
+from pytensor.compile.mode import Mode
 from pytensor.compile.ops import FromFunctionOp
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.dispatch import basic as numba_dispatch
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.type import TensorType
+from scipy.linalg import LinAlgError
 
 from pymc_kameleon.compiled import as_pointer
 
 __all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
 
 _log = logging.getLogger("pymc.kameleon")
+
+CHECKED = Mode(linker="py", optimizer=None)
+"""NumPy checks every shape and every index; for what is asked once, compiling would take longer."""
 
 
 class ModelFunction:
@@ -43,13 +52,23 @@ class ModelFunction:
         self._model, self._point, self._dim = model, point, dim
         self._compile_kwargs = compile_kwargs
         outputs = [pt.atleast_1d(pt.as_tensor(o).astype("float64")) for o in outputs]
-        self._function = self._compile(pt.concatenate(outputs))
+        self._output = pt.concatenate(outputs)
+        self._has_black_box = has_black_box(self._output)
+        self._function = self._compile(self._output)
         self._compilable = hasattr(getattr(self._function, "vm", None), "jit_fn")
         self._reset()
 
     def __getstate__(self):
         state = self.__dict__.copy()
-        for name in ("_jitted", "_c_function", "_buffers", "_table"):
+        for name in (
+            "_jitted",
+            "_c_function",
+            "_arrays",
+            "_buffers",
+            "_table",
+            "_checking",
+            "_containers",
+        ):
             state.pop(name)
         return state
 
@@ -58,8 +77,64 @@ class ModelFunction:
         self._reset()
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Write the outputs at `x` (d,) into `value`, in plain Python."""
-        value[:] = self._function(x.astype(self._point.dtype, copy=False))
+        """Write the outputs at `x` (d,) into `value`, in plain Python.
+
+        Raises
+        ------
+        ValueError
+            If `x` or `value` has another length than the function takes or returns.
+        """
+        if x.size != self._dim:
+            raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
+        outputs = self._function(x.astype(self._point.dtype, copy=False))
+        if outputs.size != value.size:
+            raise ValueError(
+                f"{outputs.size} numbers came from the model's function where {value.size} go."
+            )
+        value[:] = outputs
+
+    def check_data(self, x: np.ndarray, name: str) -> bool:
+        """Evaluate the outputs at `x` (d,) with every shape and index checked, for data are new.
+
+        PyTensor's compiled code checks shapes, but no arrays of indices. A function that holds a
+        black box is not called, which may be expensive: its indices are checked at every call.
+
+        Parameters
+        ----------
+        x : array, shape (d,)
+        name : str
+            What messages call the outputs.
+
+        Returns
+        -------
+        bool
+            False if that could not be found out at this point.
+
+        Raises
+        ------
+        ValueError
+            If shapes or indices do not fit each other.
+        """
+        if self._has_black_box:
+            return True
+        if self._checking is None:
+            self._checking = self._function
+            if _indexes_by_shared_values(self._output):
+                self._checking = self._model.compile_fn(
+                    self._output, inputs=[self._point], point_fn=False, mode=CHECKED
+                )
+        try:
+            self._checking(x.astype(self._point.dtype))
+        except (LinAlgError, ParameterValueError):
+            return False
+        except (AssertionError, IndexError, ValueError) as error:
+            values = [f"{v.name} of shape {v.get_value(borrow=True).shape}" for v in self.shared()]
+            raise ValueError(
+                f"{name} cannot be computed with the present {', '.join(values)}: "
+                f"{str(error).splitlines()[0]}. Shapes and indices have to fit each other and the "
+                "variables: see pm.set_data."
+            ) from error
+        return True
 
     def shared(self) -> list:
         """Shared variables that the outputs depend on, in the order of `containers`."""
@@ -80,28 +155,27 @@ class ModelFunction:
         -------
         int64 array
             The address of the C function, then data pointer and shape of every shared array. Valid
-            until `shared_values_changed`.
+            until a shared variable gets another array.
         """
         if not self._compilable:
             return None
         if self._c_function is None and not self._compile_c_function():
             return None
-        if self._table is None:
-            self._buffers = [
-                np.require(c.storage[0], requirements=["C", "A"]) for c in self.containers()
-            ]
+        arrays = [container.storage[0] for container in self._containers]
+        if self._table is None or any(map(is_not, arrays, self._arrays)):
+            # Both are kept: one to notice a new array, the other because it is what is read.
+            self._arrays = arrays
+            self._buffers = [np.require(array, requirements=["C", "A"]) for array in arrays]
             table = [self._c_function.address]
             for array in self._buffers:
                 table += [array.ctypes.data, *array.shape]
             self._table = np.array(table, dtype=np.intp)
         return self._table
 
-    def shared_values_changed(self) -> None:
-        """Read the places of the shared arrays again."""
-        self._table = None
-
     def _reset(self):
-        self._c_function = self._jitted = self._buffers = self._table = None
+        self._c_function = self._jitted = self._arrays = self._buffers = self._table = None
+        self._checking = None
+        self._containers = self.containers()
 
     def _compile(self, output):
         function = None
@@ -165,7 +239,7 @@ class ModelFunction:
         namespace["input_dtype"] = np.dtype(self._point.dtype).type
         exec(_c_function_source(self._dim, [a.ndim for a in arrays]), namespace)
         word = numba.types.intp
-        self._c_function = numba.cfunc(word(word, word, word))(namespace["model_function"])
+        self._c_function = numba.cfunc(word(*[word] * 5))(namespace["model_function"])
         return True
 
 
@@ -174,9 +248,7 @@ class SharedValues:
 
     Parameters
     ----------
-    functions : list of ModelFunction
-        The first one's shared variables are watched, and all are told to read theirs again; more
-        may be appended later.
+    function : ModelFunction
     moving : set of shared variables
         Those that another step moves: small, set at every draw, and compared by value. The others
         are data, which may be large and are replaced as a whole.
@@ -184,12 +256,20 @@ class SharedValues:
         Those that may change unnoticed.
     """
 
-    def __init__(self, functions: list[ModelFunction], moving: set, ignored: set = frozenset()):
-        self._functions, self._moving, self._ignored = functions, moving, ignored
-        self._seen = self._moves = self._watched = None
+    def __init__(self, function: ModelFunction, moving: set, ignored: set = frozenset()):
+        self._function, self._moving, self._ignored = function, moving, ignored
+        self._forget()
 
     def __getstate__(self):
-        return self.__dict__ | {"_seen": None, "_moves": None, "_watched": None}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_seen", "_moves", "_watched")}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self):
+        self._seen = self._moves = self._watched = None
+        self.are_data_new = True
 
     @property
     def were_seen(self) -> bool:
@@ -197,15 +277,17 @@ class SharedValues:
         return self._seen is not None
 
     def changed(self) -> bool:
-        """Whether a value changed since the last call; True at the first one."""
-        first = self._functions[0]
-        values = [container.storage[0] for container in first.containers()]
+        """Whether a value changed since the last call; True at the first one.
+
+        Where data, or the shape of what moves, may have changed, `are_data_new` is True until
+        whoever has checked them sets it to False.
+        """
+        values = [container.storage[0] for container in self._function.containers()]
         if self._seen is None:
+            shared = self._function.shared()
             self._seen = [(None, None)] * len(values)
-            self._moves = [variable in self._moving for variable in first.shared()]
-            self._watched = [
-                i for i, variable in enumerate(first.shared()) if variable not in self._ignored
-            ]
+            self._moves = [variable in self._moving for variable in shared]
+            self._watched = [i for i, v in enumerate(shared) if v not in self._ignored]
         changed = False
         for i in self._watched:
             value, (last, copy) = values[i], self._seen[i]
@@ -213,9 +295,9 @@ class SharedValues:
                 continue
             if not (self._moves[i] and _same(value, copy)):
                 changed = True
+            if not (self._moves[i] and np.shape(value) == np.shape(copy)):
+                self.are_data_new = True
             self._seen[i] = (value, np.array(value) if self._moves[i] else None)
-            for function in self._functions:
-                function.shared_values_changed()
         return changed
 
 
@@ -238,13 +320,17 @@ def _c_function_source(dim, dimensions) -> str:
     arguments = "".join(f", shared_{i}" for i in range(len(dimensions)))
     return "\n".join(
         [
-            "def model_function(x_address, value_address, table_address):",
+            "def model_function(x_address, x_size, value_address, value_size, table_address):",
+            f"    if x_size != {dim}:",
+            "        return 0",
             f"    x = carray(as_pointer(x_address), ({dim},), np.float64)",
             f"    table = carray(as_pointer(table_address), ({offset},), np.intp)",
             *lines,
             f"    outputs = jitted(x.astype(input_dtype){arguments})[0]",
-            "    value = carray(as_pointer(value_address), outputs.shape, np.float64)",
-            "    for i in range(outputs.size):",
+            "    if value_size != outputs.size:",
+            "        return 0",
+            "    value = carray(as_pointer(value_address), (value_size,), np.float64)",
+            "    for i in range(value_size):",
             "        value[i] = outputs[i]",
             "    return 1",
         ]
@@ -258,6 +344,20 @@ def _operations(variables) -> Iterator:
             yield op
             if isinstance(op, HasInnerGraph):
                 yield from _operations(op.inner_outputs)
+
+
+def _indexes_by_shared_values(graph) -> bool:
+    """Whether an array of indices, or a mask, in a graph depends on a shared variable."""
+
+    def is_index(variable):
+        return isinstance(variable.type, TensorType) and np.dtype(variable.dtype).kind in "biu"
+
+    for variable in ancestors([graph]):
+        if variable.owner is not None and type(variable.owner.op).__name__.startswith("Advanced"):
+            indices = [v for v in variable.owner.inputs if is_index(v)]
+            if any(isinstance(v, SharedVariable) for v in ancestors(indices)):
+                return True
+    return False
 
 
 def _is_black_box(op) -> bool:

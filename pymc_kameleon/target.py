@@ -173,9 +173,8 @@ class LogDensity:
         self._function = self._compile(self._outputs)
         self._rest = self._compile(self._outputs[:2]) if estimated and self.shared else None
         self._more_functions = {}
-        self._functions = [self._function]
         self._inputs = SharedValues(
-            self._functions, set(self.shared.values()), ignored=set(self._seeds)
+            self._function, set(self.shared.values()), ignored=set(self._seeds)
         )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -266,7 +265,6 @@ class LogDensity:
     def _compiled_once(self, name, outputs):
         if name not in self._more_functions:
             self._more_functions[name] = self._compile(outputs())
-            self._functions.append(self._more_functions[name])
         return self._more_functions[name]
 
     def inputs_changed(self) -> bool:
@@ -277,6 +275,32 @@ class LogDensity:
         """
         is_known = self._inputs.were_seen or self.shared or not self.has_estimates
         return self._inputs.changed() and bool(is_known)
+
+    def check_data(self, x: np.ndarray) -> None:
+        """Raise an error if the log density cannot be computed at `x` (d,) with data that are new.
+
+        `inputs_changed` finds out whether they are.
+
+        Raises
+        ------
+        ValueError
+            If the model's variables were resized, or shapes or indices do not fit each other.
+        """
+        if not self._inputs.are_data_new:
+            return
+        try:
+            is_known = self._function.check_data(x, f"The log density of {', '.join(self.names)}")
+        except ValueError as error:
+            point = self._model.initial_point()
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                if name in point and np.shape(point[name]) != shape:
+                    raise ValueError(
+                        f"The model was resized: {name} has shape {np.shape(point[name])} in it "
+                        f"now, and had {shape} when this step was made. Make a new step, inside "
+                        "`with model:`, and start it from a point of this size."
+                    ) from error
+            raise
+        self._inputs.are_data_new = not is_known
 
     def _compile(self, outputs):
         return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)

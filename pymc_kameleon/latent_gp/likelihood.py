@@ -61,15 +61,14 @@ class ModelLikelihood:
         self.name, self.size = name, size
         self._names = list(terms)
         graphs = with_stable_normal_cdf([pt.as_tensor(t).astype("float64") for t in terms.values()])
-        self._counts = model.compile_fn(
+        self._count = model.compile_fn(
             [t.size for t in graphs], inputs=[function], point_fn=False, mode=IN_PYTHON
-        )(centre)
+        )
         flat = pt.concatenate([t.flatten() for t in graphs])
         total = _simplified(flat.sum())
         zero = pt.constant(0.0)
         self._value = self._compile([zero, total, zero, flat], function)
-        self._probes = self._find_probes(centre)
-        self._no_gradient, self._owners = None, None
+        self._no_gradient = self._structure = None
         try:
             derivatives = _derivatives(total, function)
             structure = _structure(flat, derivatives[0], function, _unlike(size))
@@ -77,9 +76,30 @@ class ModelLikelihood:
             self._no_gradient = ", ".join(black_boxes(graphs)) or str(error)
         else:
             self._derivatives = self._compile([*derivatives, flat], function)
-            self._find_structure(
-                model.compile_fn(structure, inputs=[function], point_fn=False, mode=IN_PYTHON)
+            self._structure = model.compile_fn(
+                structure, inputs=[function], point_fn=False, mode=IN_PYTHON
             )
+        self.data_changed(centre)
+
+    def data_changed(self, centre: np.ndarray) -> None:
+        """Find anew which observations there are, and which value each of them belongs to.
+
+        Parameters
+        ----------
+        centre : array, shape (N,)
+            Where the likelihood is probed.
+
+        Raises
+        ------
+        ValueError
+            If the data do not fit each other, or as when the likelihood was made.
+        """
+        self._value.check_data(centre, f"The log likelihood of {self.name}")
+        self._counts = self._count(centre)
+        self._owners = None
+        self._probes = self._find_probes(centre)
+        if self._structure is not None:
+            self._find_structure(self._structure)
 
     @property
     def has_gradient(self) -> bool:
@@ -157,10 +177,6 @@ class ModelLikelihood:
             if not np.allclose(self.elementwise(f), log_ndtr(labels * f), rtol=1e-9, atol=1e-12):
                 return None
         return labels
-
-    def functions(self) -> list[ModelFunction]:
-        """All compiled functions."""
-        return [self._value, *([self._derivatives] if self.has_gradient else [])]
 
     # construction ---------------------------------------------------------------------------------
 

@@ -134,8 +134,10 @@ class LatentFunction:
             model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
         )
         others = set(self.shared.values())
-        self._seen_prior = SharedValues([self.prior.function], others)
-        self._seen_likelihood = SharedValues(self.likelihood.functions(), others)
+        self._seen_prior = SharedValues(self.prior.function, others)
+        self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others)
+        self._seen_likelihood.changed()
+        self._seen_likelihood.are_data_new = False
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed.
@@ -143,13 +145,19 @@ class LatentFunction:
         Raises
         ------
         ValueError
-            If the prior's covariance has ceased to be positive definite.
+            If the prior's covariance has ceased to be positive definite, or new data do not fit.
         """
-        likelihood_changed = self._seen_likelihood.changed()
-        if self._seen_prior.changed():
+        prior_changed = self._seen_prior.changed()
+        if self._seen_prior.are_data_new:
+            self.prior.function.check_data(np.zeros(self.size), f"The prior of {self.name}")
+            self._seen_prior.are_data_new = False
+        if prior_changed:
             self.prior.refresh()
-            return True
-        return likelihood_changed
+        likelihood_changed = self._seen_likelihood.changed()
+        if self._seen_likelihood.are_data_new:
+            self.likelihood.data_changed(self.prior.gaussian.mean)
+            self._seen_likelihood.are_data_new = False
+        return prior_changed or likelihood_changed
 
     def set_point(self, point: dict[str, np.ndarray]) -> None:
         """Give the other variables their values in `point` (by value variables' names)."""

@@ -23,6 +23,7 @@ from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.target import LogDensity
 from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
 from pymc_kameleon.transitions.two_stage import FirstStage
+from pymc_kameleon.transitions.two_stage_mala import JointFirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
 from pymc_kameleon.warm_start import warm_points, warm_scaling
 
@@ -38,7 +39,7 @@ class MetropolisHastingsState(StepMethodState):
     transition: int
     chain: Chain | None
     components: Components | None
-    stage: FirstStage | None
+    stage: FirstStage | JointFirstStage | None
     returned: np.ndarray | None
     report: dict[str, float]
     configuration: str = field(metadata={"frozen": True})
@@ -107,10 +108,13 @@ class MetropolisHastingsStep(Step):
             "target_accept": self.target_accept,
             "adapt_after_tune": self.adapt_after_tune,
             "pseudo_marginal": self.pseudo_marginal,
+            "shapes": self.target.shapes,
             "surrogate": None if surrogate is None else repr(two_stage.configuration(surrogate)),
         }
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
-        super().__init__(self.target.vars, self.target.shared, blocked=blocked, rng=rng)
+        super().__init__(
+            self.target.vars, self.target.shapes, self.target.shared, blocked=blocked, rng=rng
+        )
         added = {} if surrogate is None else two_stage.STATISTICS
         if self.pseudo_marginal:
             added = added | kept_estimate.STATISTICS
@@ -169,6 +173,12 @@ class MetropolisHastingsStep(Step):
             self.report |= two_stage.new_report()
         self._forget()
 
+    def _lengths(self):
+        lengths = {"d": self.dim, "values": self._n_values()}
+        if self.surrogate is not None:
+            lengths |= two_stage.lengths(self._new_stage())
+        return lengths
+
     @abstractmethod
     def _forget(self) -> None:
         """Drop what the last chain learnt; new arrays are made at the first transition."""
@@ -220,10 +230,16 @@ class MetropolisHastingsStep(Step):
 
     def _arrive(self, x):
         """Make `x` the current position, evaluating the log density only where it is not known."""
+        if x.shape != (self.dim,):
+            raise ValueError(
+                f"{type(self).__name__} takes points of {self.dim} numbers, the raveled "
+                f"{', '.join(self.target.names)}, and this one has shape {x.shape}."
+            )
+        inputs_changed = self.target.inputs_changed()
+        self.target.check_data(x)
         if self.chain is None:
             self._begin_at(x)
             return
-        inputs_changed = self.target.inputs_changed()
         if not (x == self.returned).all():
             self.chain.position[:] = x
             self._moved()
@@ -250,7 +266,6 @@ class MetropolisHastingsStep(Step):
         self._begin_components()
         if self.surrogate is not None:
             self.stage = self._new_stage()
-        self.target.inputs_changed()
         self.report["foreign_seed"] = kept_estimate.foreign_seed(self.target)
         for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
             self._evaluate_current()

@@ -1,7 +1,7 @@
 """Elliptical slice sampling of a latent Gaussian process, centred where it pays."""
 
 import warnings
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -14,6 +14,7 @@ from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
 from pymc_kameleon.latent_gp.gaussian import Sites, with_sites
 from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
 from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.layout import floats
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.validation import checked_integer
 
@@ -30,8 +31,8 @@ SHARE_OF_PRECISION = 0.85
 class EllipticalSliceState(LatentFunctionState):
     """All that the next transition of a chain needs."""
 
-    site_precision: np.ndarray | None
-    site_shift: np.ndarray | None
+    site_precision: Annotated[np.ndarray, floats("N")] | None
+    site_shift: Annotated[np.ndarray, floats("N")] | None
     next_fit: int | None
     n_fits: float
 

@@ -265,6 +265,12 @@ class FastKameleonStep(KernelAdaptiveStep):
 
     # life cycle -----------------------------------------------------------------------------------
 
+    def _lengths(self):
+        return super()._lengths() | {"features": self.n_features, "m": self._n_frequencies()}
+
+    def _n_frequencies(self):
+        return self.n_features // 2 if self.embedding == "pairs" else self.n_features
+
     def _forget(self):
         super()._forget()
         self.features = self.covariance = None
@@ -272,7 +278,7 @@ class FastKameleonStep(KernelAdaptiveStep):
 
     def _begin_local(self):
         self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
-        m = self.n_features // 2 if self.embedding == "pairs" else self.n_features
+        m = self._n_frequencies()
         self.features = Features(
             np.zeros((self.dim, m)), np.zeros(m), np.zeros((0, self.n_features))
         )
@@ -371,10 +377,10 @@ class FastKameleonStep(KernelAdaptiveStep):
             shares = np.cumsum(eigenvalues)
             rank = min(rank, 1 + int(np.searchsorted(shares, self.rank_share * shares[-1])))
         factor = np.ascontiguousarray((vectors[:, :rank] * np.sqrt(eigenvalues[:rank])).T)
+        # First of all: an interrupt here must not leave scratch arrays of the old rank behind.
+        self._workspace = self._workspace_of = None
         self.features = self.features._replace(factor=factor)
         self.here.is_current[0] = False
-        # A new object, so that transitions take new scratch arrays for the new rank.
-        self.learnt = self.learnt._replace()
         self._keep_size()
         self._rescale()
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pymc.step_methods.state import dataclass_state
@@ -15,8 +15,9 @@ from pymc_kameleon.adaptation import (
     thinned,
 )
 from pymc_kameleon.kernels import median_bandwidth
+from pymc_kameleon.layout import floats
 from pymc_kameleon.steps.base import MetropolisHastingsState, MetropolisHastingsStep
-from pymc_kameleon.transitions.mixture import N_UNIFORMS, Learnt, Scaling, Settings
+from pymc_kameleon.transitions.mixture import N_UNIFORMS, Here, Learnt, Scaling, Settings
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
 __all__ = ["KernelAdaptiveState", "KernelAdaptiveStep"]
@@ -51,8 +52,8 @@ class KernelAdaptiveState(MetropolisHastingsState):
     history: History | None
     learnt: Learnt | None
     scaling: Scaling | None
-    here: Any
-    typical_size: np.ndarray
+    here: Here | None
+    typical_size: Annotated[np.ndarray, floats("scalings")]
     next_update: int
     spare: np.ndarray
 
@@ -170,6 +171,14 @@ class KernelAdaptiveStep(MetropolisHastingsStep):
 
     def _history_capacity(self):
         return 4 * self.n_subsample
+
+    def _lengths(self):
+        return super()._lengths() | {
+            "history": self._history_capacity(),
+            "recent": self.n_recent,
+            "scalings": self._n_scalings(),
+            "parameters": self._kernel_parameters(np.zeros((self.dim, 0))).size,
+        }
 
     def _forget(self):
         self.history = self.learnt = self.scaling = self.here = None

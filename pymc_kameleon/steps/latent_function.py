@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pymc.blocking import RaveledVars
@@ -13,6 +13,7 @@ from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.latent_gp.reading import LatentFunction
+from pymc_kameleon.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 
 __all__ = ["LatentFunctionState", "LatentFunctionStep"]
@@ -25,7 +26,7 @@ class LatentFunctionState(StepMethodState):
     tune: bool
     expected_tune: int | None
     draw: int
-    position: np.ndarray | None
+    position: Annotated[np.ndarray, floats("N")] | None
     returned: np.ndarray | None
     report: dict[str, float]
     configuration: str = field(metadata={"frozen": True})
@@ -53,7 +54,11 @@ class LatentFunctionStep(Step):
         self._others = _OtherVariables(self.function)
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))
         super().__init__(
-            [self.function.value_variable], self.function.shared, blocked=blocked, rng=rng
+            [self.function.value_variable],
+            [(self.function.size,)],
+            self.function.shared,
+            blocked=blocked,
+            rng=rng,
         )
         self._begin_chain(None)
 
@@ -81,6 +86,9 @@ class LatentFunctionStep(Step):
         self.report = {"unmoved": 0}
         self._begin_learning()
         self._forget_model()
+
+    def _lengths(self):
+        return {"N": self.function.size}
 
     def _forget_model(self):
         """Drop everything that was computed from prior or likelihood."""

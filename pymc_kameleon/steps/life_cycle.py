@@ -1,6 +1,7 @@
 """What PyMC calls on every step, from its construction to the end of a chain."""
 
 from abc import abstractmethod
+from dataclasses import fields
 
 import numpy as np
 from pymc.model import modelcontext
@@ -11,14 +12,28 @@ from pymc.vartypes import discrete_types
 from rich.progress import TextColumn
 from rich.table import Column
 
+from pymc_kameleon.layout import check_layout
+
 __all__ = ["STUCK_AFTER", "Step"]
+
+REAL = "biuf"
+"""Kinds of types that are real numbers."""
 
 STUCK_AFTER = 1000
 """Transitions without an accepted move after which a chain is called stuck."""
 
 
 class Step(ArrayStepShared):
-    """Base of all steps: a subclass gives `_begin_chain`, `astep` and `_progress_columns`.
+    """Base of all steps: a subclass gives what is abstract here, and `astep`.
+
+    Parameters
+    ----------
+    vars : list
+        Value variables that the step moves.
+    shapes : list of tuple
+        Their shapes, for which everything is compiled.
+    shared : dict
+        Value variables of other steps -> shared variables.
 
     Attributes
     ----------
@@ -27,6 +42,13 @@ class Step(ArrayStepShared):
     """
 
     default_blocked = True
+
+    def __init__(self, vars, shapes, shared, *, blocked, rng):
+        super().__init__(vars, shared, blocked=blocked, rng=rng)
+        self._own = {
+            variable.name: (shape, np.dtype(variable.dtype))
+            for variable, shape in zip(vars, shapes, strict=True)
+        }
 
     def __new__(cls, *args, **kwargs):
         """Create a step, or one per variable if `blocked=False`."""
@@ -61,11 +83,83 @@ class Step(ArrayStepShared):
         self.tune = tune
 
     def step(self, point):
-        """Make a draw from `point`, the values of all variables."""
-        # A worker process of PyMC writes each draw into the same arrays. What they held at the last
-        # draw must not change with them, or no step would notice that another one moved.
-        others = {name: np.array(point[name]) for name in self.shared}
-        return super().step({**point, **others})
+        """Make a draw from `point`, the values of all variables.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a value is missing, no real number, or of another shape than the step was made for.
+        """
+        own, others = {}, {}
+        try:
+            for name, (shape, dtype) in self._own.items():
+                value = point[name]
+                if not (
+                    type(value) is np.ndarray and value.shape == shape and value.dtype == dtype
+                ):
+                    value = self._own_value(name, value)
+                own[name] = value
+            # A worker process of PyMC writes each draw into the same arrays. What they held at the
+            # last draw must not change with them, or no step would notice that another one moved.
+            for name, shared in self.shared.items():
+                others[name] = value = np.array(point[name])
+                if value.ndim != shared.type.ndim or value.dtype.kind not in REAL:
+                    raise self._unfit(name, value, f"{shared.type.ndim} dimensions")
+        except KeyError as error:
+            raise ValueError(
+                f"The point has no {error}, and {type(self).__name__} needs one: give the values "
+                f"of {', '.join([*self._own, *self.shared])}, as model.initial_point() does."
+            ) from error
+        # PyMC ravels a point in the point's own order where no variable is shared.
+        return super().step({**point, **others, **own} if others else own)
+
+    def _own_value(self, name, value):
+        """Return `value` as an array that this step can move, or raise an error."""
+        shape, dtype = self._own[name]
+        value = np.asarray(value)
+        if value.shape != shape or value.dtype.kind not in REAL:
+            raise self._unfit(name, value, f"shape {shape}")
+        return value.astype(dtype)
+
+    def _unfit(self, name, value, expected):
+        """Return the error for a value that a step cannot take."""
+        if value.dtype.kind not in REAL:
+            return TypeError(f"{name} is of type {value.dtype}: give real numbers.")
+        step = type(self).__name__
+        return ValueError(
+            f"{name} has shape {value.shape}, and this {step} was made for {expected}. A step is "
+            "compiled for the sizes that its model has when it is made: after pm.set_data has "
+            f"resized a variable, make a new one, step={step}(...), inside `with model:`."
+        )
+
+    @property
+    def sampling_state(self):
+        """All that the next transition needs.
+
+        Setting a state that is not one of a step like this one raises an error that names what
+        differs, and leaves the step as it was.
+        """
+        return super().sampling_state
+
+    @sampling_state.setter
+    def sampling_state(self, state):
+        names = [field.name for field in fields(self._state_class)]
+        before = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        if not isinstance(state, self._state_class):
+            raise TypeError(
+                f"sampling_state={state!r}: {type(self).__name__} takes the sampling_state of a "
+                "step like it."
+            )
+        check_layout("sampling_state", state, self._lengths())
+        try:
+            ArrayStepShared.sampling_state.fset(self, state)
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+
+    @abstractmethod
+    def _lengths(self) -> dict[str, int]:
+        """Lengths of the arrays in the state, by the names in their declarations."""
 
     @abstractmethod
     def _begin_chain(self, expected_tune: int | None) -> None:

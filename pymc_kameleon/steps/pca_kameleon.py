@@ -33,6 +33,7 @@ SMALLEST_EIGENVALUE = 1e-10
 class PCAKameleonState(KernelAdaptiveState):
     """State of a `PCAKameleonStep`."""
 
+    here: GradientsHere | None
     eigenfunctions: Eigenfunctions | None
 
 

@@ -1,9 +1,12 @@
 """A chain's first stage: its arrays, its fits, its statistics, and what may not have one."""
 
+import copy
+
 import numpy as np
 from pymc.stats.convergence import WarningType
 from scipy import linalg
 
+from pymc_kameleon.layout import check_layout
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
 from pymc_kameleon.transitions.two_stage import ASKED, N_OUTCOMES, PASSED, SPREAD, FirstStage
 from pymc_kameleon.transitions.two_stage_mala import JointFirstStage, Prediction
@@ -14,6 +17,7 @@ __all__ = [
     "check",
     "complaint",
     "configuration",
+    "lengths",
     "new_joint_stage",
     "new_report",
     "new_stage",
@@ -82,16 +86,16 @@ def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> 
             raise ValueError(
                 f"surrogate was fitted in {found} dimensions, and {names} have {target.dim}."
             )
+        stored = configuration(surrogate).capacity(target.dim)
+        lengths = {"d": target.dim, "1 + d": 1 + target.dim, "stored": stored}
+        check_layout("surrogate.process", surrogate.process, lengths)
 
 
 def new_stage(surrogate, dim: int) -> FirstStage:
     """Return a first stage, closed unless the surrogate is fitted already."""
     settings = configuration(surrogate)
     is_fitted = isinstance(surrogate, FittedSurrogate)
-    process = settings.new_process(dim)
-    if is_fitted:
-        for own, given in zip(_arrays(process), _arrays(surrogate.process), strict=True):
-            own[...] = given
+    process = copy.deepcopy(surrogate.process) if is_fitted else settings.new_process(dim)
     size = max(settings.capacity(dim), settings.initial_size(dim))
     return FirstStage(
         log_prior=None,
@@ -131,6 +135,18 @@ def new_joint_stage(surrogate: GPSurrogate, dim: int) -> JointFirstStage:
         counts=np.zeros(2, dtype=np.int64),
         outcome=np.zeros(N_OUTCOMES),
     )
+
+
+def lengths(stage) -> dict[str, int]:
+    """Lengths of the arrays of a stage, by the names in their declarations."""
+    process = stage.process
+    return {
+        "1 + d": process.hyperparameters.size,
+        "stored": process.values.size,
+        "rows": process.whitened.size,
+        "lately": stage.values.size,
+        "prior values": stage.proposed_prior.size,
+    }
 
 
 def refit(stage, surrogate, chain) -> None:
@@ -225,12 +241,3 @@ def complaint(stage, report, names) -> tuple[WarningType, str] | None:
 
 def _no_prediction(dim):
     return Prediction(np.zeros(2), np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))
-
-
-def _arrays(process):
-    """All arrays of a process, those of its parts too."""
-    for part in process:
-        if isinstance(part, tuple):
-            yield from _arrays(part)
-        elif isinstance(part, np.ndarray):
-            yield part

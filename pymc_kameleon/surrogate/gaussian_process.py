@@ -8,13 +8,14 @@ exploratory-exploitation effect.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
 
 from pymc_kameleon.adaptation import Standardization
 from pymc_kameleon.compiled import SIMD
+from pymc_kameleon.layout import floats, integers
 from pymc_kameleon.proposals import solve_factor
 from pymc_kameleon.surrogate.covariances import radial, squared_distances
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, mean_gradient, mean_value
@@ -72,19 +73,24 @@ class Process(NamedTuple):
     """
 
     kernel: int
-    count: np.ndarray
-    points: np.ndarray
-    values: np.ndarray
-    coordinates: np.ndarray
-    factor: np.ndarray
-    whitened: np.ndarray
-    weights: np.ndarray
-    inverse_diagonal: np.ndarray
-    hyperparameters: np.ndarray
+    count: Annotated[np.ndarray, integers(1)]
+    points: Annotated[np.ndarray, floats("stored", "d")]
+    values: Annotated[np.ndarray, floats("stored")]
+    coordinates: Annotated[np.ndarray, floats("d", "stored")]
+    factor: Annotated[np.ndarray, floats("stored", "stored")]
+    whitened: Annotated[np.ndarray, floats("stored")]
+    weights: Annotated[np.ndarray, floats("stored")]
+    inverse_diagonal: Annotated[np.ndarray, floats("stored")]
+    hyperparameters: Annotated[np.ndarray, floats("1 + d")]
     mean: Mean
     standardization: Standardization
-    jitter: np.ndarray
-    censoring: np.ndarray
+    jitter: Annotated[np.ndarray, floats(1)]
+    censoring: Annotated[np.ndarray, floats(2)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether there is room for as many points as are counted."""
+        return bool(0 <= self.count[0] <= len(self.values))
 
 
 def new_process(kernel: int, capacity: int, dim: int, depth: float) -> Process:

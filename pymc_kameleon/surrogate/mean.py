@@ -3,10 +3,12 @@ r"""Prior means of the surrogates: :math:`m(u) = c + b^\top u + \tfrac12 u^\top 
 u are standardised coordinates. The mean is fitted before the hyperparameters, by least squares.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
+
+from pymc_kameleon.layout import floats
 
 __all__ = ["Mean", "constant_mean", "fit_mean", "mean_gradient", "mean_value", "n_coefficients"]
 
@@ -14,9 +16,9 @@ __all__ = ["Mean", "constant_mean", "fit_mean", "mean_gradient", "mean_value", "
 class Mean(NamedTuple):
     """Coefficients in standardised coordinates: constant (1,), linear (d,), quadratic (d, d)."""
 
-    constant: np.ndarray
-    linear: np.ndarray
-    quadratic: np.ndarray
+    constant: Annotated[np.ndarray, floats(1)]
+    linear: Annotated[np.ndarray, floats("d")]
+    quadratic: Annotated[np.ndarray, floats("d", "d")]
 
 
 @numba.njit(cache=True)

@@ -1,12 +1,13 @@
 """Adaptive Metropolis with a learnt covariance and scaling (Andrieu & Thoms 2008, algorithm 4)."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
 
 from pymc_kameleon.adaptation import learn_scaling
+from pymc_kameleon.layout import floats
 from pymc_kameleon.proposals import factor_times, rank_one_update
 from pymc_kameleon.transitions.acceptance import accept_or_reject, move_component
 
@@ -38,10 +39,10 @@ class Moments(NamedTuple):
     that their start has).
     """
 
-    mean: np.ndarray
-    factor: np.ndarray
-    log_scaling: np.ndarray
-    n_updates: np.ndarray
+    mean: Annotated[np.ndarray, floats("d")]
+    factor: Annotated[np.ndarray, floats("d", "d")]
+    log_scaling: Annotated[np.ndarray, floats(1)]
+    n_updates: Annotated[np.ndarray, floats(2)]
 
 
 @numba.njit(cache=True)

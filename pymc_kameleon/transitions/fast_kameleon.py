@@ -1,13 +1,14 @@
 """Fast Kernel Adaptive Metropolis-Hastings (Kotlicki 2015, algorithm 2)."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.adaptation import record
+from pymc_kameleon.layout import floats
 from pymc_kameleon.transitions.mixture import (
     ACCEPT,
     Workspace,
@@ -32,9 +33,9 @@ class Features(NamedTuple):
         V; D = 2m columns for "pairs", those of the sines first, and D = m for "shifted".
     """
 
-    frequencies: np.ndarray
-    phases: np.ndarray
-    factor: np.ndarray
+    frequencies: Annotated[np.ndarray, floats("d", "m")]
+    phases: Annotated[np.ndarray, floats("m")]
+    factor: Annotated[np.ndarray, floats("rank", "features")]
 
 
 class FeatureWorkspace(NamedTuple):

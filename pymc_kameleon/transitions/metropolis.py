@@ -1,11 +1,12 @@
 """Where a Metropolis-Hastings chain is, and how it moves to a proposal or stays."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
 
+from pymc_kameleon.layout import floats, integers
 from pymc_kameleon.proposals import copy_into
 
 __all__ = [
@@ -27,23 +28,23 @@ class Chain(NamedTuple):
     Attributes
     ----------
     position : array, shape (d,)
-    value : array, shape (3,)
-        Terms of the log density at `position`.
+    value : array, shape (values,)
+        Terms of the log density at `position`, and what else a step keeps of them.
     proposal : array, shape (d,)
         The last proposed position.
-    proposed_value : array, shape (3,)
+    proposed_value : array, shape (values,)
     counts : int64 array, shape (2,)
         Log-density evaluations, and non-finite ones.
     outcome : array, shape (2,)
         Sum of acceptance probabilities, and number of accepted moves.
     """
 
-    position: np.ndarray
-    value: np.ndarray
-    proposal: np.ndarray
-    proposed_value: np.ndarray
-    counts: np.ndarray
-    outcome: np.ndarray
+    position: Annotated[np.ndarray, floats("d")]
+    value: Annotated[np.ndarray, floats("values")]
+    proposal: Annotated[np.ndarray, floats("d")]
+    proposed_value: Annotated[np.ndarray, floats("values")]
+    counts: Annotated[np.ndarray, integers(2)]
+    outcome: Annotated[np.ndarray, floats(2)]
 
 
 class Components(NamedTuple):
@@ -55,8 +56,8 @@ class Components(NamedTuple):
     n_updates : array, shape (d,)
     """
 
-    log_scale: np.ndarray
-    n_updates: np.ndarray
+    log_scale: Annotated[np.ndarray, floats("d")]
+    n_updates: Annotated[np.ndarray, floats("d")]
 
 
 @register_jitable

@@ -7,13 +7,14 @@ Each has its own acceptance ratio, so the mixture leaves the target invariant as
 the scales and the standardisation stand still.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.adaptation import learn_scaling
+from pymc_kameleon.layout import flags, floats
 from pymc_kameleon.proposals import (
     add_into,
     copy_into,
@@ -81,26 +82,26 @@ class Learnt(NamedTuple):
         Bounds of the log scalings of local moves.
     """
 
-    points: np.ndarray
-    location: np.ndarray
-    factor: np.ndarray
-    parameters: np.ndarray
-    smallest_log_scaling: np.ndarray
-    largest_log_scaling: np.ndarray
+    points: Annotated[np.ndarray, floats("d", "n")]
+    location: Annotated[np.ndarray, floats("d")]
+    factor: Annotated[np.ndarray, floats("d", "d")]
+    parameters: Annotated[np.ndarray, floats("parameters")]
+    smallest_log_scaling: Annotated[np.ndarray, floats("scalings")]
+    largest_log_scaling: Annotated[np.ndarray, floats("scalings")]
 
 
 class Scaling(NamedTuple):
     """Logs of the scalings of local moves, and how often each was updated; arrays of shape (m,)."""
 
-    log: np.ndarray
-    n_updates: np.ndarray
+    log: Annotated[np.ndarray, floats("scalings")]
+    n_updates: Annotated[np.ndarray, floats("scalings")]
 
 
 class Here(NamedTuple):
     """Scatter (d, d) of the local move at the current position; valid if `is_current[0]`."""
 
-    is_current: np.ndarray
-    scatter: np.ndarray
+    is_current: Annotated[np.ndarray, flags(1)]
+    scatter: Annotated[np.ndarray, floats("d", "d")]
 
 
 class Workspace(NamedTuple):

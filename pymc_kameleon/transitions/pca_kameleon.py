@@ -1,7 +1,7 @@
 """PCA-Kameleon: moves along principal eigenfunctions (Sejdinovic et al. 2014, appendix C)."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
@@ -9,6 +9,7 @@ from numba.extending import register_jitable
 
 from pymc_kameleon.adaptation import record
 from pymc_kameleon.compiled import SIMD, evaluate_gradients
+from pymc_kameleon.layout import flags, floats
 from pymc_kameleon.proposals import add_into, copy_into, factor_times, rank_one_log_ratio
 from pymc_kameleon.transitions.acceptance import accept_or_reject
 from pymc_kameleon.transitions.mixture import (
@@ -45,17 +46,22 @@ class Eigenfunctions(NamedTuple):
         scaling then.
     """
 
-    vectors: np.ndarray
-    weights: np.ndarray
-    thresholds: np.ndarray
-    used: np.ndarray
+    vectors: Annotated[np.ndarray, floats("scalings", "n")]
+    weights: Annotated[np.ndarray, floats("scalings")]
+    thresholds: Annotated[np.ndarray, floats("scalings")]
+    used: Annotated[np.ndarray, floats(2)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every uniform number finds a component."""
+        return bool(self.thresholds[-1] == np.inf)
 
 
 class GradientsHere(NamedTuple):
     """Gradients (d, n) of the kernel at the current position; valid if `is_current[0]`."""
 
-    is_current: np.ndarray
-    gradients: np.ndarray
+    is_current: Annotated[np.ndarray, flags(1)]
+    gradients: Annotated[np.ndarray, floats("d", "n")]
 
 
 class Directions(NamedTuple):

@@ -6,12 +6,13 @@ surrogate leaves the target invariant.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import evaluate
+from pymc_kameleon.layout import flags, floats, integers
 from pymc_kameleon.surrogate.budget import learn
 from pymc_kameleon.surrogate.conditioning import follow
 from pymc_kameleon.surrogate.gaussian_process import Process, bounded, log_surrogate, predict
@@ -55,7 +56,7 @@ class FirstStage(NamedTuple):
     here : array, shape (1,)
         The surrogate at the current position; valid if `is_current[0]`.
     is_current : bool array, shape (1,)
-    proposed_prior : array, shape (1,)
+    proposed_prior : array, shape (3,)
     points : array, shape (m, d)
         Positions evaluated lately.
     values : array, shape (m,)
@@ -69,18 +70,23 @@ class FirstStage(NamedTuple):
 
     log_prior: Any
     process: Process
-    is_open: np.ndarray
-    learns: np.ndarray
-    follows: np.ndarray
-    one_stage_share: np.ndarray
-    here: np.ndarray
-    is_current: np.ndarray
-    proposed_prior: np.ndarray
-    points: np.ndarray
-    values: np.ndarray
-    count: np.ndarray
-    counts: np.ndarray
-    outcome: np.ndarray
+    is_open: Annotated[np.ndarray, flags(1)]
+    learns: Annotated[np.ndarray, flags(1)]
+    follows: Annotated[np.ndarray, flags(1)]
+    one_stage_share: Annotated[np.ndarray, floats(1)]
+    here: Annotated[np.ndarray, floats(1)]
+    is_current: Annotated[np.ndarray, flags(1)]
+    proposed_prior: Annotated[np.ndarray, floats("prior values")]
+    points: Annotated[np.ndarray, floats("lately", "d")]
+    values: Annotated[np.ndarray, floats("lately")]
+    count: Annotated[np.ndarray, integers(2)]
+    counts: Annotated[np.ndarray, integers(2)]
+    outcome: Annotated[np.ndarray, floats(3)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the counts are no negative ones."""
+        return bool(np.all(self.count >= 0))
 
 
 @register_jitable

@@ -4,13 +4,14 @@ The first stage has the marginalised density of the move at both ends, so its lo
 antisymmetric (form A of `surrogate.stages`).
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numba
 import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.compiled import N_TERMS, evaluate
+from pymc_kameleon.layout import flags, floats, integers
 from pymc_kameleon.proposals import copy_into
 from pymc_kameleon.surrogate.joint_conditioning import learn_joint
 from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
@@ -37,10 +38,10 @@ class Prediction(NamedTuple):
     gradient_covariance : array, shape (d, d)
     """
 
-    moments: np.ndarray
-    gradient_mean: np.ndarray
-    cross_covariance: np.ndarray
-    gradient_covariance: np.ndarray
+    moments: Annotated[np.ndarray, floats(2)]
+    gradient_mean: Annotated[np.ndarray, floats("d")]
+    cross_covariance: Annotated[np.ndarray, floats("d")]
+    gradient_covariance: Annotated[np.ndarray, floats("d", "d")]
 
 
 class JointFirstStage(NamedTuple):
@@ -61,19 +62,24 @@ class JointFirstStage(NamedTuple):
 
     log_prior: Any
     process: JointProcess
-    is_open: np.ndarray
-    learns: np.ndarray
-    one_stage_share: np.ndarray
+    is_open: Annotated[np.ndarray, flags(1)]
+    learns: Annotated[np.ndarray, flags(1)]
+    one_stage_share: Annotated[np.ndarray, floats(1)]
     here: Prediction
     there: Prediction
-    is_current: np.ndarray
-    proposed_prior: np.ndarray
-    points: np.ndarray
-    values: np.ndarray
-    gradients: np.ndarray
-    count: np.ndarray
-    counts: np.ndarray
-    outcome: np.ndarray
+    is_current: Annotated[np.ndarray, flags(1)]
+    proposed_prior: Annotated[np.ndarray, floats("prior values")]
+    points: Annotated[np.ndarray, floats("lately", "d")]
+    values: Annotated[np.ndarray, floats("lately")]
+    gradients: Annotated[np.ndarray, floats("lately", "d")]
+    count: Annotated[np.ndarray, integers(2)]
+    counts: Annotated[np.ndarray, integers(2)]
+    outcome: Annotated[np.ndarray, floats(3)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the counts are no negative ones."""
+        return bool(np.all(self.count >= 0))
 
 
 @numba.njit(cache=True)

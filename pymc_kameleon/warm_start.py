@@ -94,9 +94,12 @@ def _from_result(result, model, target, largest):
             )
     chosen = _some_rows(np.arange(len(next(iter(draws.values())))), largest)
     to_values = unconstraining_function(model, target.vars)
-    return np.array(
-        [
-            np.concatenate([np.ravel(v) for v in to_values(*(draws[rv][i] for rv in draws))])
-            for i in chosen
-        ]
-    )
+    points = [to_values(*(draws[rv][i] for rv in draws)) for i in chosen]
+    for variable, shape, value in zip(target.vars, target.shapes, points[0], strict=True):
+        if np.shape(value) != shape:
+            rv = model.values_to_rvs[variable]
+            raise ValueError(
+                f"warm_start has {rv.name} of shape {draws[rv].shape[1:]}, which is another size "
+                "than the model has now; take a result of this model."
+            )
+    return np.array([np.concatenate([np.ravel(v) for v in point]) for point in points])

@@ -321,6 +321,9 @@ def assert_moments(draws, mean, sd, what=""):
     assert_mean((np.asarray(draws) - mean) ** 2, sd**2, f"{what} second moment:")
 
 
+PLAIN = {"mode": "cvm"} if pytensor.config.cxx else {"mode": "FAST_COMPILE"}
+"""A log density that compiled transitions cannot call."""
+
 needs_c_compiler = {
     "condition": not pytensor.config.cxx,
     "reason": "PyTensor found no C compiler, so there is no C linker to compare with",

@@ -136,8 +136,6 @@ class LatentFunction:
         others = set(self.shared.values())
         self._seen_prior = SharedValues(self.prior.function, others)
         self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others)
-        self._seen_likelihood.changed()
-        self._seen_likelihood.are_data_new = False
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed.

@@ -150,9 +150,9 @@ class Step(ArrayStepShared):
                 f"sampling_state={state!r}: {type(self).__name__} takes the sampling_state of a "
                 "step like it."
             )
-        check_layout("sampling_state", state, self._lengths())
         try:
             ArrayStepShared.sampling_state.fset(self, state)
+            check_layout("sampling_state", state, self._lengths())
         except BaseException:
             self.__dict__.update(before)
             raise

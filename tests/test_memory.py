@@ -1,0 +1,782 @@
+"""Nothing from outside reaches compiled memory unchecked: a wrong size is an error, never a crash.
+
+Where a mistake would kill the interpreter the test runs in a process of its own. The whole file is
+also run with NUMBA_BOUNDSCHECK=1, where an index out of range is an error too.
+"""
+
+import copy
+import functools
+import gc
+import multiprocessing
+import os
+import signal
+import traceback
+
+import cloudpickle
+import models
+import numba
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from models import assert_mean, begin, drive, sample, values
+from pymc.exceptions import SamplingError
+
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    EllipticalSliceStep,
+    FastKameleonStep,
+    GPSurrogate,
+    KameleonStep,
+    MALAStep,
+    PCAKameleonStep,
+    RiemannianHMCStep,
+)
+from pymc_kameleon.kernels import CustomKernel
+from pymc_kameleon.layout import check_layout
+from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
+
+pytestmark = [
+    pytest.mark.memory,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="A process of its own is a fork here."),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects"),
+]
+
+REFUSALS = (ValueError, TypeError, SamplingError)
+SIZE = 3
+
+
+def _report(function, pipe):
+    try:
+        pipe.send((function(), None))
+    except BaseException as error:
+        pipe.send((None, (type(error), str(error), traceback.format_exc())))
+
+
+def in_own_process(function, log=None):
+    """Result of a function of no arguments; fails if a signal killed the process.
+
+    Returns the result, and the type, message and traceback of an exception or None.
+    """
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_report, args=(function, there))
+    process.start()
+    there.close()
+    try:
+        outcome = here.recv()
+    except EOFError:
+        outcome = None
+    process.join()
+    said = f" after\n{log.read_text()}" if log is not None and log.exists() else ""
+    assert process.exitcode == 0 and outcome is not None, (
+        f"killed by signal {-process.exitcode}{said}"
+    )
+    return outcome
+
+
+def test_a_killed_process_is_seen():
+    with pytest.raises(AssertionError, match="killed by signal 11"):
+        in_own_process(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+
+
+@pytest.mark.skipif(not numba.config.BOUNDSCHECK, reason="NUMBA_BOUNDSCHECK is not set.")
+def test_bounds_are_checked_in_this_run():
+    with pytest.raises(IndexError):
+        numba.njit(lambda x: x[3])(np.zeros(3))
+
+
+# a model that is resized --------------------------------------------------------------------------
+
+
+def resizable(term=None):
+    """x ~ N(0, 1) of as many values as `size` has, and observations of their sum."""
+    with pm.Model(coords={"group": range(SIZE)}) as model:
+        pm.Data("size", np.zeros(SIZE), dims="group")
+        observed = pm.Data("observed", np.array([3.0]))
+        x = pm.Normal("x", 0, 1, dims="group")
+        if term is None:
+            pm.Normal("y", x.sum(), 1, observed=observed, shape=observed.shape)
+        else:
+            pm.Potential("likelihood", term(x.sum(), observed))
+    return model
+
+
+def estimated(mean, observed):
+    def log_estimate(mean, observed, rng):
+        noise = 0.1 * rng.standard_normal()
+        return -0.5 * np.sum((observed - mean) ** 2) + noise - 0.005
+
+    return estimated_loglikelihood(log_estimate, mean, observed)
+
+
+def beside():
+    """The resizable model with a scalar that another step moves."""
+    model = resizable()
+    with model:
+        pm.Normal("z", model["x"].sum(), 1)
+    return model
+
+
+def resize(model, n):
+    with model:
+        pm.set_data({"size": np.zeros(n)}, coords={"group": range(n)})
+
+
+def observe(model, *observed):
+    with model:
+        pm.set_data({"observed": np.array(observed, dtype=float)})
+
+
+def sum_of(n, *observed):
+    """Posterior mean of the sum of x."""
+    return n * sum(observed) / (1 + n * len(observed))
+
+
+def two_steps(first, second):
+    def make():
+        model = pm.modelcontext(None)
+        return [first([model["x"]], steps_per_draw=10), second([model["z"]])]
+
+    return make
+
+
+FAST = {"steps_per_draw": 20}
+SURROGATE = functools.partial(GPSurrogate, max_points=40, n_initial=20)
+PLAIN = {"compile_kwargs": models.PLAIN}
+VARIANTS = {
+    "kameleon": (resizable, lambda: KameleonStep(n_subsample=50, **FAST)),
+    "fast": (resizable, lambda: FastKameleonStep(n_features=40, **FAST)),
+    "pca": (resizable, lambda: PCAKameleonStep(n_subsample=50, **FAST)),
+    "metropolis": (resizable, lambda: AdaptiveMetropolisStep(**FAST)),
+    "mala": (resizable, lambda: MALAStep(**FAST)),
+    "kameleon, plain": (resizable, lambda: KameleonStep(n_subsample=50, **FAST, **PLAIN)),
+    "mala, plain": (resizable, lambda: MALAStep(**FAST, **PLAIN)),
+    "surrogate": (resizable, lambda: AdaptiveMetropolisStep(surrogate=SURROGATE(), **FAST)),
+    "gradient surrogate": (resizable, lambda: MALAStep(surrogate=SURROGATE(), **FAST)),
+    "estimate": (
+        functools.partial(resizable, estimated),
+        lambda: KameleonStep(n_subsample=50, pseudo_marginal=True, **FAST),
+    ),
+    "two of ours": (beside, two_steps(KameleonStep, AdaptiveMetropolisStep)),
+    "beside slice": (beside, two_steps(AdaptiveMetropolisStep, pm.Slice)),
+}
+
+
+@functools.cache
+def used(variant):
+    """A model and its step, which has sampled it."""
+    make_model, make_step = VARIANTS[variant]
+    model = make_model()
+    with model:
+        step = make_step()
+    sample(step, model, draws=10, tune=30)
+    return model, step
+
+
+def draw_sum(variant, **options):
+    model, step = used(variant)
+    idata = sample(step, model, **({"draws": 900, "tune": 300} | options))
+    return values(idata, "x").sum(axis=-1)
+
+
+@pytest.mark.parametrize("n", [8, 1])
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_a_resized_variable_is_an_error_that_says_what_to_do(variant, n):
+    model, _ = used(variant)
+
+    def sample_resized():
+        resize(model, n)
+        return draw_sum(variant, draws=300)
+
+    _, (kind, message, _) = in_own_process(sample_resized)
+    assert kind is ValueError
+    assert f"x has shape ({n},)" in message and f"({SIZE},)" in message
+    assert "make a new one" in message
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_other_data_of_any_length_just_work(variant):
+    """Also after the model was resized, which was refused, and set back."""
+    model, _ = used(variant)
+
+    def sample_other():
+        observe(model, 1.0, 2.0, 3.0, 4.0)
+        first = draw_sum(variant)
+        resize(model, 5)
+        with pytest.raises(ValueError, match="x has shape"):
+            draw_sum(variant, draws=10)
+        resize(model, SIZE)
+        observe(model, 4.0)
+        return first, draw_sum(variant)
+
+    draws, error = in_own_process(sample_other)
+    assert error is None, error[2]
+    # The noise of the estimate is the same for all x: it changes no posterior.
+    for found, observed in zip(draws, [(1.0, 2.0, 3.0, 4.0), (4.0,)], strict=True):
+        if VARIANTS[variant][0] is not beside:
+            assert_mean(found, sum_of(SIZE, *observed), variant)
+        assert np.all(np.isfinite(found))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_resized_variable_in_worker_processes(method):
+    model, step = used("kameleon")
+    resize(model, 8)
+    try:
+        with pytest.raises(Exception) as raised:
+            sample(step, model, chains=2, cores=2, mp_ctx=method, draws=50, tune=50)
+    finally:
+        resize(model, SIZE)
+    chain = [raised.value, raised.value.__cause__, getattr(raised.value, "__context__", None)]
+    assert any("x has shape (8,)" in str(error) for error in chain)
+
+
+# a point from outside -----------------------------------------------------------------------------
+
+POINTS = {
+    "longer": ({"x": np.zeros(8)}, ValueError, "x has shape (8,)"),
+    "shorter": ({"x": np.zeros(1)}, ValueError, "x has shape (1,)"),
+    "scalar": ({"x": 0.0}, ValueError, "x has shape ()"),
+    "matrix": ({"x": np.zeros((3, 1))}, ValueError, "x has shape (3, 1)"),
+    "missing": ({"y": np.zeros(3)}, ValueError, "has no 'x'"),
+    "complex": ({"x": np.zeros(3, complex)}, TypeError, "x is of type complex128"),
+    "objects": ({"x": np.array([None] * 3)}, TypeError, "x is of type object"),
+}
+
+
+@pytest.mark.parametrize("given", list(POINTS))
+@pytest.mark.parametrize("variant", ["kameleon", "metropolis", "mala, plain"])
+def test_a_point_that_does_not_fit(variant, given):
+    point, error, message = POINTS[given]
+    model, step = used(variant)
+    begin(step)
+    _, _, good = drive(step, model.initial_point(), 3, tune=5)
+    for _ in range(2):
+        with pytest.raises(error) as raised:
+            step.step(point)
+        assert message in str(raised.value)
+    drive(step, good, 3)
+
+
+def test_other_types_and_layouts_of_a_point_give_the_same_chain():
+    """A list, whole numbers, single precision, every other number of an array, another order."""
+    _, step = used("kameleon")
+    expected = None
+    for x in (
+        np.zeros(3),
+        [0, 0, 0],
+        np.zeros(3, int),
+        np.zeros(3, np.float32),
+        np.zeros(6)[::2],
+        np.zeros(3, ">f8"),
+    ):
+        begin(step, seed=2)
+        points, _, last = drive(step, {"x": x}, 40, tune=20)
+        assert last["x"].dtype == np.float64
+        expected = points if expected is None else expected
+        np.testing.assert_array_equal(points, expected)
+
+
+def test_the_order_of_a_point_does_not_matter():
+    model = models.two_scales()
+    with model:
+        step = AdaptiveMetropolisStep()
+    point = model.initial_point()
+    begin(step)
+    first, _, _ = drive(step, point, 20, tune=10)
+    begin(step)
+    second, _, _ = drive(step, dict(reversed(point.items())), 20, tune=10)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_shapes_that_are_swapped_between_variables_are_noticed():
+    """Of the same length in all, so that only the variables' own shapes can tell."""
+    with pm.Model() as model:
+        pm.Normal("a", 0, 1, shape=2)
+        pm.Normal("b", 0, 1, shape=3)
+        step = AdaptiveMetropolisStep()
+    begin(step)
+    with pytest.raises(ValueError, match=r"a has shape \(3,\)"):
+        step.step({"a": np.zeros(3), "b": np.zeros(2)})
+    assert model.initial_point().keys() == {"a", "b"}
+
+
+def test_another_steps_variable_of_another_dimension_is_noticed():
+    model, _ = used("two of ours")
+    with model:
+        step = KameleonStep([model["x"]])
+    begin(step)
+    with pytest.raises(ValueError, match=r"z has shape \(2,\)"):
+        step.step({"x": np.zeros(3), "z": np.zeros(2)})
+
+
+def test_another_steps_variable_may_be_resized():
+    """Of the same dimension: nothing is compiled for its size."""
+    with pm.Model(coords={"group": range(3)}) as model:
+        size = pm.Data("size", np.zeros(3), dims="group")
+        x = pm.Normal("x", 0, 1, dims="group")
+        z = pm.Normal("z", x.sum(), 1)
+        step = AdaptiveMetropolisStep([z], steps_per_draw=20)
+    begin(step)
+    drive(step, {"x": np.zeros(3), "z": np.zeros(())}, 20, tune=10)
+    resize(model, 6)
+    assert size.get_value().shape == (6,)
+    begin(step, tune=200)
+    point, draws = {"x": np.ones(6), "z": np.zeros(())}, []
+    for i in range(1100):
+        if i == 200:
+            step.stop_tuning()
+        point, _ = step.step(point)
+        draws.append(float(point["z"]))
+    assert_mean(np.array(draws[200:]), 6.0)
+
+
+# data ---------------------------------------------------------------------------------------------
+
+
+def grouped(count=3, mask=False):
+    with pm.Model() as model:
+        group = pm.Data("group", np.array([True, False, True]) if mask else np.arange(3))
+        observed = pm.Data("observed", np.zeros(2 if mask else 3))
+        x = pm.Normal("x", 0, 1, shape=count)
+        pm.Normal("y", x[group], 1, observed=observed, shape=observed.shape)
+    return model
+
+
+@pytest.mark.parametrize("compile_kwargs", [None, models.PLAIN])
+@pytest.mark.parametrize("index", [3, -4, 10**6])
+def test_an_index_out_of_range_is_an_error(index, compile_kwargs):
+    """PyTensor's compiled code would read whatever is there."""
+    model = grouped()
+    with model:
+        step = KameleonStep(compile_kwargs=compile_kwargs)
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 5, tune=5)
+    model["group"].set_value(np.array([0, 1, index], dtype=model["group"].dtype))
+
+    def go_on():
+        drive(step, point, 5)
+
+    _, (kind, message, _) = in_own_process(go_on)
+    assert kind is ValueError
+    assert "out of bounds" in message and "group of shape (3,)" in message
+    model["group"].set_value(np.array([0, 1, 1], dtype=model["group"].dtype))
+    drive(step, point, 5)
+
+
+def test_a_mask_that_is_too_long_is_an_error():
+    model = grouped(mask=True)
+    with model:
+        step = KameleonStep()
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 5, tune=5)
+    model["group"].set_value(np.array([True, False, False, True]))
+    _, (kind, message, _) = in_own_process(lambda: drive(step, point, 5))
+    assert kind is ValueError and "group of shape (4,)" in message
+
+
+def test_data_that_do_not_fit_each_other_are_named():
+    with pm.Model() as model:
+        weights = pm.Data("weights", np.ones(3))
+        x = pm.Normal("x", 0, 1, shape=3)
+        pm.Potential("term", -((weights * x).sum() ** 2))
+        step = AdaptiveMetropolisStep()
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 5, tune=5)
+    model["weights"].set_value(np.ones(4))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"weights of shape \(4,\)"):
+            step.step(point)
+    model["weights"].set_value(np.ones(3))
+    drive(step, point, 5)
+
+
+def test_a_point_of_the_old_size_after_the_model_was_resized():
+    with pm.Model(coords={"group": range(3)}) as model:
+        size = pm.Data("size", np.zeros(3), dims="group")
+        x = pm.Normal("x", 0, 1, dims="group")
+        pm.Potential("term", -((x - size) ** 2).sum())
+        step = AdaptiveMetropolisStep()
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 5, tune=5)
+    resize(model, 8)
+    with pytest.raises(ValueError, match=r"The model was resized: x has shape \(8,\)"):
+        step.step(point)
+
+
+# latent functions ---------------------------------------------------------------------------------
+
+LATENT = {
+    "slice, ep": EllipticalSliceStep,
+    "slice, prior": functools.partial(EllipticalSliceStep, center="prior"),
+    "riemannian": RiemannianHMCStep,
+}
+
+
+@functools.cache
+def latent():
+    """Values of f at five inputs, observed as often as there are data."""
+    with pm.Model() as model:
+        inputs = pm.Data("inputs", np.linspace(-1, 1, 5)[:, None])
+        where = pm.Data("where", np.arange(5))
+        counts = pm.Data("counts", np.array([0, 1, 3, 2, 0]))
+        f = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, 1.0)).prior("f", X=inputs)
+        pm.Poisson("y", pt.exp(f)[where], observed=counts, shape=counts.shape)
+    return model
+
+
+@functools.cache
+def latent_step(kind):
+    with latent():
+        return LATENT[kind]()
+
+
+@pytest.mark.parametrize("kind", list(LATENT))
+def test_a_latent_function_with_other_data(kind):
+    """The posterior of f follows more observations, elsewhere, whatever was observed before."""
+    model, step = latent(), latent_step(kind)
+
+    def draws(where, counts):
+        with model:
+            pm.set_data({"where": np.array(where), "counts": np.array(counts)})
+        return values(sample(step, model, draws=1500, tune=300), "f")[0]
+
+    def sample_twice():
+        draws(range(5), [0, 1, 3, 2, 0])
+        found = draws([4, 4, 3, 0, 1, 2, 2, 2], [1, 0, 2, 5, 1, 0, 0, 1])
+        with model:
+            fresh = LATENT[kind]()
+            expected = values(sample(fresh, model, draws=1500, tune=300, random_seed=2), "f")[0]
+        return found, expected
+
+    result, error = in_own_process(sample_twice)
+    assert error is None, error[2]
+    found, expected = result
+    # Batch means of both, added: each bound alone fails with probability 1e-6.
+    assert_mean(found - expected, np.zeros(5), kind)
+
+
+@pytest.mark.parametrize("kind", list(LATENT))
+@pytest.mark.parametrize(
+    ("data", "mention"),
+    [
+        ({"where": np.array([0, 1, 2, 3, 9])}, "out of bounds"),
+        ({"counts": np.array([1, 2])}, "counts of shape (2,)"),
+        ({"inputs": np.linspace(-1, 1, 7)[:, None]}, "inputs of shape (7, 1)"),
+    ],
+    ids=["index", "counts", "inputs"],
+)
+def test_a_latent_function_with_data_that_do_not_fit(kind, data, mention):
+    model, step = latent(), latent_step(kind)
+
+    def go_on():
+        begin(step)
+        _, _, point = drive(step, model.initial_point(), 3, tune=5)
+        for name, value in data.items():
+            model[name].set_value(value.astype(model[name].dtype))
+        drive(step, point, 3)
+
+    _, (kind, message, trace) = in_own_process(go_on)
+    assert issubclass(kind, SamplingError), trace
+    assert mention in message
+
+
+# states, surrogates, warm starts, copies ----------------------------------------------------------
+
+
+def spoilt(state):
+    """Copies of a state, each with one array of another length, type or layout."""
+    for name, part in vars(state).items():
+        if not isinstance(part, tuple):
+            continue
+        for field in part._fields:
+            array = getattr(part, field)
+            if not isinstance(array, np.ndarray):
+                continue
+            flat = np.zeros(array.size + 1, array.dtype)
+            for other in (
+                flat,
+                array.astype(np.float32 if array.dtype.kind == "f" else np.int32),
+                list(array.ravel()),
+            ):
+                spoiled = copy.copy(state)
+                setattr(spoiled, name, part._replace(**{field: other}))
+                yield f"{name}.{field}", spoiled
+
+
+@pytest.mark.parametrize(
+    "variant", ["kameleon", "fast", "pca", "metropolis", "surrogate", "gradient surrogate"]
+)
+def test_a_state_of_other_arrays_is_refused_and_changes_nothing(variant):
+    model, step = used(variant)
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 40, tune=60)
+    state = step.sampling_state
+    expected, _, _ = drive(step, point, 5)
+    step.sampling_state = state
+    count = 0
+    for name, other in spoilt(state):
+        with pytest.raises((ValueError, TypeError), match=f"sampling_state.{name}"):
+            step.sampling_state = other
+        count += 1
+    assert count > 30
+    np.testing.assert_array_equal(drive(step, point, 5)[0], expected)
+
+
+COUNTS = {
+    "kameleon": ("history", "cursor", [10**6, 1, 10**6, 0]),
+    "fast": ("history", "cursor", [0, 1, 5, 10**6]),
+    "pca": ("eigenfunctions", "thresholds", 0.5),
+}
+
+
+@pytest.mark.parametrize("variant", list(COUNTS))
+def test_a_state_that_counts_too_far_is_refused(variant):
+    model, step = used(variant)
+    begin(step)
+    drive(step, model.initial_point(), 40, tune=60)
+    state = step.sampling_state
+    name, field, value = COUNTS[variant]
+    getattr(getattr(state, name), field)[...] = value
+    with pytest.raises(ValueError, match=f"sampling_state.{name}"):
+        step.sampling_state = state
+
+
+def test_a_refused_state_leaves_nothing_behind():
+    """PyMC sets field by field, and finds at the last that the configuration differs."""
+    model, step = used("metropolis")
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 10, tune=20)
+    other_model, _, _ = models.normal(8)
+    with other_model:
+        other = AdaptiveMetropolisStep(**FAST)
+    begin(other)
+    drive(other, other_model.initial_point(), 10, tune=20)
+    with pytest.raises(ValueError, match=r"\(8,\)"):
+        step.sampling_state = other.sampling_state
+    assert step.chain.position.shape == (SIZE,)
+    drive(step, point, 5)
+
+
+def test_a_state_of_a_latent_function_of_another_length_is_refused():
+    step = latent_step("slice, ep")
+    begin(step)
+    drive(step, latent().initial_point(), 3, tune=5)
+    state = step.sampling_state
+    for name in ("position", "site_precision"):
+        other = copy.copy(state)
+        setattr(other, name, np.zeros(9))
+        with pytest.raises(ValueError, match=f"sampling_state.{name} has shape"):
+            step.sampling_state = other
+
+
+def test_a_fitted_surrogate_of_other_arrays_is_refused():
+    model, _ = used("surrogate")
+    points = np.random.default_rng(0).standard_normal((30, SIZE))
+    fitted = SURROGATE().fit(points, -0.5 * (points**2).sum(axis=1))
+    with model:
+        AdaptiveMetropolisStep(surrogate=fitted)
+    fitted.process = fitted.process._replace(values=np.zeros(7))
+    with model, pytest.raises(ValueError, match=r"surrogate\.process\.values has shape"):
+        AdaptiveMetropolisStep(surrogate=fitted)
+
+
+def test_a_warm_start_of_another_size_is_refused():
+    model, _ = used("kameleon")
+    bigger = resizable()
+    resize(bigger, 8)
+    earlier = sample(pm.Metropolis(model=bigger), bigger, draws=20, tune=10)
+    with model, pytest.raises(ValueError, match=r"warm_start has x of shape \(8,\)"):
+        KameleonStep(warm_start=earlier)
+
+
+def test_a_step_outlives_the_names_of_its_model():
+    """The compiled log density is reached by an address: what it points to must stay."""
+    model = resizable()
+    with model:
+        step = KameleonStep(kernel="matern", **FAST)
+    start = model.initial_point()
+    begin(step)
+    _, _, point = drive(step, start, 10, tune=20)
+    del model
+    gc.collect()
+    twin = copy.copy(step)
+    del step
+    gc.collect()
+    points, _, _ = drive(twin, point, 50)
+    assert np.all(np.isfinite(points))
+
+
+def test_a_kernel_that_raises_is_an_error():
+    """Not a chain that goes on with whatever its gradients were before."""
+
+    def value(x, y, bandwidth):
+        return np.exp(-0.5 * np.sum((x - y) ** 2))
+
+    @numba.njit
+    def gradient(x, y, bandwidth):
+        if x[0] > -np.inf:
+            raise ValueError("no gradient today")
+        return y - x
+
+    model, _, _ = models.normal(2)
+    with model:
+        step = KameleonStep(kernel=CustomKernel(value, gradient), global_share=0.0)
+    begin(step)
+    with pytest.raises((RuntimeError, ValueError), match="gradient"):
+        drive(step, model.initial_point(), 400, tune=400)
+
+
+# any sequence of calls ----------------------------------------------------------------------------
+
+
+class Fuzz:
+    """A step, a model and a point, and everything that may be done with them."""
+
+    def __init__(self, variant, rng):
+        self.variant, self.rng = variant, rng
+        self.model, step = used(variant)
+        self.step = copy.copy(step)
+        self.n = SIZE
+        resize(self.model, SIZE), observe(self.model, 3.0)
+        self.states = []
+        self.begin()
+
+    def begin(self):
+        begin(self.step, seed=int(self.rng.integers(1000)), tune=int(self.rng.integers(3)))
+        self.point = {"x": np.zeros(SIZE)}
+
+    def draw(self):
+        for _ in range(int(self.rng.integers(1, 60))):
+            self.point, _ = self.step.step(self.point)
+
+    def observe(self):
+        observe(self.model, *self.rng.normal(size=int(self.rng.integers(1, 9))))
+
+    def resize(self):
+        self.n = int(self.rng.integers(1, 9))
+        resize(self.model, self.n)
+
+    def resized_point(self):
+        self.step.step({"x": np.zeros(self.n)})
+
+    def foreign_point(self):
+        point, _, _ = POINTS[list(POINTS)[self.rng.integers(len(POINTS))]]
+        self.step.step(point)
+
+    def jump(self):
+        self.point = {"x": list(self.rng.normal(size=SIZE))}
+
+    def stop_tuning(self):
+        self.step.stop_tuning()
+
+    def reset_tuning(self):
+        self.step.reset_tuning()
+
+    def save(self):
+        self.states.append(self.step.sampling_state)
+
+    def restore(self):
+        if self.states:
+            self.step.sampling_state = self.states[self.rng.integers(len(self.states))]
+
+    def restore_foreign(self):
+        others = [v for v in SINGLE if v != self.variant]
+        self.step.sampling_state = used(others[self.rng.integers(len(others))])[1].sampling_state
+
+    def restore_spoilt(self):
+        if self.states:
+            choices = list(spoilt(self.states[-1]))
+            if choices:
+                self.step.sampling_state = choices[self.rng.integers(len(choices))][1]
+
+    def copy(self):
+        self.step = copy.copy(self.step)
+
+    def interrupt(self):
+        """Interrupt one of the step's own methods, as a user may at any time."""
+        names = [n for n in INTERRUPTED if hasattr(self.step, n)]
+        name = names[self.rng.integers(len(names))]
+
+        def interrupted(*arguments, **options):
+            if self.rng.random() < 0.5:
+                getattr(type(self.step), name)(self.step, *arguments, **options)
+            raise KeyboardInterrupt
+
+        setattr(self.step, name, interrupted)
+        try:
+            self.draw()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            delattr(self.step, name)
+
+    def check(self):
+        assert np.shape(self.point["x"]) == (SIZE,)
+        assert np.all(np.isfinite(self.point["x"]))
+        check_layout("state", self.step.sampling_state, self.step._lengths())
+
+
+INTERRUPTED = [
+    "_update",
+    "_learn_coordinates",
+    "_rescale",
+    "_keep_size",
+    "_refresh",
+    "_absorb",
+    "_principal_components",
+    "_run",
+    "_teach",
+    "_end_tuning",
+    "_evaluate_current",
+    "_report",
+]
+SINGLE = [v for v, (make, _) in VARIANTS.items() if make is not beside]
+CALLS = [
+    *["draw"] * 6,
+    *["observe"] * 2,
+    *["resize", "resized_point", "foreign_point", "jump", "stop_tuning", "reset_tuning"],
+    *["begin", "save", "restore", "restore", "restore_foreign", "restore_spoilt", "copy"],
+    *["interrupt"] * 2,
+]
+
+
+@pytest.mark.parametrize("variant", SINGLE)
+def test_any_sequence_of_calls(variant, tmp_path):
+    """Forty sequences of twelve calls; each call works, or is refused with a message."""
+    for other in SINGLE:
+        used(other)
+    log = tmp_path / "calls"
+
+    def play():
+        for seed in range(40):
+            rng = np.random.default_rng([seed, SINGLE.index(variant)])
+            fuzz = Fuzz(variant, rng)
+            log.write_text(f"{variant}, sequence {seed}:\n")
+            for call in rng.choice(CALLS, size=12):
+                with log.open("a") as file:
+                    file.write(f"  {call}\n")
+                try:
+                    getattr(fuzz, call)()
+                except REFUSALS as error:
+                    assert len(str(error)) > 20, repr(error)
+                fuzz.check()
+        return True
+
+    _, error = in_own_process(play, log)
+    assert error is None, f"{log.read_text()}{error[2]}"
+
+
+@pytest.mark.parametrize("variant", ["kameleon", "gradient surrogate", "estimate"])
+def test_pickled_and_copied_steps_go_on(variant):
+    model, step = used(variant)
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 40, tune=20)
+    twins = [copy.deepcopy(step), cloudpickle.loads(cloudpickle.dumps(step))]
+    expected, _, _ = drive(step, point, 20)
+    for twin in twins:
+        found, _, _ = drive(twin, point, 20)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        with pytest.raises(ValueError, match="x has shape"):
+            twin.step({"x": np.zeros(SIZE + 1)})

@@ -186,7 +186,8 @@ class MetropolisHastingsStep(Step):
     def stop_tuning(self):
         """Freeze the adaptation (or let it go on with vanishing steps, `adapt_after_tune=True`)."""
         if self.chain is not None and self.tune:
-            self._end_tuning()
+            with self._all_or_nothing():
+                self._end_tuning()
             self._check_tuning()
         super().stop_tuning()
 
@@ -200,6 +201,8 @@ class MetropolisHastingsStep(Step):
     def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """Make `steps_per_draw` transitions from `q0`."""
         self._arrive(q0.data)
+        # Until the draw is complete: if it is interrupted, position and value may not go together.
+        self.returned = None
         chain = self.chain
         chain.outcome[:] = 0.0
         if self.tune and self.target.has_estimates:
@@ -238,9 +241,13 @@ class MetropolisHastingsStep(Step):
         inputs_changed = self.target.inputs_changed()
         self.target.check_data(x)
         if self.chain is None:
-            self._begin_at(x)
+            try:
+                self._begin_at(x)
+            except BaseException:
+                self.chain = None
+                raise
             return
-        if not (x == self.returned).all():
+        if self.returned is None or not (x == self.returned).all():
             self.chain.position[:] = x
             self._moved()
             if self.stage is not None:
@@ -272,7 +279,6 @@ class MetropolisHastingsStep(Step):
             if self.chain.value[0] > -np.inf:
                 break
         else:
-            self.chain = None
             tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
             raise SamplingError(
                 f"Initial evaluation of {', '.join(self.target.names)} failed: the log density "

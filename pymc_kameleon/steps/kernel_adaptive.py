@@ -243,7 +243,8 @@ class KernelAdaptiveStep(MetropolisHastingsStep):
             if done < n:
                 history = self.history.later_half()
                 if len(history) and np.any(history != history[0]):
-                    self._update(history)
+                    with self._all_or_nothing():
+                        self._update(history)
                 settings = self._current_settings()
                 self._make_transitions(1, settings)
                 done += 1

@@ -1,7 +1,7 @@
 """What PyMC calls on every step, from its construction to the end of a chain."""
 
 from abc import abstractmethod
-from dataclasses import fields
+from contextlib import contextmanager
 
 import numpy as np
 from pymc.model import modelcontext
@@ -143,16 +143,24 @@ class Step(ArrayStepShared):
 
     @sampling_state.setter
     def sampling_state(self, state):
-        names = [field.name for field in fields(self._state_class)]
-        before = {name: getattr(self, name) for name in names if hasattr(self, name)}
         if not isinstance(state, self._state_class):
             raise TypeError(
                 f"sampling_state={state!r}: {type(self).__name__} takes the sampling_state of a "
                 "step like it."
             )
-        try:
+        with self._all_or_nothing():
             ArrayStepShared.sampling_state.fset(self, state)
             check_layout("sampling_state", state, self._lengths())
+
+    @contextmanager
+    def _all_or_nothing(self):
+        """Take back which objects the attributes are if an error or an interrupt comes between.
+
+        Arrays whose sizes belong together are replaced one after the other.
+        """
+        before = self.__dict__.copy()
+        try:
+            yield
         except BaseException:
             self.__dict__.update(before)
             raise

@@ -1093,17 +1093,13 @@ def classification(data, likelihood):
         f = latent("f", np.exp(1.5), np.exp(1.0), inputs)
         if likelihood == "probit":
             pm.Bernoulli("y", p=pm.math.invprobit(f), observed=yes)
-        elif likelihood == "logit":
-            pm.Bernoulli("y", logit_p=f, observed=yes)
         else:
             pm.Poisson("y", pt.exp(f), observed=2 * yes)
     return model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("data", "likelihood"), [("glass", "probit"), ("crabs", "logit"), ("crabs", "poisson")]
-)
+@pytest.mark.parametrize(("data", "likelihood"), [("glass", "probit"), ("crabs", "poisson")])
 def test_moments_of_classification_agree(data, likelihood):
     """Of f and f^2 at every tenth row, between both steps and NUTS."""
     model = classification(data, likelihood)

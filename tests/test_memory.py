@@ -32,6 +32,7 @@ from pymc_kameleon import (
     PCAKameleonStep,
     RiemannianHMCStep,
 )
+from pymc_kameleon.compiled import evaluate
 from pymc_kameleon.kernels import CustomKernel
 from pymc_kameleon.layout import check_layout
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
@@ -45,6 +46,8 @@ pytestmark = [
 
 REFUSALS = (ValueError, TypeError, SamplingError)
 SIZE = 3
+MOST_SECONDS = 120
+"""After which a process of its own, which takes seconds, hangs."""
 
 
 def _report(function, pipe):
@@ -63,12 +66,16 @@ def in_own_process(function, log=None):
     process = multiprocessing.get_context("fork").Process(target=_report, args=(function, there))
     process.start()
     there.close()
+    has_ended = here.poll(MOST_SECONDS)
+    if not has_ended:
+        process.kill()
     try:
         outcome = here.recv()
     except EOFError:
         outcome = None
     process.join()
     said = f" after\n{log.read_text()}" if log is not None and log.exists() else ""
+    assert has_ended, f"did not end in {MOST_SECONDS} seconds{said}"
     assert process.exitcode == 0 and outcome is not None, (
         f"killed by signal {-process.exitcode}{said}"
     )
@@ -163,6 +170,11 @@ VARIANTS = {
 }
 
 
+def each(variants):
+    """Parameters of a test, of which one worker takes all that are of one variant."""
+    return [pytest.param(v, marks=pytest.mark.xdist_group(v)) for v in variants]
+
+
 @functools.cache
 def used(variant):
     """A model and its step, which has sampled it."""
@@ -181,7 +193,7 @@ def draw_sum(variant, **options):
 
 
 @pytest.mark.parametrize("n", [8, 1])
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", each(VARIANTS))
 def test_a_resized_variable_is_an_error_that_says_what_to_do(variant, n):
     model, _ = used(variant)
 
@@ -195,7 +207,7 @@ def test_a_resized_variable_is_an_error_that_says_what_to_do(variant, n):
     assert "make a new one" in message
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", each(VARIANTS))
 def test_other_data_of_any_length_just_work(variant):
     """Also after the model was resized, which was refused, and set back."""
     model, _ = used(variant)
@@ -246,7 +258,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("given", list(POINTS))
-@pytest.mark.parametrize("variant", ["kameleon", "metropolis", "mala, plain"])
+@pytest.mark.parametrize("variant", each(["kameleon", "metropolis", "mala, plain"]))
 def test_a_point_that_does_not_fit(variant, given):
     point, error, message = POINTS[given]
     model, step = used(variant)
@@ -330,6 +342,24 @@ def test_another_steps_variable_may_be_resized():
         point, _ = step.step(point)
         draws.append(float(point["z"]))
     assert_mean(np.array(draws[200:]), 6.0)
+
+
+@numba.njit
+def evaluate_compiled(log_density, x, value, counts):
+    return evaluate(log_density, x, value, counts)
+
+
+@pytest.mark.parametrize(("x_size", "value_size"), [(SIZE + 1, 3), (1, 3), (SIZE, 2), (SIZE, 4)])
+def test_a_compiled_log_density_refuses_arrays_of_another_length(x_size, value_size):
+    """The last line of defence: nothing is read or written there."""
+    _, step = used("metropolis")
+    counts, value = np.zeros(2, np.int64), np.zeros(value_size)
+    table = step.target.function.compiled()
+    with pytest.raises(RuntimeError, match="another size"):
+        evaluate_compiled(table, np.zeros(x_size), value, counts)
+    with pytest.raises(ValueError, match="numbers"):
+        step.target.function.into(np.zeros(x_size), value)
+    assert np.isfinite(evaluate_compiled(table, np.zeros(SIZE), np.zeros(3), counts))
 
 
 # data ---------------------------------------------------------------------------------------------
@@ -432,7 +462,7 @@ def latent_step(kind):
         return LATENT[kind]()
 
 
-@pytest.mark.parametrize("kind", list(LATENT))
+@pytest.mark.parametrize("kind", each(LATENT))
 def test_a_latent_function_with_other_data(kind):
     """The posterior of f follows more observations, elsewhere, whatever was observed before."""
     model, step = latent(), latent_step(kind)
@@ -459,7 +489,7 @@ def test_a_latent_function_with_other_data(kind):
     assert_mean(found - expected, np.zeros(5), kind)
 
 
-@pytest.mark.parametrize("kind", list(LATENT))
+@pytest.mark.parametrize("kind", each(LATENT))
 @pytest.mark.parametrize(
     ("data", "mention"),
     [
@@ -508,7 +538,7 @@ def spoilt(state):
 
 
 @pytest.mark.parametrize(
-    "variant", ["kameleon", "fast", "pca", "metropolis", "surrogate", "gradient surrogate"]
+    "variant", each(["kameleon", "fast", "pca", "metropolis", "surrogate", "gradient surrogate"])
 )
 def test_a_state_of_other_arrays_is_refused_and_changes_nothing(variant):
     model, step = used(variant)
@@ -533,7 +563,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("variant", list(COUNTS))
+@pytest.mark.parametrize("variant", each(COUNTS))
 def test_a_state_that_counts_too_far_is_refused(variant):
     model, step = used(variant)
     begin(step)
@@ -561,6 +591,7 @@ def test_a_refused_state_leaves_nothing_behind():
     drive(step, point, 5)
 
 
+@pytest.mark.xdist_group("slice, ep")
 def test_a_state_of_a_latent_function_of_another_length_is_refused():
     step = latent_step("slice, ep")
     begin(step)
@@ -573,6 +604,7 @@ def test_a_state_of_a_latent_function_of_another_length_is_refused():
             step.sampling_state = other
 
 
+@pytest.mark.xdist_group("surrogate")
 def test_a_fitted_surrogate_of_other_arrays_is_refused():
     model, _ = used("surrogate")
     points = np.random.default_rng(0).standard_normal((30, SIZE))
@@ -686,8 +718,8 @@ class Fuzz:
             self.step.sampling_state = self.states[self.rng.integers(len(self.states))]
 
     def restore_foreign(self):
-        others = [v for v in SINGLE if v != self.variant]
-        self.step.sampling_state = used(others[self.rng.integers(len(others))])[1].sampling_state
+        other = "metropolis" if self.variant == "kameleon" else "kameleon"
+        self.step.sampling_state = used(other)[1].sampling_state
 
     def restore_spoilt(self):
         if self.states:
@@ -727,6 +759,9 @@ class Fuzz:
         assert np.shape(self.point["x"]) == (SIZE,)
         assert np.all(np.isfinite(self.point["x"]))
         check_layout("state", self.step.sampling_state, self.step._lengths())
+        scratch = getattr(self.step, "_workspace", None)
+        if hasattr(scratch, "weights") and self.step._workspace_of is self.step.learnt:
+            assert len(scratch.weights) == len(self.step.features.factor)
 
 
 INTERRUPTED = [
@@ -754,11 +789,11 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("variant", SINGLE)
+@pytest.mark.parametrize("variant", each(SINGLE))
 def test_any_sequence_of_calls(variant, tmp_path):
     """Forty sequences of twelve calls; each call works, or is refused with a message."""
-    for other in SINGLE:
-        used(other)
+    for one in (variant, "kameleon", "metropolis"):
+        used(one)
     log = tmp_path / "calls"
 
     def play():
@@ -780,7 +815,7 @@ def test_any_sequence_of_calls(variant, tmp_path):
     assert error is None, f"{log.read_text()}{error[2]}"
 
 
-@pytest.mark.parametrize("variant", ["kameleon", "gradient surrogate", "estimate"])
+@pytest.mark.parametrize("variant", each(["kameleon", "gradient surrogate", "estimate"]))
 def test_pickled_and_copied_steps_go_on(variant):
     model, step = used(variant)
     begin(step)

@@ -32,7 +32,7 @@ from pymc_kameleon import (
     PCAKameleonStep,
     RiemannianHMCStep,
 )
-from pymc_kameleon.compiled import evaluate
+from pymc_kameleon.compiled import evaluate, evaluate_gradients
 from pymc_kameleon.kernels import CustomKernel
 from pymc_kameleon.layout import check_layout
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
@@ -154,6 +154,10 @@ PLAIN = {"compile_kwargs": models.PLAIN}
 VARIANTS = {
     "kameleon": (resizable, lambda: KameleonStep(n_subsample=50, **FAST)),
     "fast": (resizable, lambda: FastKameleonStep(n_features=40, **FAST)),
+    "fast, raw": (
+        resizable,
+        lambda: FastKameleonStep(n_features=40, standardize=False, gamma=0.5, **FAST),
+    ),
     "pca": (resizable, lambda: PCAKameleonStep(n_subsample=50, **FAST)),
     "metropolis": (resizable, lambda: AdaptiveMetropolisStep(**FAST)),
     "mala": (resizable, lambda: MALAStep(**FAST)),
@@ -360,6 +364,25 @@ def test_a_compiled_log_density_refuses_arrays_of_another_length(x_size, value_s
     with pytest.raises(ValueError, match="numbers"):
         step.target.function.into(np.zeros(x_size), value)
     assert np.isfinite(evaluate_compiled(table, np.zeros(SIZE), np.zeros(3), counts))
+
+
+def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
+    """Its chain may have moved already: the point that is given says where it is."""
+    model, step = used("metropolis")
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 30, tune=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "_scaling_statistics", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step.step(point)
+    assert not np.array_equal(step.chain.position, point["x"])
+    step._arrive(point["x"])
+    np.testing.assert_array_equal(step.chain.position, point["x"])
+    np.testing.assert_array_equal(step.chain.value, step.target(point["x"]))
+
+
+def _interrupt():
+    raise KeyboardInterrupt
 
 
 # data ---------------------------------------------------------------------------------------------
@@ -642,24 +665,28 @@ def test_a_step_outlives_the_names_of_its_model():
     assert np.all(np.isfinite(points))
 
 
-def test_a_kernel_that_raises_is_an_error():
-    """Not a chain that goes on with whatever its gradients were before."""
+@numba.njit
+def gradients_compiled(kernel, x, points, parameters, gradients):
+    evaluate_gradients(kernel, x, points, parameters, gradients)
 
-    def value(x, y, bandwidth):
-        return np.exp(-0.5 * np.sum((x - y) ** 2))
 
-    @numba.njit
-    def gradient(x, y, bandwidth):
-        if x[0] > -np.inf:
-            raise ValueError("no gradient today")
-        return y - x
+@numba.njit
+def positive_gradient(x, y, bandwidth):
+    if x[0] < 0:
+        raise ValueError("no gradient there")
+    return y - x
 
-    model, _, _ = models.normal(2)
-    with model:
-        step = KameleonStep(kernel=CustomKernel(value, gradient), global_share=0.0)
-    begin(step)
-    with pytest.raises((RuntimeError, ValueError), match="gradient"):
-        drive(step, model.initial_point(), 400, tune=400)
+
+def test_a_kernel_that_raises_or_gets_arrays_of_another_length_is_an_error():
+    """Not a chain that goes on with whatever its gradients were before, or writes elsewhere."""
+    kernel = CustomKernel(lambda x, y, bandwidth: 1.0, positive_gradient)
+    address, points, one = kernel.address(), np.ones((2, 5)), np.ones(1)
+    gradients_compiled(address, np.zeros(2), points, one, np.empty((2, 5)))
+    with pytest.raises(RuntimeError, match="gradient of the kernel"):
+        gradients_compiled(address, -np.ones(2), points, one, np.empty((2, 5)))
+    for x, out in ((np.zeros(3), np.empty((2, 5))), (np.zeros(2), np.empty((2, 4)))):
+        with pytest.raises(RuntimeError, match="another size"):
+            gradients_compiled(address, x, points, one, out)
 
 
 # any sequence of calls ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from contextlib import contextmanager
 
 import numpy as np
+from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.model import modelcontext
 from pymc.step_methods.arraystep import ArrayStepShared
 from pymc.step_methods.compound import Competence
@@ -45,10 +46,11 @@ class Step(ArrayStepShared):
 
     def __init__(self, vars, shapes, shared, *, blocked, rng):
         super().__init__(vars, shared, blocked=blocked, rng=rng)
-        self._own = {
-            variable.name: (shape, np.dtype(variable.dtype))
+        # As `RaveledVars.point_map_info`: name, shape, size and type.
+        self._own = tuple(
+            (variable.name, shape, int(np.prod(shape)), np.dtype(variable.dtype))
             for variable, shape in zip(vars, shapes, strict=True)
-        }
+        )
 
     def __new__(cls, *args, **kwargs):
         """Create a step, or one per variable if `blocked=False`."""
@@ -90,32 +92,31 @@ class Step(ArrayStepShared):
         ValueError, TypeError
             If a value is missing, no real number, or of another shape than the step was made for.
         """
-        own, others = {}, {}
         try:
-            for name, (shape, dtype) in self._own.items():
-                value = point[name]
-                if not (
-                    type(value) is np.ndarray and value.shape == shape and value.dtype == dtype
-                ):
-                    value = self._own_value(name, value)
-                own[name] = value
-            # A worker process of PyMC writes each draw into the same arrays. What they held at the
-            # last draw must not change with them, or no step would notice that another one moved.
+            own = [self._own_value(point[name], name, s, t) for name, s, _, t in self._own]
             for name, shared in self.shared.items():
-                others[name] = value = np.array(point[name])
+                # A copy: a worker process of PyMC writes each draw into the same arrays, and no
+                # step would notice that another one moved.
+                value = np.array(point[name])
                 if value.ndim != shared.type.ndim or value.dtype.kind not in REAL:
                     raise self._unfit(name, value, f"{shared.type.ndim} dimensions")
+                shared.set_value(value, borrow=True)
         except KeyError as error:
+            names = [name for name, *_ in self._own]
             raise ValueError(
                 f"The point has no {error}, and {type(self).__name__} needs one: give the values "
-                f"of {', '.join([*self._own, *self.shared])}, as model.initial_point() does."
+                f"of {', '.join([*names, *self.shared])}, as model.initial_point() does."
             ) from error
-        # PyMC ravels a point in the point's own order where no variable is shared.
-        return super().step({**point, **others, **own} if others else own)
+        # In the order for which the model is compiled; PyMC's own would be that of the point.
+        raveled = own[0].flatten() if len(own) == 1 else np.concatenate([v.ravel() for v in own])
+        moved, statistics = self.astep(RaveledVars(raveled, self._own))
+        others = dict(point) if self.shared else None
+        return DictToArrayBijection.rmap(moved, start_point=others), statistics
 
-    def _own_value(self, name, value):
-        """Return `value` as an array that this step can move, or raise an error."""
-        shape, dtype = self._own[name]
+    def _own_value(self, value, name, shape, dtype):
+        """Return a value as an array that this step can move, or raise an error."""
+        if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
+            return value
         value = np.asarray(value)
         if value.shape != shape or value.dtype.kind not in REAL:
             raise self._unfit(name, value, f"shape {shape}")

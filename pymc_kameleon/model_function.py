@@ -30,6 +30,17 @@ _log = logging.getLogger("pymc.kameleon")
 CHECKED = Mode(linker="py", optimizer=None)
 """NumPy checks every shape and every index; for what is asked once, compiling would take longer."""
 
+MADE_ANEW = (
+    "_arrays",
+    "_buffers",
+    "_c_function",
+    "_checking",
+    "_containers",
+    "_jitted",
+    "_table",
+)
+"""Attributes of a `ModelFunction` that do not go with it to another process."""
+
 
 class ModelFunction:
     """Values of some outputs of a model at a raveled vector, one after the other in one array.
@@ -59,18 +70,7 @@ class ModelFunction:
         self._reset()
 
     def __getstate__(self):
-        state = self.__dict__.copy()
-        for name in (
-            "_jitted",
-            "_c_function",
-            "_arrays",
-            "_buffers",
-            "_table",
-            "_checking",
-            "_containers",
-        ):
-            state.pop(name)
-        return state
+        return {k: v for k, v in self.__dict__.items() if k not in MADE_ANEW}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
@@ -94,7 +94,7 @@ class ModelFunction:
         value[:] = outputs
 
     def check_data(self, x: np.ndarray, name: str) -> bool:
-        """Evaluate the outputs at `x` (d,) with every shape and index checked, for data are new.
+        """Evaluate the outputs at `x` (d,) with shapes and indices checked, for data that are new.
 
         PyTensor's compiled code checks shapes, but no arrays of indices. A function that holds a
         black box is not called, which may be expensive: its indices are checked at every call.
@@ -173,8 +173,7 @@ class ModelFunction:
         return self._table
 
     def _reset(self):
-        self._c_function = self._jitted = self._arrays = self._buffers = self._table = None
-        self._checking = None
+        self.__dict__.update(dict.fromkeys(MADE_ANEW))
         self._containers = self.containers()
 
     def _compile(self, output):

@@ -146,8 +146,8 @@ class Step(ArrayStepShared):
     def sampling_state(self, state):
         if not isinstance(state, self._state_class):
             raise TypeError(
-                f"sampling_state={state!r}: {type(self).__name__} takes the sampling_state of a "
-                "step like it."
+                f"sampling_state is a {type(state).__name__}: {type(self).__name__} takes that of "
+                f"a {type(self).__name__}."
             )
         with self._all_or_nothing():
             ArrayStepShared.sampling_state.fset(self, state)

@@ -87,8 +87,8 @@ def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> 
                 f"surrogate was fitted in {found} dimensions, and {names} have {target.dim}."
             )
         stored = configuration(surrogate).capacity(target.dim)
-        lengths = {"d": target.dim, "1 + d": 1 + target.dim, "stored": stored}
-        check_layout("surrogate.process", surrogate.process, lengths)
+        known = {"d": target.dim, "1 + d": 1 + target.dim, "stored": stored}
+        check_layout("surrogate.process", surrogate.process, known)
 
 
 def new_stage(surrogate, dim: int) -> FirstStage:

@@ -27,7 +27,14 @@ from pymc.step_methods import STEP_METHODS
 from pymc.step_methods.compound import CompoundStep
 from pytensor.compile import ops
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels, register, unregister
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    KameleonStep,
+    MALAStep,
+    kernels,
+    register,
+    unregister,
+)
 
 PYMC_6 = int(pm.__version__.split(".")[0]) >= 6
 C_LINKER = {"mode": "cvm"}
@@ -139,28 +146,31 @@ def test_shallow_copies_are_independent(make_step):
     np.testing.assert_array_equal(np.array(first), expected)
 
 
-@needs_c_compiler
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_give_the_same_chains(make_step, method):
-    """Bitwise with the C linker; both kinds of step in one run, as spawning is slow."""
-    model, _, _ = models.normal(2)
-    with model:
-        step = make_step(compile_kwargs=C_LINKER)
-    options = {"chains": 2, "draws": 100, "tune": 150, "random_seed": 7}
-    expected = values(sample(step, model, **options), "x")
-    result = sample(step, model, cores=2, mp_ctx=method, **options)
-    np.testing.assert_array_equal(values(result, "x"), expected)
+def all_steps(**options):
+    """A variable for each step, tied to each other, and the steps."""
+    with pm.Model() as model:
+        centre = pm.Normal("centre", 0, 1)
+        steps = [
+            make([pm.Normal(name, centre, 1, shape=2)], **options) for name, make in STEPS.items()
+        ]
+        steps.append(MALAStep([centre], **options))
+    return model, steps
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_compiled_processes_give_close_chains(make_step, method):
-    model, _, _ = models.normal(2)
-    with model:
-        step = make_step()
-    options = {"chains": 2, "draws": 80, "tune": 120, "random_seed": 7}
-    expected = values(sample(step, model, **options), "x")
-    result = sample(step, model, cores=2, mp_ctx=method, **options)
-    np.testing.assert_allclose(values(result, "x"), expected, rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize("compile_kwargs", [None, pytest.param(C_LINKER, marks=needs_c_compiler)])
+def test_processes_give_the_same_chains(method, compile_kwargs):
+    """Bitwise with the C linker; all steps in one run, as spawning is slow."""
+    model, steps = all_steps(compile_kwargs=compile_kwargs)
+    options = {"chains": 2, "draws": 80, "tune": 150, "random_seed": 7}
+    expected = sample(steps, model, **options)
+    result = sample(steps, model, cores=2, mp_ctx=method, **options)
+    rtol, atol = (1e-5, 1e-7) if compile_kwargs is None else (0, 0)
+    for name in ["centre", *STEPS]:
+        assert len(np.unique(values(expected, name))) > 20
+        np.testing.assert_allclose(
+            values(result, name), values(expected, name), rtol=rtol, atol=atol, err_msg=name
+        )
 
 
 # compiled and plain -------------------------------------------------------------------------------

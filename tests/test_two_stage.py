@@ -401,8 +401,9 @@ def test_no_gradient():
         )
 
 
-@pytest.mark.parametrize("tune", [20, 200])
-@pytest.mark.parametrize("make", [AdaptiveMetropolisStep, MALAStep])
+@pytest.mark.parametrize(
+    ("make", "tune"), [(AdaptiveMetropolisStep, 20), (AdaptiveMetropolisStep, 200), (MALAStep, 60)]
+)
 def test_state_goes_on_where_it_was(make, tune):
     model = logistic()
     one, other = (

@@ -93,12 +93,12 @@ def test_shapes_and_transforms(make_step):
 
 @pytest.mark.parametrize("dim", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_dimensions(make_step, dim):
-    """A batch is ten draws: at d = 100, 5000 transitions, many times the correlation length."""
+    """A batch is ten draws: at d = 100, 3000 transitions, many times the correlation length."""
     model, mean, sd = models.normal(dim)
     # More points than dimensions, so that their differences reach every direction.
     options = {"n_subsample": 200} if make_step is STEPS["kameleon"] else {}
     with model:
-        step = make_step(steps_per_draw=5 if dim == 1 else 500, **options)
+        step = make_step(steps_per_draw=5 if dim == 1 else 300, **options)
     idata = sample(step, model, draws=300, tune=300)
     assert_moments(values(idata, "x"), mean, sd, f"d = {dim}")
 
@@ -364,8 +364,7 @@ def test_state_and_step_stay_small(step_class):
 # lengths ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draws", [1, 30])
-@pytest.mark.parametrize("tune", [0, 1, 40])
+@pytest.mark.parametrize(("tune", "draws"), [(0, 30), (1, 1), (40, 30)])
 def test_lengths_of_tuning(make_step, tune, draws):
     model, _, _ = models.normal(2)
     with model:

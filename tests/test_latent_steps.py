@@ -400,8 +400,7 @@ def test_state_stays_small(kind):
 # lengths ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draws", [1, 20])
-@pytest.mark.parametrize("tune", [0, 1, 9])
+@pytest.mark.parametrize(("tune", "draws"), [(0, 20), (1, 1), (9, 20)])
 def test_lengths_of_tuning(case, tune, draws):
     model, step, _ = case
     idata = sample(_steps(step), model, draws=draws, tune=tune)

@@ -525,11 +525,8 @@ def assert_agrees(found: Evidence, name, largest_error):
     ("name", "transition", "n_rungs", "n_particles"),
     [
         ("crabs", "slice", 50, 64),
-        ("crabs", "hmc", 25, 32),
         ("crabs", "rmhmc", 8, 12),
-        ("glass", "slice", 50, 64),
         ("glass", "hmc", 25, 32),
-        pytest.param("glass", "rmhmc", 16, 24, marks=pytest.mark.slow),
     ],
 )
 def test_annealing_from_expectation_propagation_on_data(name, transition, n_rungs, n_particles):

@@ -16,18 +16,6 @@ from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
 BOUND = 6.0
 
 
-def linear_regression():
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(60, 3))
-    y = 1.0 + x @ np.array([0.5, -2.0, 0.0]) + rng.normal(size=60) * 0.7
-    with pm.Model() as model:
-        intercept = pm.Normal("intercept", 0, 10)
-        slopes = pm.Normal("slopes", 0, 10, shape=3)
-        sigma = pm.HalfNormal("sigma", 5)
-        pm.Normal("y", intercept + x @ slopes, sigma, observed=y)
-    return model
-
-
 def hierarchical_poisson():
     rng = np.random.default_rng(2)
     group = np.repeat(np.arange(6), 8)
@@ -61,7 +49,7 @@ def ordered_mixture():
     return model
 
 
-MODELS = [linear_regression, hierarchical_poisson, ordered_mixture]
+MODELS = [hierarchical_poisson, ordered_mixture]
 
 
 def moments(result, name):

@@ -7,6 +7,7 @@ from pathlib import Path
 COMMANDS = {
     "transitions": "microseconds a transition, compared with DEMetropolisZ",
     "startup": "time to the first draw, time of adaptation, size of the state",
+    "defaults": "the plain call of every step on models of practice, beside PyMC's samplers",
     "efficiency": "effective draws per draw, evaluation and second, through pm.sample",
     "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",
     "proposal-gallery": "proposals of the kernel-adaptive steps over banana, flower and ring",

@@ -4,6 +4,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import arviz as az
 import numpy as np
@@ -42,13 +43,13 @@ def add_arguments(parser):
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
     parser.add_argument("--draws", type=int, default=1000, help="PyMC's default")
+    parser.add_argument("--steps-per-draw", type=int, help="of this package's steps, if not theirs")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each")
 
 
-def plain_call(make_model: Callable, sampler: str, draws: int, seed: int) -> dict:
+def plain_call(make_model: Callable, make_step: Callable | None, seed: int, **options) -> dict:
     """Sample a new model as a user would who has read nothing; R-hat, effective draws, seconds."""
-    model, make_step = make_model(), SAMPLERS[sampler]
-    options = {} if draws == 1000 else {"draws": draws}
+    model = make_model()
     with model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start = time.perf_counter()
@@ -84,7 +85,7 @@ def run(arguments):
     logging.getLogger("pymc").setLevel(logging.ERROR)
     lines = heading(
         "defaults: the plain call on models of practice",
-        f"pm.sample(step=Step()) with PyMC's defaults and four chains, one after the other. "
+        "pm.sample(step=Step()) with PyMC's defaults and four chains, one after the other. "
         "seconds: from making the step to the result, compiling included; sampling-s: PyMC's own "
         "count of tuning and sampling. Largest R-hat, smallest bulk and tail effective sample size "
         f"over all free variables. good: R-hat <= {LARGEST_RHAT} and bulk >= {SMALLEST_ESS}. "
@@ -98,8 +99,13 @@ def run(arguments):
         for sampler in arguments.samplers:
             if name in WITHOUT_GRADIENT and sampler in ("MALAStep", "NUTS"):
                 continue
+            make_step, options = SAMPLERS[sampler], {}
+            if arguments.steps_per_draw and sampler.endswith("Step"):
+                make_step = partial(make_step, steps_per_draw=arguments.steps_per_draw)
+            if arguments.draws != 1000:
+                options["draws"] = arguments.draws
             runs = [
-                plain_call(MODELS[name], sampler, arguments.draws, SEED + i)
+                plain_call(MODELS[name], make_step, SEED + i, **options)
                 for i in range(arguments.seeds)
             ]
             row = {"model": name, "d": dim, "sampler": sampler}

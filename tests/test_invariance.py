@@ -38,10 +38,6 @@ def _value(x, y, c):
     return 1 / (1 + ((x - y) ** 2).sum() / c**2)
 
 
-def _plain_gradient(x, y, c):
-    return _gradient.py_func(x, y, c)
-
-
 def p_values(make, target=TARGET, n=4000, **options):
     rng = np.random.default_rng(20)
     warm = target.draw(80, rng)
@@ -76,12 +72,6 @@ CUSTOM = CustomKernel(_value, _gradient)
 )
 def test_kameleon_is_invariant(options):
     found = p_values(KameleonStep, n=6000, **options)
-    assert min(found.values()) > BOUND, found
-
-
-def test_kameleon_is_invariant_with_a_kernel_in_python():
-    kernel = CustomKernel(_value, _plain_gradient)
-    found = p_values(KameleonStep, n=250, kernel=kernel, global_share=0.3)
     assert min(found.values()) > BOUND, found
 
 

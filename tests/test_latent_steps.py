@@ -1068,10 +1068,10 @@ def test_compound_with_hyperparameters_agrees_with_nuts():
     """What other steps do to the prior reaches both steps by the same way: one stands for both."""
     model = _model(counts_with_hyperparameters)
     with model:
-        nuts = summaries(sample(pm.NUTS(), model, draws=1500, tune=400, random_seed=3))
+        nuts = summaries(sample(pm.NUTS(), model, draws=1000, tune=300, random_seed=3))
         steps = [KameleonStep([model["lengthscale"], model["amplitude"]], steps_per_draw=10)]
         steps += [EllipticalSliceStep(["f"])]
-    idata = sample(steps, model, draws=5000, tune=200, random_seed=4)
+    idata = sample(steps, model, draws=3600, tune=200, random_seed=4)
     assert_agree(summaries(idata), nuts, "slice beside KameleonStep:")
 
 

@@ -376,12 +376,17 @@ def test_a_compiled_log_density_refuses_arrays_of_another_length(x_size, value_s
 
 
 def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
-    """Its chain may have moved already: the point that is given says where it is."""
+    """Its chain has moved already: the point that is given says where it is."""
     model, step = used("metropolis")
     begin(step)
     _, _, point = drive(step, model.initial_point(), 30, tune=60)
+
+    def interrupted(n):
+        AdaptiveMetropolisStep._advance(step, n)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(step, "_scaling_statistics", _interrupt)
+        patch.setattr(step, "_advance", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.step(point)
     assert not np.array_equal(step.chain.position, point["x"])
@@ -390,8 +395,19 @@ def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
     np.testing.assert_array_equal(step.chain.value, step.target(point["x"]))
 
 
-def _interrupt():
-    raise KeyboardInterrupt
+def test_scratch_arrays_follow_the_rank_at_the_end_of_tuning():
+    """In raw coordinates nothing else changes then."""
+    model, _, _ = models.normal(2)
+    with model:
+        step = FastKameleonStep(n_features=200, rank_share=1.0, standardize=False)
+    begin(step)
+    _, _, point = drive(step, model.initial_point(), 118, tune=-1)
+    before = len(step.features.factor)
+    assert len(step._workspace.weights) == before
+    step.stop_tuning()
+    assert len(step.features.factor) > before
+    drive(step, point, 1)
+    assert len(step._workspace.weights) == len(step.features.factor)
 
 
 # data ---------------------------------------------------------------------------------------------

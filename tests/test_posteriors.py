@@ -83,11 +83,11 @@ def test_kameleon_agrees_with_nuts(make_model):
     with make_model() as model:
         names = [rv.name for rv in model.free_RVs]
         reference = pm.sample(
-            2000, tune=1000, chains=2, cores=1, random_seed=1, progressbar=False,
+            1000, tune=700, chains=2, cores=1, random_seed=1, progressbar=False,
             target_accept=0.95,
         )  # fmt: skip
         result = pm.sample(
-            2000, tune=1000, chains=4, cores=1, random_seed=2, progressbar=False,
+            1000, tune=700, chains=4, cores=1, random_seed=2, progressbar=False,
             step=KameleonStep(steps_per_draw=50),
         )  # fmt: skip
     assert_agree(result, reference, names)

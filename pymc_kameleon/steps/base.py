@@ -175,7 +175,7 @@ class MetropolisHastingsStep(Step):
 
     def _lengths(self):
         lengths = {"d": self.dim, "values": self._n_values()}
-        if self.surrogate is not None:
+        if self.stage is not None:
             lengths |= two_stage.lengths(self._new_stage())
         return lengths
 

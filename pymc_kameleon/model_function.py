@@ -144,6 +144,11 @@ class ModelFunction:
         """Where the values of the shared variables are."""
         return self._function.input_storage[1:]
 
+    @property
+    def is_compilable(self) -> bool:
+        """Whether compiled code may call the function, as far as is known yet."""
+        return self._compilable
+
     def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
         """Return what `compiled.evaluate` takes in plain Python."""
         return (self.into,)

@@ -42,8 +42,12 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
         Default 0.44 for d = 1, else 0.234.
     adapt_after_tune : bool
         Go on learning after tuning, with vanishing steps.
-    steps_per_draw : int
-        Transitions per stored draw. They run in one compiled call where the model compiles.
+    steps_per_draw : int, optional
+        Transitions per stored draw. They run in one compiled call where the model compiles. Chosen
+        by default, from the dimension and whether it does.
+    disperse : bool
+        Move a chain away from the model's default start before it tunes, as PyMC moves those of
+        NUTS; a start that was given is left alone.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
@@ -78,7 +82,7 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
     Examples
     --------
     >>> with model:
-    ...     idata = pm.sample(step=AdaptiveMetropolisStep(steps_per_draw=20))
+    ...     idata = pm.sample(step=AdaptiveMetropolisStep())
     """
 
     name = "adaptive_metropolis"
@@ -93,7 +97,8 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
         initial_covariance=None,
         target_accept: float | None = None,
         adapt_after_tune: bool = False,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | None = None,
+        disperse: bool = True,
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -110,6 +115,7 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
             covariance=covariance,
             initial_covariance=initial_covariance,
             steps_per_draw=steps_per_draw,
+            disperse=disperse,
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
             pseudo_marginal=pseudo_marginal,

@@ -1,6 +1,7 @@
 """What every step shares: chains, kept log density, first stage, statistics, warnings."""
 
 import copy
+import logging
 import math
 from abc import abstractmethod
 from dataclasses import field
@@ -27,7 +28,27 @@ from pymc_kameleon.transitions.two_stage_mala import JointFirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
 from pymc_kameleon.warm_start import warm_points, warm_scaling
 
-__all__ = ["MetropolisHastingsState", "MetropolisHastingsStep"]
+__all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
+
+_log = logging.getLogger("pymc.kameleon")
+
+DISPERSAL_TRIES = 60
+"""Points tried around the model's default start, ten at each width."""
+
+
+def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
+    """Transitions a draw that a step makes unless told otherwise.
+
+    It depends on what is fixed by the model, never on a clock, so that one seed is one chain.
+
+    Parameters
+    ----------
+    dim : int
+        d.
+    is_compiled : bool
+        Whether a transition costs microseconds.
+    """
+    return 20 if is_compiled else 5
 
 
 @dataclass_state
@@ -59,6 +80,7 @@ class MetropolisHastingsStep(Step):
         "scaling": (np.float64, []),
         "n_evals": (np.float64, []),
         "n_nonfinite": (np.float64, []),
+        "n_transitions": (np.float64, []),
         "warning": (SamplerWarning, None),
     }
     _state_class = MetropolisHastingsState
@@ -67,7 +89,8 @@ class MetropolisHastingsStep(Step):
         self,
         vars,
         *,
-        steps_per_draw: int,
+        steps_per_draw: int | None,
+        disperse: bool,
         target_accept: float | None,
         adapt_after_tune: bool,
         pseudo_marginal: bool | None,
@@ -81,11 +104,13 @@ class MetropolisHastingsStep(Step):
         blocked: bool,
     ):
         model = modelcontext(model)
-        self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        if steps_per_draw is not None:
+            steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
         if target_accept is not None:
             checked_share("target_accept", target_accept, open_interval=True)
         self.pseudo_marginal = bool(pseudo_marginal)
         self.adapt_after_tune = bool(adapt_after_tune)
+        self.disperse = bool(disperse)
         self.target = LogDensity(
             model,
             vars,
@@ -102,7 +127,15 @@ class MetropolisHastingsStep(Step):
         self.target_accept = (
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
+        if steps_per_draw is None:
+            steps_per_draw = chosen_steps_per_draw(self.dim, self.runs_compiled)
+            name = type(self).__name__
+            _log.info("%s: %d transitions a draw, %s", name, steps_per_draw, self._how)
+        self.steps_per_draw = steps_per_draw
         self.default_tune_steps = max(500, math.ceil(self._transitions_to_tune() / steps_per_draw))
+        self._default_start = np.concatenate(
+            [np.ravel(v) for v in map(model.initial_point().get, self.target.names)]
+        )
         options = configuration | {
             "steps_per_draw": self.steps_per_draw,
             "target_accept": self.target_accept,
@@ -128,6 +161,25 @@ class MetropolisHastingsStep(Step):
             others = {"bandwidth", "rank", "component", "step_size"} - own
             self.warm_scaling = warm_scaling(warm_start, own, others)
         self._begin_chain(None)
+
+    def __repr__(self):
+        name, variables = type(self).__name__, ", ".join(self.target.names)
+        return f"{name}(vars=[{variables}], steps_per_draw={self.steps_per_draw}), {self._how}"
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether transitions run compiled, log density included."""
+        kernel = self._kernel_of_transitions()
+        has_compiled_kernel = kernel is None or kernel.is_compiled
+        return self._density().is_compilable and not self.target.n_seeds and has_compiled_kernel
+
+    @property
+    def _how(self):
+        return "compiled" if self.runs_compiled else "in Python"
+
+    def _kernel_of_transitions(self):
+        """Return the kernel whose gradients transitions evaluate, if they evaluate any."""
+        return None
 
     def _transitions_to_tune(self) -> int:
         """Transitions that a first run needs to learn the shape of a target of this dimension."""
@@ -219,6 +271,7 @@ class MetropolisHastingsStep(Step):
             "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
             "n_evals": float(evaluations),
             "n_nonfinite": float(nonfinite),
+            "n_transitions": float(self.steps_per_draw),
             **self._scaling_statistics(),
         }
         if self.stage is not None:
@@ -274,7 +327,7 @@ class MetropolisHastingsStep(Step):
         if self.surrogate is not None:
             self.stage = self._new_stage()
         self.report["foreign_seed"] = kept_estimate.foreign_seed(self.target)
-        for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
+        for position[:] in self._starts(position.copy()):
             self._evaluate_current()
             if self.chain.value[0] > -np.inf:
                 break
@@ -292,6 +345,20 @@ class MetropolisHastingsStep(Step):
             self._end_tuning()
             if self.warm is None:
                 self._check_tuning()
+
+    def _starts(self, x):
+        """Points to begin at, the first of which with a finite log density is taken.
+
+        Chains that all begin at one point tell R-hat nothing, so a chain that is about to tune is
+        moved from the model's default start as PyMC moves those of NUTS, less far where the model
+        is finite nearby only.
+        """
+        if self.disperse and self.tune and np.array_equal(x, self._default_start):
+            for i in range(DISPERSAL_TRIES):
+                width = 0.5 ** (i // 10)
+                yield x + self.rng.uniform(-width, width, self.dim)
+        for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
+            yield x
 
     def _begin_components(self):
         self.components = Components(np.zeros(self.dim), np.zeros(self.dim))
@@ -331,8 +398,7 @@ class MetropolisHastingsStep(Step):
 
     def _run(self, compiled, plain, kernel, *arguments):
         """Run transitions compiled, or plain where log density or kernel are not compiled."""
-        compilable = not self.target.n_seeds and (kernel is None or kernel.is_compiled)
-        table = self._density().compiled() if compilable else None
+        table = self._density().compiled() if self.runs_compiled else None
         if table is None:
             leading = ((self._plain_density,), self._stage(ModelFunction.plain))
             leading += () if kernel is None else (kernel.gradients,)

@@ -99,8 +99,12 @@ class FastKameleonStep(KernelAdaptiveStep):
         of scale, and learn each coordinate's scale at the start.
     global_share : float
         Share of difference moves in [0, 1].
-    steps_per_draw : int
-        Transitions per stored draw. They run in one compiled call where the model compiles.
+    steps_per_draw : int, optional
+        Transitions per stored draw. They run in one compiled call where the model compiles. Chosen
+        by default, from the dimension and whether it does.
+    disperse : bool
+        Move a chain away from the model's default start before it tunes, as PyMC moves those of
+        NUTS; a start that was given is left alone.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
@@ -156,7 +160,7 @@ class FastKameleonStep(KernelAdaptiveStep):
     Examples
     --------
     >>> with model:
-    ...     idata = pm.sample(step=FastKameleonStep(steps_per_draw=20))
+    ...     idata = pm.sample(step=FastKameleonStep())
     """
 
     name = "fast_kameleon"
@@ -182,7 +186,8 @@ class FastKameleonStep(KernelAdaptiveStep):
         adapt_after_tune: bool = False,
         standardize: bool = True,
         global_share: float = 0.8,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | None = None,
+        disperse: bool = True,
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -222,6 +227,7 @@ class FastKameleonStep(KernelAdaptiveStep):
             standardize=standardize,
             global_share=global_share,
             steps_per_draw=steps_per_draw,
+            disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,

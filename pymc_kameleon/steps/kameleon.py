@@ -75,8 +75,12 @@ class KameleonStep(KernelAdaptiveStep):
         of scale, and learn each coordinate's scale at the start.
     global_share : float, optional
         Share of difference moves in [0, 1]; default 0.8.
-    steps_per_draw : int
-        Transitions per stored draw. They run in one compiled call where the model compiles.
+    steps_per_draw : int, optional
+        Transitions per stored draw. They run in one compiled call where the model compiles. Chosen
+        by default, from the dimension and whether it does.
+    disperse : bool
+        Move a chain away from the model's default start before it tunes, as PyMC moves those of
+        NUTS; a start that was given is left alone.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
@@ -129,7 +133,7 @@ class KameleonStep(KernelAdaptiveStep):
     Examples
     --------
     >>> with model:
-    ...     idata = pm.sample(step=KameleonStep(steps_per_draw=20))
+    ...     idata = pm.sample(step=KameleonStep())
     """
 
     name = "kameleon"
@@ -150,7 +154,8 @@ class KameleonStep(KernelAdaptiveStep):
         adapt_after_tune: bool = False,
         standardize: bool = True,
         global_share: float = 0.8,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | None = None,
+        disperse: bool = True,
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -182,6 +187,7 @@ class KameleonStep(KernelAdaptiveStep):
             standardize=standardize,
             global_share=global_share,
             steps_per_draw=steps_per_draw,
+            disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,

@@ -50,8 +50,12 @@ class MALAStep(LearntCovarianceStep):
         Default 0.574.
     adapt_after_tune : bool
         Go on learning after tuning, with vanishing steps.
-    steps_per_draw : int
-        Transitions per stored draw. They run in one compiled call where the model compiles.
+    steps_per_draw : int, optional
+        Transitions per stored draw. They run in one compiled call where the model compiles. Chosen
+        by default, from the dimension and whether it does.
+    disperse : bool
+        Move a chain away from the model's default start before it tunes, as PyMC moves those of
+        NUTS; a start that was given is left alone.
     surrogate : GPSurrogate, optional
         A joint Gaussian process of the log-likelihood and its gradient that is asked first: what it
         finds hopeless is rejected without an evaluation.
@@ -85,7 +89,7 @@ class MALAStep(LearntCovarianceStep):
     Examples
     --------
     >>> with model:
-    ...     idata = pm.sample(step=MALAStep(steps_per_draw=20))
+    ...     idata = pm.sample(step=MALAStep())
     """
 
     name = "mala"
@@ -101,7 +105,8 @@ class MALAStep(LearntCovarianceStep):
         initial_covariance=None,
         target_accept: float = 0.574,
         adapt_after_tune: bool = False,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | None = None,
+        disperse: bool = True,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
         model=None,
@@ -118,6 +123,7 @@ class MALAStep(LearntCovarianceStep):
             covariance=covariance,
             initial_covariance=initial_covariance,
             steps_per_draw=steps_per_draw,
+            disperse=disperse,
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
             pseudo_marginal=None,

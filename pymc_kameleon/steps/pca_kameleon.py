@@ -125,7 +125,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
     Examples
     --------
     >>> with model:
-    ...     idata = pm.sample(step=PCAKameleonStep(steps_per_draw=20))
+    ...     idata = pm.sample(step=PCAKameleonStep())
     """
 
     name = "pca_kameleon"
@@ -154,7 +154,8 @@ class PCAKameleonStep(KernelAdaptiveStep):
         adapt_after_tune: bool = False,
         standardize: bool = True,
         global_share: float = 0.8,
-        steps_per_draw: int = 1,
+        steps_per_draw: int | None = None,
+        disperse: bool = True,
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -192,6 +193,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
             standardize=standardize,
             global_share=global_share,
             steps_per_draw=steps_per_draw,
+            disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,

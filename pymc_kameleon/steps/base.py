@@ -327,7 +327,8 @@ class MetropolisHastingsStep(Step):
         if self.surrogate is not None:
             self.stage = self._new_stage()
         self.report["foreign_seed"] = kept_estimate.foreign_seed(self.target)
-        for position[:] in self._starts(position.copy()):
+        for start in self._starts(x):
+            position[:] = start
             self._evaluate_current()
             if self.chain.value[0] > -np.inf:
                 break

@@ -12,12 +12,12 @@ from pymc_kameleon import (
 )
 
 STEPS = {
-    "kameleon": functools.partial(KameleonStep, n_subsample=100),
-    "fast_kameleon": functools.partial(FastKameleonStep, n_features=60),
-    "pca_kameleon": functools.partial(PCAKameleonStep, n_subsample=100),
-    "adaptive_metropolis": AdaptiveMetropolisStep,
+    "kameleon": functools.partial(KameleonStep, n_subsample=100, steps_per_draw=1),
+    "fast_kameleon": functools.partial(FastKameleonStep, n_features=60, steps_per_draw=1),
+    "pca_kameleon": functools.partial(PCAKameleonStep, n_subsample=100, steps_per_draw=1),
+    "adaptive_metropolis": functools.partial(AdaptiveMetropolisStep, steps_per_draw=1),
 }
-"""Name -> how to make one with the options that keep a test short."""
+"""Name -> how to make one with the options that keep a test short, a transition a draw."""
 
 DEFAULTS = {
     "kameleon": KameleonStep,

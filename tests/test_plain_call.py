@@ -1,0 +1,100 @@
+"""What a step chooses when it is told nothing: the length of a draw and where chains start."""
+
+import logging
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from conftest import DEFAULTS
+from models import begin, drive, sample, values
+
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, MALAStep
+from pymc_kameleon.steps.base import chosen_steps_per_draw
+
+EVERY_STEP = [*DEFAULTS.values(), MALAStep]
+STILL = {"covariance": np.diag([1e-24] * 2), "learn_scaling": False, "steps_per_draw": 1}
+"""Options of a random walk that stays within 1e-9 of where it starts."""
+
+
+@pytest.mark.parametrize("make", EVERY_STEP)
+def test_the_number_of_transitions_is_told(make, caplog):
+    model, _, _ = models.normal(3)
+    with caplog.at_level(logging.INFO, logger="pymc.kameleon"), model:
+        step = make()
+    chosen = chosen_steps_per_draw(3, True)
+    assert step.steps_per_draw == chosen > 1
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("pymc.kameleon")]
+    assert lines == [f"{make.__name__}: {chosen} transitions a draw, compiled"]
+    assert f"steps_per_draw={chosen}" in repr(step) and "compiled" in repr(step)
+    begin(step)
+    _, statistics, _ = drive(step, model.initial_point(), 3, tune=2)
+    assert [s["n_transitions"] for s in statistics] == [chosen] * 3
+
+
+def test_a_given_number_is_taken_and_not_told(caplog):
+    model, _, _ = models.normal(3)
+    with caplog.at_level(logging.INFO, logger="pymc.kameleon"), model:
+        step = KameleonStep(steps_per_draw=3)
+    assert step.steps_per_draw == 3
+    assert not [r for r in caplog.records if r.name.startswith("pymc.kameleon")]
+
+
+def test_a_black_box_gets_fewer():
+    model, _ = models.black_box()
+    with model:
+        step = KameleonStep()
+    assert (
+        1
+        < step.steps_per_draw
+        == chosen_steps_per_draw(2, False)
+        < KameleonStep(model=models.normal(2)[0]).steps_per_draw
+    )
+    assert "in Python" in repr(step)
+
+
+def starts(model, step, **options):
+    """First draws of three chains of a step that hardly moves."""
+    settings = {"chains": 3, "draws": 2, "tune": 5, "discard_tuned_samples": False} | options
+    group = "warmup_posterior" if settings["tune"] else "posterior"
+    return values(sample(step, model, **settings), "x", group)[:, 0]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_chains_are_dispersed_from_the_default_start():
+    model, _, _ = models.normal(2)
+    default = model.initial_point()["x"]
+    with model:
+        step = AdaptiveMetropolisStep(**STILL)
+        together = AdaptiveMetropolisStep(disperse=False, **STILL)
+    found = starts(model, step)
+    assert np.all(np.abs(found - default) < 1) and len(np.unique(found)) == 6
+    np.testing.assert_array_equal(found, starts(model, step))
+    np.testing.assert_allclose(found, starts(model, step, cores=2), atol=1e-8)
+    np.testing.assert_allclose(starts(model, together), np.tile(default, (3, 1)), atol=1e-8)
+    np.testing.assert_allclose(starts(model, step, tune=0), np.tile(default, (3, 1)), atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_given_start_is_respected():
+    model, _, _ = models.normal(2)
+    given = [{"x": np.array([k, -k]) / 7} for k in (1.0, 2.0, 3.0)]
+    with model:
+        step = AdaptiveMetropolisStep(**STILL)
+    np.testing.assert_allclose(
+        starts(model, step, initvals=given), [g["x"] for g in given], atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("width", [0.05, 1e-30])
+def test_a_narrow_support_is_started_in(width):
+    """Nearer to the default where the model is finite only there, or at it."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=2)
+        pm.Potential("narrow", pt.switch(pt.abs(x).max() < width, 0.0, -np.inf))
+        step = AdaptiveMetropolisStep(**STILL)
+    begin(step)
+    _, (statistics,), point = drive(step, model.initial_point(), 1, tune=5)
+    assert np.all(np.abs(point["x"]) < max(width, 1e-9))
+    assert statistics["n_evals"] > 2

@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, register_jitable
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "N_TERMS",
     "SIMD",
     "as_pointer",
+    "caller",
     "evaluate",
     "evaluate_gradients",
     "gradients_address",
@@ -46,6 +48,39 @@ def call_address(typingctx, address, arguments):
         return builder.call(function, cgutils.unpack_tuple(builder, args[1]))
 
     return signature, codegen
+
+
+def caller(jitted, argument_types):
+    """Return what calls a jitted function from compiled code with a tuple of arguments.
+
+    It calls the machine code that is there. A plain call would have all of it optimised again
+    with the caller, which takes a second where the function calls linear algebra.
+
+    Parameters
+    ----------
+    jitted : numba dispatcher
+        Keep it alive as long as what is compiled with the result.
+    argument_types : sequence of numba types
+    """
+    parameters = jitted.get_call_template(tuple(argument_types), {})[2]
+    machine_code = jitted.overloads[parameters]
+    star_args = (types.StarArgTuple, types.StarArgUniTuple)
+    takes_tuple = len(parameters) == 1 and isinstance(parameters[0], star_args)
+
+    @intrinsic
+    def call(typingctx, arguments):
+        if list(arguments) != list(argument_types):
+            raise TypingError(f"{jitted} is compiled for {argument_types}, not {arguments}")
+
+        def codegen(context, builder, signature, args):
+            values = args if takes_tuple else cgutils.unpack_tuple(builder, args[0])
+            return context.call_internal(
+                builder, machine_code.fndesc, machine_code.signature, values
+            )
+
+        return machine_code.signature.return_type(arguments), codegen
+
+    return call
 
 
 @intrinsic

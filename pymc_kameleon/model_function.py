@@ -21,7 +21,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.compiled import as_pointer
+from pymc_kameleon.compiled import as_pointer, caller
 
 __all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
 
@@ -232,11 +232,17 @@ class ModelFunction:
             self._compilable = False
             return False
         self._jitted = self._function.vm.jit_fn
+        given = [np.dtype(self._point.dtype), *(a.dtype for a in arrays)]
+        dimensions = [1, *(a.ndim for a in arrays)]
+        types = [
+            numba.types.Array(numba.from_dtype(t), n, "C")
+            for t, n in zip(given, dimensions, strict=True)
+        ]
         namespace = {
             "np": np,
             "carray": numba.carray,
             "as_pointer": as_pointer,
-            "jitted": self._jitted,
+            "call_jitted": caller(self._jitted, types),
         }
         for i, array in enumerate(arrays):
             namespace[f"dtype_{i}"] = array.dtype.type
@@ -321,7 +327,7 @@ def _c_function_source(dim, dimensions) -> str:
         shape = "".join(f"table[{offset + 1 + k}], " for k in range(ndim))
         lines.append(f"    shared_{i} = carray(as_pointer(table[{offset}]), ({shape}), dtype_{i})")
         offset += 1 + ndim
-    arguments = "".join(f", shared_{i}" for i in range(len(dimensions)))
+    arguments = "".join(f" shared_{i}," for i in range(len(dimensions)))
     return "\n".join(
         [
             "def model_function(x_address, x_size, value_address, value_size, table_address):",
@@ -330,7 +336,7 @@ def _c_function_source(dim, dimensions) -> str:
             f"    x = carray(as_pointer(x_address), ({dim},), np.float64)",
             f"    table = carray(as_pointer(table_address), ({offset},), np.intp)",
             *lines,
-            f"    outputs = jitted(x.astype(input_dtype){arguments})[0]",
+            f"    outputs = call_jitted((x.astype(input_dtype),{arguments}))[0]",
             "    if value_size != outputs.size:",
             "        return 0",
             "    value = carray(as_pointer(value_address), (value_size,), np.float64)",

@@ -11,7 +11,9 @@ from scipy import linalg
 from pymc_kameleon.layout import floats, integers
 
 __all__ = [
+    "HELD",
     "RECENT",
+    "SEEN",
     "History",
     "RunningCovariance",
     "Standardization",
@@ -26,8 +28,8 @@ __all__ = [
 ]
 
 
-RECENT = 3
-"""Position in a history's `cursor`: number of recent positions."""
+HELD, STRIDE, SEEN, RECENT = range(4)
+"""Positions in a history's `cursor`: what they count is said in `History`."""
 
 
 class History(NamedTuple):

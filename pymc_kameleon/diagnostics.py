@@ -40,7 +40,7 @@ def efficiency_table(
     *,
     var_names: Sequence[str] | None = None,
     evaluations: str | Mapping[str, str] = "n_evals",
-    steps_per_draw: int | Mapping[str, int] = 1,
+    steps_per_draw: int | Mapping[str, int] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Compare what several samplers got out of one model, and what they paid for it.
@@ -54,8 +54,9 @@ def efficiency_table(
     evaluations : str or mapping
         Sampler statistic that counts the full evaluations of the log density in a draw, for all
         results or by name. ``{"NUTS": "n_steps"}`` counts the gradients of NUTS.
-    steps_per_draw : int or mapping
-        Transitions that each step method makes in a draw, for all results or by name.
+    steps_per_draw : int or mapping, optional
+        Transitions that each step method makes in a draw, for all results or by name. Default the
+        statistic `n_transitions`, which the steps of this package give, or else 1.
     seconds : mapping, optional
         Name -> wall time in seconds, of those results for which it is not the attribute
         ``sampling_time`` of the posterior.
@@ -99,15 +100,17 @@ def efficiency_table(
 
     Examples
     --------
-    >>> efficiency_table({"plain": idata, "surrogate": other}, steps_per_draw={"plain": 20})
+    >>> efficiency_table({"plain": idata, "surrogate": other})
     """
     _check_results(results)
     counters = _by_name("evaluations", evaluations, results, "n_evals")
-    transitions = _by_name("steps_per_draw", steps_per_draw, results, 1)
+    transitions = _by_name("steps_per_draw", steps_per_draw, results, None)
     times = _by_name("seconds", {} if seconds is None else seconds, results, None)
     rows = []
     for name, result in results.items():
-        steps = checked_integer(f"steps_per_draw of {name!r}", transitions[name], 1)
+        steps = transitions[name]
+        if steps is not None:
+            steps = checked_integer(f"steps_per_draw of {name!r}", steps, 1)
         posterior = _selected(name, result, var_names)
         row = _statistics(group_dataset(result, "sample_stats"), counters[name], steps)
         row |= _quality(_raveled(posterior))
@@ -263,6 +266,9 @@ def _statistics(statistics, counter, steps_per_draw):
             break
     if _has(statistics, counter):
         counts = statistics[counter].values
+        if steps_per_draw is None:
+            told = _has(statistics, "n_transitions")
+            steps_per_draw = float(statistics["n_transitions"].values.mean()) if told else 1.0
         row["evaluations"] = float(counts.sum())
         row["evaluations_percent"] = 100.0 * float(counts.mean()) / steps_per_draw
     return row

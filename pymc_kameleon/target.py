@@ -91,6 +91,8 @@ class LogDensity:
         Value variables, in the model's order.
     names : list of str
     shapes : list of tuple
+    default_start : array, shape (d,)
+        Where chains begin that were given no other start.
     dim : int
         Length d of the raveled vector.
     shared : dict
@@ -121,9 +123,11 @@ class LogDensity:
         compile_kwargs: dict[str, Any] | None = None,
         separate_estimates: bool = False,
     ):
-        initial_point = model.initial_point() if initial_point is None else initial_point
+        default = model.initial_point()
+        initial_point = default if initial_point is None else initial_point
         self.vars = select_variables(model, vars)
         self.names = [v.name for v in self.vars]
+        self.default_start = np.concatenate([np.ravel(default[name]) for name in self.names])
         self.shapes = [np.shape(initial_point[name]) for name in self.names]
         self.dim = int(sum(np.prod(shape) for shape in self.shapes))
         if self.dim == 0:

@@ -15,11 +15,12 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.adaptation import target_acceptance
+from pymc_kameleon.adaptation import HELD, SEEN, record, target_acceptance
 from pymc_kameleon.compiled import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model_function import ModelFunction
 from pymc_kameleon.steps import kept_estimate, two_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
+from pymc_kameleon.steps.mixing import new_draws, slow_mixing
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.target import LogDensity
 from pymc_kameleon.transitions.metropolis import ACCEPTANCE, ACCEPTED, Chain, Components
@@ -32,6 +33,9 @@ __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_pe
 
 _log = logging.getLogger("pymc.kameleon")
 
+USUAL_ENDS = (200, 1000)
+"""Draws after which mixing is judged where PyMC does not say how many there will be."""
+
 DISPERSAL_TRIES = 60
 """Points tried around the model's default start, ten at each width."""
 
@@ -39,16 +43,19 @@ DISPERSAL_TRIES = 60
 def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
     """Transitions a draw that a step makes unless told otherwise.
 
-    It depends on what is fixed by the model, never on a clock, so that one seed is one chain.
+    A well-tuned random walk on a Gaussian gains about 0.25 / d effective draws a transition, so 2d
+    transitions leave one of two draws effective, and d one of four; posteriors of practice need
+    the margin. It depends on what is fixed by the model, never on a clock, so that one seed is one
+    chain.
 
     Parameters
     ----------
     dim : int
         d.
     is_compiled : bool
-        Whether a transition costs microseconds.
+        Whether a transition costs microseconds, as a stored draw does.
     """
-    return 20 if is_compiled else 5
+    return min(max(15, 2 * dim), 100) if is_compiled else min(max(5, dim), 50)
 
 
 @dataclass_state
@@ -132,10 +139,8 @@ class MetropolisHastingsStep(Step):
             name = type(self).__name__
             _log.info("%s: %d transitions a draw, %s", name, steps_per_draw, self._how)
         self.steps_per_draw = steps_per_draw
-        self.default_tune_steps = max(500, math.ceil(self._transitions_to_tune() / steps_per_draw))
-        self._default_start = np.concatenate(
-            [np.ravel(v) for v in map(model.initial_point().get, self.target.names)]
-        )
+        patience = 2 if self.runs_compiled else 1
+        self.default_tune_steps = math.ceil(patience * self._transitions_to_tune() / steps_per_draw)
         options = configuration | {
             "steps_per_draw": self.steps_per_draw,
             "target_accept": self.target_accept,
@@ -214,6 +219,7 @@ class MetropolisHastingsStep(Step):
         self.expected_tune = expected_tune
         self.transition = 0
         self.chain = self.components = self.stage = self.returned = None
+        self.draws = new_draws(self.dim)
         self.report = {
             "unmoved": 0,
             "rejections": 0,
@@ -280,6 +286,8 @@ class MetropolisHastingsStep(Step):
             statistics |= two_stage.statistics(self.stage, self.report)
         if self.pseudo_marginal:
             statistics["estimate"] = chain.value[2]
+        if not self.tune:
+            record(self.draws, chain.position)
         self._report(statistics)
         self.target.restore_estimates(self._kept_seeds())
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
@@ -354,7 +362,7 @@ class MetropolisHastingsStep(Step):
         moved from the model's default start as PyMC moves those of NUTS, less far where the model
         is finite nearby only.
         """
-        if self.disperse and self.tune and np.array_equal(x, self._default_start):
+        if self.disperse and self.tune and np.array_equal(x, self.target.default_start):
             for i in range(DISPERSAL_TRIES):
                 width = 0.5 ** (i // 10)
                 yield x + self.rng.uniform(-width, width, self.dim)
@@ -475,10 +483,46 @@ class MetropolisHastingsStep(Step):
                 f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
                 "rejected. The draws keep to where the model is finite; check the model there.",
             )
+        message = self._complaint_of_mixing()
+        if message is not None:
+            return message
         message = kept_estimate.unseeded(self)
         if message is None and self.stage is not None and not self.tune:
             message = two_stage.complaint(self.stage, report, names)
         return message
+
+    def _complaint_of_mixing(self):
+        """Return a warning at the end of the chain, or where a usual one ends, if it mixed badly."""
+        n_draws = int(self.draws.cursor[SEEN])
+        ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
+        if self.tune or n_draws not in ends or "stuck" in self.report or "mixing" in self.report:
+            return None
+        kept = self.draws.points[: self.draws.cursor[HELD]]
+        n_tune = self.transition // self.steps_per_draw - n_draws
+        message = slow_mixing(
+            kept,
+            n_draws,
+            max(n_tune, self.default_tune_steps),
+            self.steps_per_draw,
+            self._coordinates(),
+            self._learnt_range(),
+        )
+        if message is None:
+            return None
+        self.report["mixing"] = 1
+        return WarningType.CONVERGENCE, message
+
+    def _coordinates(self):
+        """Names of the coordinates of the raveled vector."""
+        return [
+            name + (f"[{', '.join(map(str, index))}]" if index else "")
+            for name, shape in zip(self.target.names, self.target.shapes, strict=True)
+            for index in np.ndindex(*shape)
+        ]
+
+    def _learnt_range(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return mean and standard deviation (d,) that tuning learnt, if it learnt them."""
+        return None
 
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""

@@ -100,8 +100,8 @@ class FastKameleonStep(KernelAdaptiveStep):
     global_share : float
         Share of difference moves in [0, 1].
     steps_per_draw : int, optional
-        Transitions per stored draw. They run in one compiled call where the model compiles. Chosen
-        by default, from the dimension and whether it does.
+        Transitions per stored draw. By default 2d, at least 15 and at most 100, where the model
+        compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
     disperse : bool
         Move a chain away from the model's default start before it tunes, as PyMC moves those of
         NUTS; a start that was given is left alone.
@@ -176,7 +176,7 @@ class FastKameleonStep(KernelAdaptiveStep):
         *,
         kernel: Kernel | str | None = None,
         bandwidth: float | str = "median",
-        n_features: int = 300,
+        n_features: int = 100,
         embedding: str = "pairs",
         rank_share: float = 0.95,
         gamma: float | None = None,
@@ -249,8 +249,8 @@ class FastKameleonStep(KernelAdaptiveStep):
     def thesis(cls, vars=None, *, bandwidth="median", gamma=0.5, **kwargs):
         r"""Return a step with the settings of the published experiments.
 
-        Raw coordinates, no difference moves, the whole covariance of the features, learnt from the
-        chain for ever; :math:`\log\eta` moves by 1/t times the distance of the acceptance from
+        Raw coordinates, no difference moves, 300 features, the whole of their covariance, learnt
+        from the chain for ever; :math:`\log\eta` moves by 1/t times the distance of the acceptance from
         0.234. Here the acceptance is the probability rather than whether a move was accepted, and
         what was learnt enters the proposal at transition counts that grow by a fifth.
 
@@ -260,6 +260,7 @@ class FastKameleonStep(KernelAdaptiveStep):
             As for `FastKameleonStep`.
         """
         settings = {
+            "n_features": 300,
             "learning_decay": 1.0,
             "standardize": False,
             "global_share": 0.0,

@@ -76,8 +76,8 @@ class KameleonStep(KernelAdaptiveStep):
     global_share : float, optional
         Share of difference moves in [0, 1]; default 0.8.
     steps_per_draw : int, optional
-        Transitions per stored draw. They run in one compiled call where the model compiles. Chosen
-        by default, from the dimension and whether it does.
+        Transitions per stored draw. By default 2d, at least 15 and at most 100, where the model
+        compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
     disperse : bool
         Move a chain away from the model's default start before it tunes, as PyMC moves those of
         NUTS; a start that was given is left alone.
@@ -145,7 +145,7 @@ class KameleonStep(KernelAdaptiveStep):
         *,
         kernel: Kernel | str | tuple[Callable, Callable] | None = None,
         bandwidth: float | str = "median",
-        n_subsample: int = 1000,
+        n_subsample: int = 200,
         gamma: float | None = None,
         scaling: float | None = None,
         learn_scaling: bool = True,
@@ -205,10 +205,10 @@ class KameleonStep(KernelAdaptiveStep):
     def paper(cls, vars=None, *, bandwidth="median", gamma=0.2, **kwargs):
         r"""Return a step with the settings of the published experiments.
 
-        Raw coordinates, no difference moves, acceptance 0.234, :math:`\nu^2` from 0.1 by the
-        recursion on :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I), then a
-        new subsample before every transition of tuning, which takes most of its time. The history
-        here is the later half of the chain, evenly thinned.
+        Raw coordinates, no difference moves, 1000 points, acceptance 0.234, :math:`\nu^2` from 0.1
+        by the recursion on :math:`\log\nu^2`, 500 initial steps of a random walk N(x, gamma² I),
+        then a new subsample before every transition of tuning, which takes most of its time. The
+        history here is the later half of the chain, evenly thinned.
 
         Parameters
         ----------
@@ -216,6 +216,7 @@ class KameleonStep(KernelAdaptiveStep):
             As for `KameleonStep`.
         """
         settings = {
+            "n_subsample": 1000,
             "scaling": math.sqrt(0.1),
             "learning_rate": 0.5,
             "standardize": False,

@@ -38,9 +38,11 @@ class Step(ArrayStepShared):
 
     Attributes
     ----------
-    expected_tune : int or None
-        Draws of tuning; None where PyMC does not say (before 6.3).
+    expected_tune, expected_draws : int or None
+        Draws of tuning and those after it; None where PyMC does not say (before 6.3).
     """
+
+    expected_draws = None
 
     default_blocked = True
 
@@ -77,6 +79,7 @@ class Step(ArrayStepShared):
         """Start a new chain (PyMC 6.3 and later)."""
         self.rng = get_random_generator(rng, copy=False)
         self._begin_chain(int(tune))
+        self.expected_draws = int(draws)
 
     def reset_tuning(self):
         """Forget what was learnt, keeping whether and for how long the chain is about to tune."""

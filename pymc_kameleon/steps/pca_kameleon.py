@@ -145,7 +145,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
         *,
         kernel: Kernel | str | tuple[Callable, Callable] | None = None,
         bandwidth: float | str = "median",
-        n_subsample: int = 500,
+        n_subsample: int = 200,
         n_components: int | float = 0.9,
         gamma: float | None = None,
         scaling: float | None = None,

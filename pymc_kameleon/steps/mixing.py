@@ -1,0 +1,117 @@
+"""What a chain can say about itself at its end: whether it mixed, and if not, what to change."""
+
+import math
+
+import arviz as az
+import numpy as np
+import xarray as xr
+
+from pymc_kameleon.adaptation import History, new_history
+
+__all__ = ["KEPT", "WANTED", "new_draws", "slow_mixing"]
+
+KEPT = 1024
+"""Draws that are kept, evenly spaced."""
+
+WANTED = 100
+"""Effective draws of a chain below which it complains: R-hat of four chains then has 400."""
+
+SHARE = 0.1
+"""... and the share of the draws, for short runs."""
+
+APART = 5.0
+"""Distance of two groups of draws, in their own standard deviations, that makes them modes.
+
+The halves of a normal are 2.7 apart, those of a uniform 3.5.
+"""
+
+
+def new_draws(dim: int) -> History:
+    """Return room for the draws of a chain after its tuning."""
+    return new_history(KEPT, dim)
+
+
+def slow_mixing(
+    draws: np.ndarray, n_draws: int, n_tune: int, steps_per_draw: int, names, learnt
+) -> str | None:
+    """Return a warning if the draws count as fewer than `WANTED`, with the likeliest reason.
+
+    Parameters
+    ----------
+    draws : array, shape (m, d)
+        Evenly spaced draws of one chain.
+    n_draws, n_tune : int
+        Number of draws that these stand for, and of those that tuned before.
+    steps_per_draw : int
+    names : list of str
+        What to call the coordinates.
+    learnt : (array, array) or None
+        Mean and standard deviation (d,) that tuning learnt.
+    """
+    effective = _effective_draws(draws)
+    slowest = int(np.argmin(effective))
+    found = max(effective[slowest], 1.0)
+    if found >= min(WANTED, SHARE * n_draws):
+        return None
+    told = f"The {n_draws} draws of a chain count as {found:.0f} of {names[slowest]}."
+    modes = _modes(draws[:, slowest])
+    if modes is not None:
+        low, high, changes = modes
+        return (
+            f"{told} It has separate modes, near {low:.3g} and {high:.3g}, between which this chain "
+            f"changed {changes} times: their weights are unknown until it changes often. Take "
+            "dispersed starts and more chains to see all modes, and pm.sample_smc to weigh them."
+        )
+    unsettled = None if learnt is None else _unsettled(draws, *learnt)
+    if unsettled is not None:
+        return (
+            f"{told} Tuning had not settled: since then, {names[unsettled]} has left the range "
+            f"that it learnt. Take pm.sample(tune={_rounded(3 * n_tune)})."
+        )
+    factor = WANTED / found
+    return (
+        f"{told} For {WANTED} take steps_per_draw={_rounded(factor * steps_per_draw)} (now "
+        f"{steps_per_draw}) or draws={_rounded(factor * n_draws)}. Where that is too many: a "
+        "hierarchical model may need its other form (centred or not), and NUTS, where there is a "
+        "gradient, copes with more dimensions."
+    )
+
+
+def _effective_draws(draws):
+    """Effective sample size of each column; 0 where that cannot be found out."""
+    dataset = xr.Dataset({"x": (("chain", "draw", "coordinate"), draws[None])})
+    return np.nan_to_num(az.ess(dataset)["x"].values)
+
+
+def _modes(x):
+    """Centres of two groups of draws that are far apart, and how often the chain changed."""
+    center, unit = x.mean(), max(x.std(), 1e-300)
+    x = (x - center) / unit
+    ordered = np.sort(x)
+    n = np.arange(1, len(x))
+    below, squares = np.cumsum(ordered)[:-1] / n, np.cumsum(ordered**2)[:-1] / n
+    above = (ordered.sum() - n * below) / (len(x) - n)
+    squares_above = ((ordered**2).sum() - n * squares) / (len(x) - n)
+    within = n * (squares - below**2) + (len(x) - n) * (squares_above - above**2)
+    k = int(np.argmin(within))
+    spread = math.sqrt(max(within[k], 0.0) / len(x))
+    changes = int(np.count_nonzero(np.diff(x > ordered[k])))
+    is_rare = changes < len(x) / 20
+    if above[k] - below[k] > APART * spread and is_rare:
+        return center + unit * below[k], center + unit * above[k], changes
+    return None
+
+
+def _unsettled(draws, mean, scale):
+    """Return a coordinate that left the range learnt while tuning, if one did."""
+    now = draws.std(axis=0)
+    shift = np.abs(draws.mean(axis=0) - mean) / np.maximum(scale, now)
+    growth = now / scale
+    worst = int(np.argmax(np.maximum(shift / 2.0, growth / 3.0)))
+    return worst if shift[worst] > 2.0 or growth[worst] > 3.0 else None
+
+
+def _rounded(number):
+    """Round up to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return int(math.ceil(number / unit) * unit)

@@ -216,7 +216,7 @@ def test_real_compound_step():
             draws=50,
             tune=50,
             chains=1,
-            step=[AdaptiveMetropolisStep([name]) for name in ("x", "z")],
+            step=[AdaptiveMetropolisStep([name], steps_per_draw=1) for name in ("x", "z")],
             random_seed=1,
             progressbar=False,
             compute_convergence_checks=False,

@@ -281,7 +281,7 @@ def with_other(noise=0.5):
 def test_the_estimate_is_kept_while_another_step_moves():
     model, estimate = with_other()
     with model:
-        ours = AdaptiveMetropolisStep([model["own"]], pseudo_marginal=True)
+        ours = AdaptiveMetropolisStep([model["own"]], pseudo_marginal=True, steps_per_draw=1)
         step = CompoundStep([ours, models.Shift([model["other"]], shift=0.25)])
     models.begin(step).stop_tuning()
     estimate.calls = 0
@@ -317,7 +317,8 @@ def test_two_estimates_with_a_step_each():
         for name, estimate in estimates.items():
             x = pm.Normal(name)
             pm.Potential(f"likelihood of {name}", estimated_loglikelihood(estimate, x))
-        steps = [AdaptiveMetropolisStep([model[name]], pseudo_marginal=True) for name in "ab"]
+        options = {"pseudo_marginal": True, "steps_per_draw": 1}
+        steps = [AdaptiveMetropolisStep([model[name]], **options) for name in "ab"]
         step = CompoundStep(steps)
     models.begin(step)
     for estimate in estimates.values():
@@ -400,7 +401,7 @@ def test_tuning_does_not_learn_from_overestimates(make_step, noise, shape):
 def test_tuning_draws_a_kept_estimate_again_and_sampling_does_not():
     model, estimate = noisy_normal(noise=0.5)
     with model:
-        step = AdaptiveMetropolisStep(pseudo_marginal=True)
+        step = AdaptiveMetropolisStep(pseudo_marginal=True, steps_per_draw=1)
     models.begin(step)
     estimate.calls = 0
     _, _, point = models.drive(step, model.initial_point(), 1000, tune=-1)

@@ -104,7 +104,9 @@ def driven(step, n, start=None):
 
 
 def test_what_is_learnt_is_the_covariance_of_all_positions_since_the_middle_of_the_last_redraw():
-    step = FastKameleonStep(model=Banana(0.1, dim=2).model(), n_features=30, rng=3)
+    step = FastKameleonStep(
+        model=Banana(0.1, dim=2).model(), n_features=30, rng=3, steps_per_draw=1
+    )
     redraws, frequencies, positions = [], None, []
     point = {"x": np.array([0.0, -9.0])}
     for t in range(700):

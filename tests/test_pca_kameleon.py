@@ -79,7 +79,9 @@ def test_components_are_picked_by_weight():
 
 
 def test_each_component_has_its_own_scaling():
-    step = PCAKameleonStep(model=MODEL, n_components=4, n_subsample=50, rng=4, global_share=0)
+    step = PCAKameleonStep(
+        model=MODEL, n_components=4, n_subsample=50, rng=4, global_share=0, steps_per_draw=1
+    )
     driven(step, 1500)
     before, counts = step.scaling.log.copy(), step.scaling.n_updates.copy()
     changed = []
@@ -111,7 +113,7 @@ def test_no_component_without_a_kernel_move():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"n_components": 501}, ValueError, "at most 500"),
+        ({"n_components": 201}, ValueError, "at most 200"),
         ({"n_components": 20, "n_subsample": 10}, ValueError, "at most 10"),
         ({"n_components": 0}, ValueError, "n_components"),
         ({"n_components": 1.5}, ValueError, "n_components"),

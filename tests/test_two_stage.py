@@ -311,7 +311,7 @@ def test_a_slow_likelihood_through_pm_sample_on_two_cores():
     seconds = 0.02
     model, _ = models.black_box(function=Slow(seconds))
     with model:
-        step = AdaptiveMetropolisStep(surrogate=GPSurrogate(max_points=100))
+        step = AdaptiveMetropolisStep(surrogate=GPSurrogate(max_points=100), steps_per_draw=1)
     start = time.perf_counter()
     result = sample(
         step,
@@ -439,7 +439,7 @@ def warnings_of(step, tune, draws, point):
 
 def test_a_surrogate_that_was_never_fitted_says_so_once():
     model = logistic()
-    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(), rng=1)
+    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(), rng=1, steps_per_draw=1)
     told = warnings_of(step, 5, 300, model.initial_point())
     assert sum("never fitted" in message for message in told) == 1
 

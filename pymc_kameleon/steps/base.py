@@ -495,7 +495,7 @@ class MetropolisHastingsStep(Step):
         """Return a warning at the end of the chain, or where a usual one ends, if it mixed badly."""
         n_draws = int(self.draws.cursor[SEEN])
         ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
-        if self.tune or n_draws not in ends or "stuck" in self.report or "mixing" in self.report:
+        if self.tune or n_draws not in ends or {"stuck", "mixing"} & set(self.report):
             return None
         kept = self.draws.points[: self.draws.cursor[HELD]]
         n_tune = self.transition // self.steps_per_draw - n_draws
@@ -544,6 +544,8 @@ class MetropolisHastingsStep(Step):
                 f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
                 f"compare several chains.{hint}",
             )
+        if "pending" in self.report:
+            self.report["mixing"] = 1  # its cause will have been told
 
     # what was learnt ------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ WANTED = 100
 SHARE = 0.1
 """... and the share of the draws, for short runs."""
 
+FEWEST = 100
+"""Draws below which nothing is said."""
+
 APART = 5.0
 """Distance of two groups of draws, in their own standard deviations, that makes them modes.
 
@@ -48,18 +51,20 @@ def slow_mixing(
     learnt : (array, array) or None
         Mean and standard deviation (d,) that tuning learnt.
     """
+    if n_draws < FEWEST:
+        return None
     effective = _effective_draws(draws)
     slowest = int(np.argmin(effective))
     found = max(effective[slowest], 1.0)
     if found >= min(WANTED, SHARE * n_draws):
         return None
-    told = f"The {n_draws} draws of a chain count as {found:.0f} of {names[slowest]}."
+    told = f"{n_draws} draws of this chain count as {found:.0f} of {names[slowest]}."
     modes = _modes(draws[:, slowest])
     if modes is not None:
         low, high, changes = modes
         return (
-            f"{told} It has separate modes, near {low:.3g} and {high:.3g}, between which this chain "
-            f"changed {changes} times: their weights are unknown until it changes often. Take "
+            f"{told} It has separate modes, near {low:.3g} and {high:.3g}, and the chain changed "
+            f"between them {changes} times: their weights are unknown until it changes often. Take "
             "dispersed starts and more chains to see all modes, and pm.sample_smc to weigh them."
         )
     unsettled = None if learnt is None else _unsettled(draws, *learnt)

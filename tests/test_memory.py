@@ -399,9 +399,7 @@ def test_scratch_arrays_follow_the_rank_at_the_end_of_tuning():
     """In raw coordinates nothing else changes then."""
     model, _, _ = models.normal(2)
     with model:
-        step = FastKameleonStep(
-            n_features=200, rank_share=1.0, standardize=False, steps_per_draw=1
-        )
+        step = FastKameleonStep(n_features=200, rank_share=1.0, standardize=False, steps_per_draw=1)
     begin(step)
     _, _, point = drive(step, model.initial_point(), 118, tune=-1)
     before = len(step.features.factor)

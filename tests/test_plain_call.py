@@ -9,10 +9,19 @@ import pytensor.tensor as pt
 import pytest
 from conftest import DEFAULTS
 from models import begin, drive, sample, values
+from test_contract import PYMC_6
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, MALAStep
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    KameleonStep,
+    MALAStep,
+    register,
+    unregister,
+)
+from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.steps.base import chosen_steps_per_draw
 
+GIVEN = {"steps_per_draw": 3}
 EVERY_STEP = [*DEFAULTS.values(), MALAStep]
 STILL = {"covariance": np.diag([1e-24] * 2), "learn_scaling": False, "steps_per_draw": 1}
 """Options of a random walk that stays within 1e-9 of where it starts."""
@@ -31,6 +40,12 @@ def test_the_number_of_transitions_is_told(make, caplog):
     begin(step)
     _, statistics, _ = drive(step, model.initial_point(), 3, tune=2)
     assert [s["n_transitions"] for s in statistics] == [chosen] * 3
+
+
+@pytest.mark.parametrize(("dim", "compiled", "plain"), [(1, 15, 5), (10, 20, 10), (80, 100, 50)])
+def test_the_number_follows_the_dimension(dim, compiled, plain):
+    assert chosen_steps_per_draw(dim, True) == compiled
+    assert chosen_steps_per_draw(dim, False) == plain
 
 
 def test_a_given_number_is_taken_and_not_told(caplog):
@@ -85,6 +100,59 @@ def test_a_given_start_is_respected():
     np.testing.assert_allclose(
         starts(model, step, initvals=given), [g["x"] for g in given], atol=1e-8
     )
+
+
+def test_a_given_start_is_respected_where_pymc_makes_the_step():
+    """PyMC hands the first start that was given to a step that it makes itself."""
+    model, _, _ = models.normal(2)
+    given = {"x": np.array([3.0, -3.0])}
+    step = AdaptiveMetropolisStep(model=model, initial_point=given, **STILL)
+    begin(step)
+    _, _, point = drive(step, given, 1, tune=5)
+    np.testing.assert_allclose(point["x"], given["x"], atol=1e-8)
+
+
+def test_a_registered_step_is_chosen_and_disperses():
+    model, _ = models.black_box()
+    register()
+    try:
+        result = sample(None, model, chains=2, tune=2, draws=1, discard_tuned_samples=False)
+    finally:
+        unregister()
+    assert result["sample_stats"]["n_transitions"].values.max() == chosen_steps_per_draw(2, False)
+    first = values(result, "x", "warmup_posterior")[:, 0]
+    assert len(np.unique(first)) == 4
+
+
+def test_a_state_of_an_explicit_number_loads_into_a_step_with_it():
+    model, _, _ = models.normal(3)
+    with model:
+        saved, explicit, chosen = (KameleonStep(**o) for o in (GIVEN, GIVEN, {}))
+    begin(saved)
+    drive(saved, model.initial_point(), 20, tune=10)
+    explicit.sampling_state = saved.sampling_state
+    with pytest.raises(ValueError, match="configuration"):
+        chosen.sampling_state = saved.sampling_state
+
+
+def test_two_steps_of_a_compound_choose_and_disperse_each():
+    with pm.Model() as model:
+        pm.Normal("a", shape=12)
+        pm.Normal("b")
+        steps = [KameleonStep([model["a"]]), AdaptiveMetropolisStep([model["b"]])]
+    assert [s.steps_per_draw for s in steps] == [24, 15]
+    result = sample(steps, model, chains=4, draws=300, tune=None if PYMC_6 else 400)
+    assert efficiency_table({"": result})["rhat"].iloc[0] < 1.05
+
+
+@pytest.mark.parametrize("options", [{"draws": 200}, {"chains": 1, "draws": 200}])
+def test_short_runs_and_single_chains(options, caplog):
+    model, mean, scale = models.normal(3)
+    with model:
+        result = pm.sample(step=KameleonStep(), progressbar=False, random_seed=1, **options)
+    draws = values(result, "x")
+    assert np.all(np.abs(draws.mean(axis=(0, 1)) - mean) < scale)
+    assert not [r for r in caplog.records if "count as" in r.getMessage()]
 
 
 @pytest.mark.parametrize("width", [0.05, 1e-30])

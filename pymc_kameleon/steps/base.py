@@ -492,7 +492,7 @@ class MetropolisHastingsStep(Step):
         return message
 
     def _complaint_of_mixing(self):
-        """Return a warning at the end of the chain, or where a usual one ends, if it mixed badly."""
+        """Return a warning if the chain mixed badly, at its end or where a usual one ends."""
         n_draws = int(self.draws.cursor[SEEN])
         ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
         if self.tune or n_draws not in ends or {"stuck", "mixing"} & set(self.report):

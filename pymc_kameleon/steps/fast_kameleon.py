@@ -250,9 +250,9 @@ class FastKameleonStep(KernelAdaptiveStep):
         r"""Return a step with the settings of the published experiments.
 
         Raw coordinates, no difference moves, 300 features, the whole of their covariance, learnt
-        from the chain for ever; :math:`\log\eta` moves by 1/t times the distance of the acceptance from
-        0.234. Here the acceptance is the probability rather than whether a move was accepted, and
-        what was learnt enters the proposal at transition counts that grow by a fifth.
+        from the chain for ever; :math:`\log\eta` moves by 1/t times the distance of the acceptance
+        from 0.234. Here the acceptance is the probability rather than whether a move was accepted,
+        and what was learnt enters the proposal at transition counts that grow by a fifth.
 
         Parameters
         ----------

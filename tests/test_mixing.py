@@ -1,0 +1,117 @@
+"""What a chain that mixed badly says at its end, and that one that mixed well says nothing."""
+
+import models
+import numpy as np
+import pymc as pm
+import pytest
+from conftest import DEFAULTS
+from models import begin, drive, sample
+from scipy.signal import lfilter
+from test_contract import PYMC_6
+
+from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
+from pymc_kameleon.steps.mixing import slow_mixing
+
+NAMES = ["a", "b[0]", "b[1]"]
+
+
+def autoregression(correlation, n=1000, seed=1):
+    """Stationary draws with unit variance, of which each counts as (1 - c) / (1 + c)."""
+    noise = np.random.default_rng(seed).standard_normal((n + 2000, 3))
+    noise[1:] *= np.sqrt(1 - np.square(correlation))
+    return np.column_stack(
+        [lfilter([1.0], [1.0, -c], noise[:, k])[2000:] for k, c in enumerate(correlation)]
+    )
+
+
+def message(draws, n_draws=None, learnt=None):
+    return slow_mixing(draws, n_draws or len(draws), 500, 20, NAMES, learnt)
+
+
+def test_draws_that_mix_say_nothing():
+    """Of 20 sets, whose slowest coordinates count as 333 of 1000 with a standard error below 45:
+    one that counted as 100 would be five standard errors off, probability 1e-6 for all."""
+    assert [message(autoregression([0.0, 0.3, 0.5], seed=k)) for k in range(20)] == [None] * 20
+
+
+def test_the_slowest_coordinate_is_named_with_what_to_write():
+    """1000 draws count as 5.0 (standard error below 4), so 100 need about 20 times as many."""
+    told = message(autoregression([0.0, 0.5, 0.99]))
+    assert told.startswith("1000 draws of this chain count as") and "of b[1]." in told
+    number = int(told.split("steps_per_draw=")[1].split()[0])
+    assert 180 <= number <= 2000 and "(now 20)" in told
+    assert int(told.split(" draws=")[1].split(".")[0]) == pytest.approx(50 * number, rel=0.2)
+
+
+def test_thinned_draws_stand_for_all():
+    draws = autoregression([0.0, 0.5, 0.99], n=4000)[::4]
+    assert message(draws, 4000).startswith("4000 draws of this chain count as")
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e9])
+def test_modes_are_told_apart_from_slow_moves(offset):
+    draws = autoregression([0.0, 0.5, 0.5])
+    draws[:300, 0] += 12.0
+    draws[700:, 0] += 12.0
+    told = message(draws + offset)
+    assert "separate modes" in told and "2 times" in told and "a." in told
+    assert "separate modes" not in message(autoregression([0.0, 0.5, 0.99]) + offset)
+
+
+def test_draws_outside_of_what_tuning_learnt():
+    draws = autoregression([0.0, 0.5, 0.98])
+    center, scale = draws.mean(axis=0), draws.std(axis=0)
+    assert "steps_per_draw" in message(draws, learnt=(center, scale))
+    for learnt in ((center - [0, 0, 5], scale), (center, scale / [1, 1, 5])):
+        told = message(draws, learnt=learnt)
+        assert "b[1] has left the range" in told and "tune=1500" in told
+
+
+@pytest.mark.parametrize("n", [2, 50, 99])
+def test_few_draws_say_nothing(n):
+    assert message(autoregression([0.999] * 3, n=n)) is None
+
+
+def funnel():
+    with pm.Model() as model:
+        log_scale = pm.Normal("log_scale", 0, 3)
+        pm.Normal("x", 0, pm.math.exp(log_scale), shape=6)
+    return model
+
+
+@pytest.mark.parametrize("make", [*DEFAULTS.values(), MALAStep])
+def test_a_funnel_through_pm_sample(make, caplog):
+    """Known draws are judged at the end; unknown ones (PyMC 5) after 200 and 1000."""
+    model = funnel()
+    with model:
+        step = make(steps_per_draw=2)
+    sample(step, model, draws=300, chains=2, tune=1000)
+    told = [r.getMessage() for r in caplog.records if "of this chain count as" in r.getMessage()]
+    assert len(told) == 2
+    assert all(m.startswith(f"{300 if PYMC_6 else 200} draws") for m in told)
+
+
+@pytest.mark.parametrize("ends", [None, 300])
+def test_only_at_the_end_and_once(ends):
+    model = funnel()
+    with model:
+        step = AdaptiveMetropolisStep(steps_per_draw=2, rng=1)
+    begin(step)
+    step.expected_draws = ends
+    _, statistics, point = drive(step, model.initial_point(), 1500, tune=-1)
+    assert not any("warning" in s for s in statistics)
+    step.stop_tuning()
+    _, statistics, _ = drive(step, point, 1200, tune=-1)
+    told = [i + 1 for i, s in enumerate(statistics) if "count as" in str(s.get("warning"))]
+    assert told == [200 if ends is None else 300]
+    assert step.draws.points.nbytes == 1024 * 7 * 8
+    begin(step)
+    assert step.draws.cursor[0] == 0
+
+
+def test_a_plain_call_that_mixes_says_nothing(caplog):
+    model, _, _ = models.normal(3)
+    with model:
+        step = AdaptiveMetropolisStep()
+    sample(step, model, draws=1000, chains=2, tune=600)
+    assert not [r for r in caplog.records if "count as" in r.getMessage()]

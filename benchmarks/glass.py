@@ -40,14 +40,15 @@ CLAIM = (
     "all mixed moments up to the third; its own cost is 2 to 3 % of the time."
 )
 
-adaptive = partial(AdaptiveMetropolisStep, pseudo_marginal=True)
+NOISY = {"pseudo_marginal": True, "steps_per_draw": 1}
+adaptive = partial(AdaptiveMetropolisStep, **NOISY)
 SAMPLERS = {
     "SM": partial(adaptive, covariance="identity", learn_scaling=False),
     "AM-FS": partial(adaptive, initial_covariance=np.eye(9), learn_scaling=False),
     "AM-LS": partial(adaptive, initial_covariance=np.eye(9)),
-    "KAMH-LS": partial(KameleonStep.paper, bandwidth=23.0, n_subsample=1000, pseudo_marginal=True),
-    "KameleonStep": partial(KameleonStep, pseudo_marginal=True),
-    "F-KAMH": partial(FastKameleonStep, pseudo_marginal=True),
+    "KAMH-LS": partial(KameleonStep.paper, bandwidth=23.0, **NOISY),
+    "KameleonStep": partial(KameleonStep, **NOISY),
+    "F-KAMH": partial(FastKameleonStep, **NOISY),
 }
 COLORS = ("#c9c4b5", "#d99a4e", "#a4503c", "#1f7a85", "#17324d", "#7a9e3f")
 

@@ -122,7 +122,8 @@ def start(model: pm.Model, truth: dict[str, Any], seed: int) -> dict[str, np.nda
 def make_step(proposal: str, has_surrogate: bool, aim: float | None):
     """Make a step, inside a model; the plain one and that with a surrogate adapt alike."""
     options = {} if aim is None else {"target_accept": aim}
-    return STEPS[proposal](surrogate=GPSurrogate() if has_surrogate else None, **options)
+    surrogate = GPSurrogate() if has_surrogate else None
+    return STEPS[proposal](surrogate=surrogate, **({"steps_per_draw": 1} | options))
 
 
 def chain(driven: DrivenStep, begin: dict[str, np.ndarray], seed: int):

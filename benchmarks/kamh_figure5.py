@@ -51,7 +51,7 @@ class Experiment:
         """Return what makes the step of each sampler."""
         covariance = np.diag([self.first_variance] + [1.0] * (self.target.dim - 1))
         adaptive = partial(AdaptiveMetropolisStep, steps_per_draw=steps_per_draw)
-        paper = partial(KameleonStep.paper, bandwidth=self.bandwidth, n_subsample=1000)
+        paper = partial(KameleonStep.paper, bandwidth=self.bandwidth)
         return {
             "SM": partial(adaptive, covariance="identity", learn_scaling=False),
             "AM-FS": partial(adaptive, initial_covariance=covariance, learn_scaling=False),

@@ -34,7 +34,7 @@ SAMPLERS = {
     REFERENCE: pm.DEMetropolisZ,
     "KameleonStep": partial(KameleonStep, steps_per_draw=20),
     "KameleonStep.paper": partial(KameleonStep.paper, steps_per_draw=20),
-    "KameleonStep-1": KameleonStep,
+    "KameleonStep-1": partial(KameleonStep, steps_per_draw=1),
     "FastKameleonStep": partial(FastKameleonStep, steps_per_draw=20),
     "PCAKameleonStep": partial(PCAKameleonStep, steps_per_draw=20),
     "AdaptiveMetropolis": partial(AdaptiveMetropolisStep, steps_per_draw=20),

@@ -168,7 +168,8 @@ def show_state(arguments):
 
     counts, rows = sorted(arguments.transitions), []
     for phase in ("tuning all along", "after a default tuning"):
-        driven = DrivenStep(Banana(0.03).model(), partial(KameleonStep, n_subsample=1000))
+        make_step = partial(KameleonStep, n_subsample=1000, steps_per_draw=1)
+        driven = DrivenStep(Banana(0.03).model(), make_step)
         if phase != "tuning all along":
             driven.tune(driven.step.default_tune_steps)
         sizes, done = [], 0

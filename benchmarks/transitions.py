@@ -186,7 +186,8 @@ def show_pairs(arguments):
 
 def adapting(draws: int) -> DrivenStep:
     """Make a FastKameleonStep after this many draws, the later half of them after tuning."""
-    driven = DrivenStep(banana(8), partial(FastKameleonStep, adapt_after_tune=True))
+    options = {"n_features": 300, "steps_per_draw": 1, "adapt_after_tune": True}
+    driven = DrivenStep(banana(8), partial(FastKameleonStep, **options))
     driven.tune(draws // 2)
     driven.draw(draws - draws // 2)
     return driven

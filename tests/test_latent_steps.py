@@ -57,7 +57,7 @@ DIFFERENT = {
         {"random_length": False},
         {"soft_floor": 0.1},
     ],
-    "slice, ep": [{"center": "laplace"}, {"steps_per_draw": 2}],
+    "slice, ep": [{"center": "laplace"}, {"steps_per_draw": 3}],
 }
 
 

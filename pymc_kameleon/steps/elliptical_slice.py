@@ -60,7 +60,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     center : {"ep", "laplace", "prior"}
         Which Gaussian the ellipse is of. "ep" and "laplace" need the likelihood's derivatives.
     steps_per_draw : int
-        Transitions for each draw that is kept.
+        Transitions for each draw that is kept. Two cost hardly more than the draw itself.
     model, rng, initial_point, compile_kwargs, blocked
         As for every step method of PyMC.
 
@@ -114,7 +114,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         vars=None,
         *,
         center: Literal["ep", "laplace", "prior"] = "ep",
-        steps_per_draw: int = 1,
+        steps_per_draw: int = 2,
         model=None,
         rng=None,
         initial_point=None,

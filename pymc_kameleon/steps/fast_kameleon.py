@@ -144,6 +144,7 @@ class FastKameleonStep(KernelAdaptiveStep):
     scaling         :math:`\eta`
     bandwidth       length scale of the kernel (NaN: none, or not learnt yet)
     rank            number of eigenvectors of C that the proposal uses
+    n_transitions   transitions of the draw
     n_evals         log-density evaluations
     n_nonfinite     those that were NaN or +inf (and rejected)
     =============== ====================================================================

@@ -114,6 +114,7 @@ class KameleonStep(KernelAdaptiveStep):
     accepted        share of them that were accepted
     scaling         :math:`\nu`
     bandwidth       length scale of the kernel (NaN: none, or not learnt yet)
+    n_transitions   transitions of the draw
     n_evals         log-density evaluations
     n_nonfinite     those that were NaN or +inf (and rejected)
     estimate        kept estimate of the log-likelihood (`pseudo_marginal`)

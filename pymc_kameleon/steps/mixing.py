@@ -58,7 +58,9 @@ def slow_mixing(
     found = max(effective[slowest], 1.0)
     if found >= min(WANTED, SHARE * n_draws):
         return None
-    told = f"{n_draws} draws of this chain count as {found:.0f} of {names[slowest]}."
+    told = (
+        f"{n_draws} draws of this chain count as {found:.0f} independent ones of {names[slowest]}."
+    )
     modes = _modes(draws[:, slowest])
     if modes is not None:
         low, high, changes = modes

@@ -80,7 +80,8 @@ class PCAKameleonStep(KernelAdaptiveStep):
         Learn each :math:`\nu_j` while tuning, from moves along its eigenfunction.
     target_accept : float, optional
         Acceptance that each :math:`\nu_j` is learnt for; default 0.44 for d = 1, else 0.234.
-    adapt_after_tune, standardize, global_share, steps_per_draw, pseudo_marginal, surrogate
+    adapt_after_tune, standardize, global_share, steps_per_draw, disperse, pseudo_marginal,
+    surrogate
         As for `KameleonStep`.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
@@ -109,6 +110,7 @@ class PCAKameleonStep(KernelAdaptiveStep):
     component_scaling its :math:`\nu_j`
     rank              number of eigenfunctions
     bandwidth         length scale of the kernel (NaN: none, or not learnt yet)
+    n_transitions     transitions of the draw
     n_evals           log-density evaluations
     n_nonfinite       those that were NaN or +inf (and rejected)
     ================= ==================================================================

@@ -42,7 +42,7 @@ def test_the_number_of_transitions_is_told(make, caplog):
     assert [s["n_transitions"] for s in statistics] == [chosen] * 3
 
 
-@pytest.mark.parametrize(("dim", "compiled", "plain"), [(1, 15, 5), (10, 20, 10), (80, 100, 50)])
+@pytest.mark.parametrize(("dim", "compiled", "plain"), [(1, 20, 5), (12, 24, 12), (80, 100, 50)])
 def test_the_number_follows_the_dimension(dim, compiled, plain):
     assert chosen_steps_per_draw(dim, True) == compiled
     assert chosen_steps_per_draw(dim, False) == plain
@@ -140,7 +140,7 @@ def test_two_steps_of_a_compound_choose_and_disperse_each():
         pm.Normal("a", shape=12)
         pm.Normal("b")
         steps = [KameleonStep([model["a"]]), AdaptiveMetropolisStep([model["b"]])]
-    assert [s.steps_per_draw for s in steps] == [24, 15]
+    assert [s.steps_per_draw for s in steps] == [24, 20]
     result = sample(steps, model, chains=4, draws=300, tune=None if PYMC_6 else 400)
     assert efficiency_table({"": result})["rhat"].iloc[0] < 1.05
 

@@ -55,7 +55,7 @@ def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
     is_compiled : bool
         Whether a transition costs microseconds, as a stored draw does.
     """
-    return min(max(15, 2 * dim), 100) if is_compiled else min(max(5, dim), 50)
+    return min(max(20, 2 * dim), 100) if is_compiled else min(max(5, dim), 50)
 
 
 @dataclass_state

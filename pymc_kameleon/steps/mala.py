@@ -51,7 +51,7 @@ class MALAStep(LearntCovarianceStep):
     adapt_after_tune : bool
         Go on learning after tuning, with vanishing steps.
     steps_per_draw : int, optional
-        Transitions per stored draw. By default 2d, at least 15 and at most 100, where the model
+        Transitions per stored draw. By default 2d, at least 20 and at most 100, where the model
         compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
     disperse : bool
         Move a chain away from the model's default start before it tunes, as PyMC moves those of

@@ -41,8 +41,9 @@ def dispersed_starts(
 ) -> list[Point]:
     """Draw a starting point for every chain from the prior.
 
-    PyMC moves the starts of NUTS at random, but every other step method starts all chains at one
-    point, and R-hat then sees little of a chain that stays where it began.
+    PyMC moves the starts of NUTS at random, and the steps of this package move theirs near the
+    default; every other step method starts all chains at one point, and R-hat then sees little of a
+    chain that stays where it began. Starts from the prior lie further apart.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ SHARE = 0.1
 FEWEST = 100
 """Draws below which nothing is said."""
 
-APART = 5.0
+APART = 6.0
 """Distance of two groups of draws, in their own standard deviations, that makes them modes.
 
 The halves of a normal are 2.7 apart, those of a uniform 3.5.
@@ -92,8 +92,10 @@ def _effective_draws(draws):
 
 def _modes(x):
     """Centres of two groups of draws that are far apart, and how often the chain changed."""
-    center, unit = x.mean(), max(x.std(), 1e-300)
-    x = (x - center) / unit
+    origin, unit = x.min(), x.max() - x.min()
+    if not 0 < unit < math.inf:
+        return None
+    x = (x - origin) / unit
     ordered = np.sort(x)
     n = np.arange(1, len(x))
     below, squares = np.cumsum(ordered)[:-1] / n, np.cumsum(ordered**2)[:-1] / n
@@ -105,15 +107,16 @@ def _modes(x):
     changes = int(np.count_nonzero(np.diff(x > ordered[k])))
     is_rare = changes < len(x) / 20
     if above[k] - below[k] > APART * spread and is_rare:
-        return center + unit * below[k], center + unit * above[k], changes
+        return origin + unit * below[k], origin + unit * above[k], changes
     return None
 
 
 def _unsettled(draws, mean, scale):
     """Return a coordinate that left the range learnt while tuning, if one did."""
-    now = draws.std(axis=0)
-    shift = np.abs(draws.mean(axis=0) - mean) / np.maximum(scale, now)
-    growth = now / scale
+    with np.errstate(all="ignore"):
+        now = draws.std(axis=0)
+        shift = np.nan_to_num(np.abs(draws.mean(axis=0) - mean) / np.maximum(scale, now))
+        growth = np.nan_to_num(now / scale)
     worst = int(np.argmax(np.maximum(shift / 2.0, growth / 3.0)))
     return worst if shift[worst] > 2.0 or growth[worst] > 3.0 else None
 

@@ -29,13 +29,13 @@ def message(draws, n_draws=None, learnt=None):
 
 
 def test_draws_that_mix_say_nothing():
-    """Of 20 sets, whose slowest coordinates count as 333 of 1000 with a standard error below 45:
-    one that counted as 100 would be five standard errors off, probability 1e-6 for all."""
+    """Of 20 sets, whose slowest coordinates have 333 effective ones of 1000 with a standard error below 45:
+    one with 100 would be five standard errors off, probability 1e-6 for all."""
     assert [message(autoregression([0.0, 0.3, 0.5], seed=k)) for k in range(20)] == [None] * 20
 
 
 def test_the_slowest_coordinate_is_named_with_what_to_write():
-    """1000 draws count as 5.0 (standard error below 4), so 100 need about 20 times as many."""
+    """1000 draws have an effective size of 5 (standard error below 4), so 100 need about 20 times as many."""
     told = message(autoregression([0.0, 0.5, 0.99]))
     assert told.startswith("1000 draws of this chain have") and "for b[1]." in told
     number = int(told.split("steps_per_draw=")[1].split()[0])
@@ -110,9 +110,7 @@ def test_only_at_the_end_and_once(ends):
     assert not any("warning" in s for s in statistics)
     step.stop_tuning()
     _, statistics, _ = drive(step, point, 1200, tune=-1)
-    told = [
-        i + 1 for i, s in enumerate(statistics) if "of this chain have" in str(s.get("warning"))
-    ]
+    told = [i + 1 for i, s in enumerate(statistics) if "chain have" in str(s.get("warning"))]
     assert told == [200 if ends is None else 300]
     assert step.draws.points.nbytes == 1024 * 7 * 8
     begin(step)

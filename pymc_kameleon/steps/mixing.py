@@ -37,7 +37,7 @@ def new_draws(dim: int) -> History:
 def slow_mixing(
     draws: np.ndarray, n_draws: int, n_tune: int, steps_per_draw: int, names, learnt
 ) -> str | None:
-    """Return a warning if the draws count as fewer than `WANTED`, with the likeliest reason.
+    """Return a warning if the effective size is below `WANTED`, with the likeliest reason.
 
     Parameters
     ----------
@@ -58,9 +58,8 @@ def slow_mixing(
     found = max(effective[slowest], 1.0)
     if found >= min(WANTED, SHARE * n_draws):
         return None
-    told = (
-        f"{n_draws} draws of this chain count as {found:.0f} independent ones of {names[slowest]}."
-    )
+    name = names[slowest]
+    told = f"{n_draws} draws of this chain have an effective size of {found:.0f} for {name}."
     modes = _modes(draws[:, slowest])
     if modes is not None:
         low, high, changes = modes

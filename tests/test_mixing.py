@@ -29,13 +29,14 @@ def message(draws, n_draws=None, learnt=None):
 
 
 def test_draws_that_mix_say_nothing():
-    """Of 20 sets, whose slowest coordinates have 333 effective ones of 1000 with a standard error below 45:
-    one with 100 would be five standard errors off, probability 1e-6 for all."""
+    """Of 20 sets of 1000, with an effective size of 333 and a standard error below 45 for the
+    slowest coordinate: 100 is five standard errors off, probability 1e-6 for all together.
+    """
     assert [message(autoregression([0.0, 0.3, 0.5], seed=k)) for k in range(20)] == [None] * 20
 
 
 def test_the_slowest_coordinate_is_named_with_what_to_write():
-    """1000 draws have an effective size of 5 (standard error below 4), so 100 need about 20 times as many."""
+    """The effective size is 5 (standard error below 4), so 100 need about 20 times as many."""
     told = message(autoregression([0.0, 0.5, 0.99]))
     assert told.startswith("1000 draws of this chain have") and "for b[1]." in told
     number = int(told.split("steps_per_draw=")[1].split()[0])

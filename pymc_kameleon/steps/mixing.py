@@ -77,9 +77,8 @@ def slow_mixing(
     factor = WANTED / found
     return (
         f"{told} For {WANTED} take steps_per_draw={_rounded(factor * steps_per_draw)} (now "
-        f"{steps_per_draw}) or draws={_rounded(factor * n_draws)}. Where that is too many: a "
-        "hierarchical model may need its other form (centred or not), and NUTS, where there is a "
-        "gradient, copes with more dimensions."
+        f"{steps_per_draw}) or draws={_rounded(factor * n_draws)}; if that is too many, another "
+        "form of the model (centred or not), or NUTS where there is a gradient."
     )
 
 

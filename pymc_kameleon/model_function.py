@@ -204,7 +204,10 @@ class ModelFunction:
                 ", ".join(foreign),
             )
             return None
-        with warnings.catch_warnings(record=True) as caught:
+        # Rounding that the compiler may choose is another one when the function comes from
+        # PyTensor's cache: one seed would give two chains.
+        exact = pytensor.config.change_flags(numba__fastmath=False)
+        with exact, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 function = self._model.compile_fn(

@@ -1,6 +1,7 @@
 """What a step chooses when it is told nothing: the length of a draw and where chains start."""
 
 import logging
+import os
 
 import models
 import numpy as np
@@ -9,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from conftest import DEFAULTS
 from models import begin, drive, sample, values
-from test_contract import PYMC_6
+from test_contract import PYMC_6, run_python
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -166,3 +167,27 @@ def test_a_narrow_support_is_started_in(width):
     _, (statistics,), point = drive(step, model.initial_point(), 1, tune=5)
     assert np.all(np.abs(point["x"]) < max(width, 1e-9))
     assert statistics["n_evals"] > 2
+
+
+FIRST_CALL = """
+import hashlib, numpy as np, pymc as pm
+from pymc_kameleon import AdaptiveMetropolisStep
+days = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 7.0])
+with pm.Model() as model:
+    asymptote, rate = pm.HalfNormal("asymptote", 50), pm.HalfNormal("rate", 2)
+    sigma = pm.HalfNormal("sigma", 10)
+    pm.Normal("demand", asymptote * (1 - pm.math.exp(-rate * days)), sigma, observed=3 * days)
+    target = AdaptiveMetropolisStep().target
+values = [target(x) for x in np.random.default_rng(1).normal(size=(500, 3))]
+print(hashlib.sha256(np.array(values).tobytes()).hexdigest())
+"""
+
+
+def test_the_first_chain_of_a_model_is_the_chain_of_later_ones(tmp_path):
+    """To the last bit, whether PyTensor compiles the log density or finds it in its cache."""
+    flags = [f for f in os.environ.get("PYTENSOR_FLAGS", "").split(",") if f]
+    flags = [f for f in flags if not f.startswith(("base_compiledir", "compiledir"))]
+    flags = ",".join([*flags, f"base_compiledir={tmp_path}"])
+    runs = [run_python(FIRST_CALL, PYTENSOR_FLAGS=flags) for _ in range(2)]
+    assert not any(run.returncode for run in runs), runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout != ""

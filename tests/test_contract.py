@@ -153,7 +153,7 @@ def all_steps(**options):
         steps = [
             make([pm.Normal(name, centre, 1, shape=2)], **options) for name, make in STEPS.items()
         ]
-        steps.append(MALAStep([centre], **options))
+        steps.append(MALAStep([centre], steps_per_draw=1, **options))
     return model, steps
 
 
@@ -808,7 +808,7 @@ def test_default_tune_steps_is_honoured(make_step):
 def test_default_tune_steps_grows_with_dimension(step_class):
     with models.normal(2)[0]:
         small = step_class().default_tune_steps
-        many = step_class(steps_per_draw=20).default_tune_steps
+        many = step_class(steps_per_draw=100).default_tune_steps
     with models.normal(20)[0]:
         large = step_class().default_tune_steps
     assert many < small < large

@@ -41,7 +41,7 @@ def test_the_slowest_coordinate_is_named_with_what_to_write():
     assert told.startswith("1000 draws of this chain have") and "for b[1]." in told
     number = int(told.split("steps_per_draw=")[1].split()[0])
     assert 180 <= number <= 2000 and "(now 20)" in told
-    assert int(told.split(" draws=")[1].split(".")[0]) == pytest.approx(50 * number, rel=0.2)
+    assert int(told.split(" draws=")[1].split(";")[0]) == pytest.approx(50 * number, rel=0.2)
 
 
 def test_thinned_draws_stand_for_all():

@@ -25,6 +25,9 @@ def autoregression(correlation, n=1000, seed=1):
 
 
 def message(draws, n_draws=None, learnt=None):
+    """What is said of draws; `learnt` is a mean and a standard deviation."""
+    if learnt is not None:
+        learnt = learnt[0], np.diag(learnt[1])
     return slow_mixing(draws, n_draws or len(draws), 500, 20, NAMES, learnt)
 
 

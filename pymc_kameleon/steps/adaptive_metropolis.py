@@ -42,12 +42,8 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
         Default 0.44 for d = 1, else 0.234.
     adapt_after_tune : bool
         Go on learning after tuning, with vanishing steps.
-    steps_per_draw : int, optional
-        Transitions per stored draw. By default 2d, at least 20 and at most 100, where the model
-        compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
-    disperse : bool
-        Move a chain away from the model's default start before it tunes, as PyMC moves those of
-        NUTS; a start that was given is left alone.
+    steps_per_draw, disperse
+        As for `KameleonStep`.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a

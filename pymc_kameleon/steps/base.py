@@ -505,7 +505,7 @@ class MetropolisHastingsStep(Step):
             max(n_tune, self.default_tune_steps),
             self.steps_per_draw,
             self._coordinates(),
-            self._learnt_range(),
+            self._learnt_normal(),
         )
         if message is None:
             return None
@@ -520,8 +520,8 @@ class MetropolisHastingsStep(Step):
             for index in np.ndindex(*shape)
         ]
 
-    def _learnt_range(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return mean and standard deviation (d,) that tuning learnt, if it learnt them."""
+    def _learnt_normal(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return mean (d,) and Cholesky factor (d, d) that tuning learnt, if it learnt them."""
         return None
 
     def _check_tuning(self):

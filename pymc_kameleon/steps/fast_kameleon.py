@@ -99,12 +99,8 @@ class FastKameleonStep(KernelAdaptiveStep):
         of scale, and learn each coordinate's scale at the start.
     global_share : float
         Share of difference moves in [0, 1].
-    steps_per_draw : int, optional
-        Transitions per stored draw. By default 2d, at least 20 and at most 100, where the model
-        compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
-    disperse : bool
-        Move a chain away from the model's default start before it tunes, as PyMC moves those of
-        NUTS; a start that was given is left alone.
+    steps_per_draw, disperse
+        As for `KameleonStep`.
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a

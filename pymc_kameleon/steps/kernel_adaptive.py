@@ -379,10 +379,10 @@ class KernelAdaptiveStep(MetropolisHastingsStep):
     def _has_learnt(self):
         return self.learnt is not None and self._has_points()
 
-    def _learnt_range(self):
+    def _learnt_normal(self):
         if not self.standardize or not self._has_points():
             return None
-        return self.learnt.location, np.sqrt((self.learnt.factor**2).sum(axis=1))
+        return self.learnt.location, self.learnt.factor
 
     def _covariances_at(self, rows):
         places, factor = self._whiten(rows).T, self.learnt.factor

@@ -156,11 +156,10 @@ class LearntCovarianceStep(MetropolisHastingsStep):
     def _has_learnt(self):
         return self.moments is not None and not self.initial_transitions
 
-    def _learnt_range(self):
+    def _learnt_normal(self):
         if not self.learns_covariance or not self._has_learnt():
             return None
-        factor = self.moments.factor
-        return self.moments.mean, np.sqrt((factor**2).sum(axis=1))
+        return self.moments.mean, self.moments.factor
 
     def _covariances_at(self, rows):
         factor = self.moments.factor

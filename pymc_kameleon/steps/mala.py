@@ -50,12 +50,8 @@ class MALAStep(LearntCovarianceStep):
         Default 0.574.
     adapt_after_tune : bool
         Go on learning after tuning, with vanishing steps.
-    steps_per_draw : int, optional
-        Transitions per stored draw. By default 2d, at least 20 and at most 100, where the model
-        compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
-    disperse : bool
-        Move a chain away from the model's default start before it tunes, as PyMC moves those of
-        NUTS; a start that was given is left alone.
+    steps_per_draw, disperse
+        As for `KameleonStep`.
     surrogate : GPSurrogate, optional
         A joint Gaussian process of the log-likelihood and its gradient that is asked first: what it
         finds hopeless is rejected without an evaluation.

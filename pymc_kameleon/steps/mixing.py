@@ -49,7 +49,7 @@ def slow_mixing(
     names : list of str
         What to call the coordinates.
     learnt : (array, array) or None
-        Mean and standard deviation (d,) that tuning learnt.
+        Mean (d,) and Cholesky factor of the covariance (d, d) that tuning learnt.
     """
     if n_draws < FEWEST:
         return None
@@ -109,9 +109,10 @@ def _modes(x):
     return None
 
 
-def _unsettled(draws, mean, scale):
+def _unsettled(draws, mean, factor):
     """Return a coordinate that left the range learnt while tuning, if one did."""
     with np.errstate(all="ignore"):
+        scale = np.linalg.norm(factor, axis=1)
         now = draws.std(axis=0)
         shift = np.nan_to_num(np.abs(draws.mean(axis=0) - mean) / np.maximum(scale, now))
         growth = np.nan_to_num(now / scale)

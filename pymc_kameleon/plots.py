@@ -148,14 +148,12 @@ def _checked_names(step) -> list[list[str]]:
             "compound step)."
         )
     names = []
-    for name, shape in zip(step.target.names, step.target.shapes, strict=True):
+    for name, element in step.target.coordinates():
         natural, transform = name, ""
         if is_transformed_name(name):
             natural = get_untransformed_name(name)
             transform = f" ({name[len(natural) + 1 : -2]})"
-        for index in np.ndindex(shape):
-            element = f"[{', '.join(map(str, index))}]" if index else ""
-            names.append([natural + element + transform, natural + element, name + element])
+        names.append([natural + element + transform, natural + element, name + element])
     if len(names) < 2:
         raise ValueError(
             f"step moves only {names[0][0]}: proposals are drawn in the plane of two coordinates, "

@@ -181,6 +181,14 @@ class LogDensity:
             self._function, set(self.shared.values()), ignored=set(self._seeds)
         )
 
+    def coordinates(self) -> list[tuple[str, str]]:
+        """Name of the variable and index in it, as in "[0, 1]", of each raveled coordinate."""
+        return [
+            (name, f"[{', '.join(map(str, index))}]" if index else "")
+            for name, shape in zip(self.names, self.shapes, strict=True)
+            for index in np.ndindex(shape)
+        ]
+
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Log prior, log likelihood and estimated log likelihood (0 if not separated) at `x`.
 

@@ -504,21 +504,13 @@ class MetropolisHastingsStep(Step):
             n_draws,
             max(n_tune, self.default_tune_steps),
             self.steps_per_draw,
-            self._coordinates(),
+            [name + element for name, element in self.target.coordinates()],
             self._learnt_normal(),
         )
         if message is None:
             return None
         self.report["mixing"] = 1
         return WarningType.CONVERGENCE, message
-
-    def _coordinates(self):
-        """Names of the coordinates of the raveled vector."""
-        return [
-            name + (f"[{', '.join(map(str, index))}]" if index else "")
-            for name, shape in zip(self.target.names, self.target.shapes, strict=True)
-            for index in np.ndindex(*shape)
-        ]
 
     def _learnt_normal(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return mean (d,) and Cholesky factor (d, d) that tuning learnt, if it learnt them."""

@@ -1,6 +1,6 @@
 """Call a log density or a kernel's gradients from code that is compiled once and cached.
 
-What differs from model to model enters compiled code as the address of a C function, so the
+What differs from model to model enters compiled code as the address of machine code, so the
 transitions themselves are the same machine code for every model. The same transitions run as plain
 Python when the log density or the kernel cannot be compiled: then a Python callable stands where
 the address stood.
@@ -36,20 +36,6 @@ SIMD = {"contract", "nsz", "reassoc"}
 """Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
 
 
-@intrinsic
-def call_address(typingctx, address, arguments):
-    """Call the C function at `address` with integers and pointers; it returns an integer."""
-    signature = types.intp(types.intp, arguments)
-
-    def codegen(context, builder, signature, args):
-        word = context.get_value_type(types.intp)
-        function_type = ir.FunctionType(word, [word] * len(signature.args[1]))
-        function = builder.inttoptr(args[0], function_type.as_pointer())
-        return builder.call(function, cgutils.unpack_tuple(builder, args[1]))
-
-    return signature, codegen
-
-
 def caller(jitted, argument_types):
     """Return what calls a jitted function from compiled code with a tuple of arguments.
 
@@ -83,6 +69,44 @@ def caller(jitted, argument_types):
     return call
 
 
+def machine_code_address(jitted, argument_types):
+    """Address of a jitted function's machine code, for `call_machine_code`.
+
+    Parameters
+    ----------
+    jitted : numba dispatcher
+        It returns nothing. Keep it alive as long as the address is in use.
+    argument_types : sequence of numba types
+
+    Returns
+    -------
+    int
+    """
+    jitted.compile(tuple(argument_types))
+    compiled = jitted.overloads[tuple(argument_types)]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)
+
+
+@intrinsic
+def call_machine_code(typingctx, address, arguments):
+    """Call a jitted function that returns nothing by its address, and pass its errors on."""
+    signature = types.none(types.intp, arguments)
+
+    def codegen(context, builder, signature, args):
+        convention, argument_types = context.call_conv, tuple(signature.args[1])
+        function_type = convention.get_function_type(types.none, argument_types)
+        function = builder.inttoptr(args[0], function_type.as_pointer())
+        values = cgutils.unpack_tuple(builder, args[1])
+        status, _ = convention.call_function(
+            builder, function, types.none, argument_types, values
+        )
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 @intrinsic
 def as_pointer(typingctx, address):
     """Turn an integer address into a pointer that `numba.carray` takes."""
@@ -100,17 +124,7 @@ def _log_density_into(log_density, x, value):
 @overload(_log_density_into)
 def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
-        for i in range(value.size):
-            value[i] = np.nan
-        arguments = (
-            x.ctypes.data,
-            x.size,
-            value.ctypes.data,
-            value.size,
-            log_density.ctypes.data,
-        )
-        if call_address(log_density[0], arguments) == 0:
-            raise RuntimeError("the compiled log density raised an error, or has another size")
+        call_machine_code(log_density[0], (x, value, log_density))
 
     return compiled
 
@@ -157,30 +171,12 @@ def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
         if x.size != points.shape[0] or gradients.shape != points.shape:
             raise RuntimeError("the subsample has another size than where its gradients go")
-        sizes = (points.shape[0], points.shape[1], parameters.size)
-        pointers = (x.ctypes.data, points.ctypes.data, parameters.ctypes.data)
-        if call_address(kernel, (*pointers, gradients.ctypes.data, *sizes)) == 0:
-            raise RuntimeError("the gradient of the kernel raised an error")
+        call_machine_code(kernel, (x, points, parameters, gradients))
 
     return compiled
 
 
-def gradients_address(gradients):
-    """Compile a jitted `gradients(x, points, parameters, out)` into a C function.
-
-    Returns
-    -------
-    numba.core.ccallback.CFunc
-        Keep it alive as long as its `address` is in use.
-    """
-
-    def c_function(x, points, parameters, out, dim, n_points, n_parameters):
-        gradients(
-            numba.carray(as_pointer(x), (dim,), np.float64),
-            numba.carray(as_pointer(points), (dim, n_points), np.float64),
-            numba.carray(as_pointer(parameters), (n_parameters,), np.float64),
-            numba.carray(as_pointer(out), (dim, n_points), np.float64),
-        )
-        return 1
-
-    return numba.cfunc(types.intp(*[types.intp] * 7))(c_function)
+def gradients_address(gradients) -> int:
+    """Address of a jitted `gradients(x, points, parameters, out)`, which has to be kept alive."""
+    vector, matrix = types.float64[::1], types.float64[:, ::1]
+    return machine_code_address(gradients, (vector, matrix, vector, matrix))

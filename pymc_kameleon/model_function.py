@@ -21,7 +21,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.compiled import as_pointer, caller
+from pymc_kameleon.compiled import as_pointer, caller, machine_code_address
 
 __all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
 
@@ -31,9 +31,10 @@ CHECKED = Mode(linker="py", optimizer=None)
 """NumPy checks every shape and every index; for what is asked once, compiling would take longer."""
 
 MADE_ANEW = (
+    "_address",
     "_arrays",
     "_buffers",
-    "_c_function",
+    "_caller",
     "_checking",
     "_containers",
     "_jitted",
@@ -159,19 +160,19 @@ class ModelFunction:
         Returns
         -------
         int64 array
-            The address of the C function, then data pointer and shape of every shared array. Valid
-            until a shared variable gets another array.
+            The address of a function's machine code, then data pointer and shape of every shared
+            array. Valid until a shared variable gets another array.
         """
         if not self._compilable:
             return None
-        if self._c_function is None and not self._compile_c_function():
+        if self._caller is None and not self._compile_caller():
             return None
         arrays = [container.storage[0] for container in self._containers]
         if self._table is None or any(map(is_not, arrays, self._arrays)):
             # Both are kept: one to notice a new array, the other because it is what is read.
             self._arrays = arrays
             self._buffers = [np.require(array, requirements=["C", "A"]) for array in arrays]
-            table = [self._c_function.address]
+            table = [self._address]
             for array in self._buffers:
                 table += [array.ctypes.data, *array.shape]
             self._table = np.array(table, dtype=np.intp)
@@ -226,7 +227,7 @@ class ModelFunction:
         )
         return None
 
-    def _compile_c_function(self) -> bool:
+    def _compile_caller(self) -> bool:
         arrays = [c.storage[0] for c in self.containers()]
         if not all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in arrays):
             _log.info(
@@ -250,9 +251,12 @@ class ModelFunction:
         for i, array in enumerate(arrays):
             namespace[f"dtype_{i}"] = array.dtype.type
         namespace["input_dtype"] = np.dtype(self._point.dtype).type
-        exec(_c_function_source(self._dim, [a.ndim for a in arrays]), namespace)
-        word = numba.types.intp
-        self._c_function = numba.cfunc(word(*[word] * 5))(namespace["model_function"])
+        exec(_caller_source(self._dim, [a.ndim for a in arrays]), namespace)
+        self._caller = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+            namespace["model_function"]
+        )
+        vector, table = numba.types.float64[::1], numba.types.intp[::1]
+        self._address = machine_code_address(self._caller, (vector, vector, table))
         return True
 
 
@@ -323,8 +327,8 @@ def _same(a, b) -> bool:
     )
 
 
-def _c_function_source(dim, dimensions) -> str:
-    """Source of a C function that unpacks the table and calls the jitted function."""
+def _caller_source(dim, dimensions) -> str:
+    """Source of a function that unpacks the table and calls the jitted function."""
     lines, offset = [], 1
     for i, ndim in enumerate(dimensions):
         shape = "".join(f"table[{offset + 1 + k}], " for k in range(ndim))
@@ -333,19 +337,15 @@ def _c_function_source(dim, dimensions) -> str:
     arguments = "".join(f" shared_{i}," for i in range(len(dimensions)))
     return "\n".join(
         [
-            "def model_function(x_address, x_size, value_address, value_size, table_address):",
-            f"    if x_size != {dim}:",
-            "        return 0",
-            f"    x = carray(as_pointer(x_address), ({dim},), np.float64)",
-            f"    table = carray(as_pointer(table_address), ({offset},), np.intp)",
+            "def model_function(x, value, table):",
+            f"    if x.size != {dim}:",
+            "        raise RuntimeError('the position has another size than the model')",
             *lines,
             f"    outputs = call_jitted((x.astype(input_dtype),{arguments}))[0]",
-            "    if value_size != outputs.size:",
-            "        return 0",
-            "    value = carray(as_pointer(value_address), (value_size,), np.float64)",
-            "    for i in range(value_size):",
+            "    if value.size != outputs.size:",
+            "        raise RuntimeError('the log density has another size')",
+            "    for i in range(value.size):",
             "        value[i] = outputs[i]",
-            "    return 1",
         ]
     )
 

@@ -127,13 +127,13 @@ class Kernel(ABC):
         return isinstance(self.gradients, CPUDispatcher)
 
     def address(self) -> int:
-        """Address of `gradients` as a C function, for compiled transitions."""
-        if "_c_function" not in self.__dict__:
-            self._c_function = gradients_address(self.gradients)
-        return self._c_function.address
+        """Address of the machine code of `gradients`, for compiled transitions."""
+        if "_address" not in self.__dict__:
+            self._address = gradients_address(self.gradients)
+        return self._address
 
     def __getstate__(self):
-        return {k: v for k, v in self.__dict__.items() if k != "_c_function"}
+        return {k: v for k, v in self.__dict__.items() if k != "_address"}
 
     def __repr__(self):
         arguments = ", ".join(

@@ -165,6 +165,8 @@ class MetropolisHastingsStep(Step):
             own = set(self.stats_dtypes_shapes) - {"warning"}
             others = {"bandwidth", "rank", "component", "step_size"} - own
             self.warm_scaling = warm_scaling(warm_start, own, others)
+        if self.runs_compiled:  # once, before PyMC forks a process for each chain
+            self._density().compiled()
         self._begin_chain(None)
 
     def __repr__(self):
@@ -418,8 +420,8 @@ class MetropolisHastingsStep(Step):
         leading += () if kernel is None else (kernel.address(),)
         try:
             compiled(*leading, *arguments)
-        except RuntimeError:
-            self.target(self.chain.proposal)
+        except Exception:
+            self.target(self.chain.proposal)  # PyTensor's own error names the operation
             raise
         self._teach()
 

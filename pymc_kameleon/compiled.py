@@ -6,9 +6,7 @@ Python when the log density or the kernel cannot be compiled: then a Python call
 the address stood.
 """
 
-import numba
 import numpy as np
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, register_jitable
@@ -97,9 +95,7 @@ def call_machine_code(typingctx, address, arguments):
         function_type = convention.get_function_type(types.none, argument_types)
         function = builder.inttoptr(args[0], function_type.as_pointer())
         values = cgutils.unpack_tuple(builder, args[1])
-        status, _ = convention.call_function(
-            builder, function, types.none, argument_types, values
-        )
+        status, _ = convention.call_function(builder, function, types.none, argument_types, values)
         with cgutils.if_unlikely(builder, status.is_error):
             convention.return_status_propagate(builder, status)
         return context.get_dummy_value()

@@ -23,8 +23,8 @@ from benchmarks.sampling import dataset
 from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep
 from pymc_kameleon.diagnostics import maximum_mean_discrepancy
 from pymc_kameleon.kernels import Polynomial
+from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.pseudo_marginal import gp_classification_loglikelihood
-from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimates
 
 __all__ = ["SAMPLERS", "add_arguments", "figure", "model", "run"]
 

@@ -13,8 +13,9 @@ import pymc as pm
 import xarray as xr
 
 from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
-from pymc_kameleon import AdaptiveMetropolisStep, MALAStep, surrogate_targets
+from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.surrogate import GPSurrogate
+from pymc_kameleon.targets import simulators
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,11 +29,11 @@ WARM_UP = 100
 
 STEPS = {"MH": AdaptiveMetropolisStep, "MALA": MALAStep}
 SIMULATE = {
-    "T1": surrogate_targets.simulate_banana,
-    "T2": surrogate_targets.simulate_nonlinear_regression,
-    "T3": surrogate_targets.simulate_gp_classifier,
-    "T4": surrogate_targets.simulate_sir_epidemic,
-    "T5": surrogate_targets.simulate_logistic_regression,
+    "T1": simulators.simulate_banana,
+    "T2": simulators.simulate_nonlinear_regression,
+    "T3": simulators.simulate_gp_classifier,
+    "T4": simulators.simulate_sir_epidemic,
+    "T5": simulators.simulate_logistic_regression,
 }
 
 
@@ -182,7 +183,7 @@ def measure(model: pm.Model, points: dict, statistics: pd.DataFrame) -> dict[str
 def repetition(target: str, number: int) -> list[dict]:
     """Simulate data and run every sampler on them."""
     data = SIMULATE[target](random_seed=[SEED, number])
-    model = surrogate_targets.MODELS[target](data)
+    model = simulators.MODELS[target](data)
     begin, rows = start(model, data.truth, number), []
     for proposal in STEPS:
         if (target, proposal, True) not in PUBLISHED:
@@ -205,8 +206,7 @@ def slow_repetition(number: int) -> list[dict]:
     """Time both steps on T4 with a solver that takes its time."""
     data = SIMULATE["T4"](random_seed=[SEED, number])
     fast, slow = (
-        surrogate_targets.sir_epidemic(data, seconds_per_call=seconds)
-        for seconds in (0.0, SLOW_SECONDS)
+        simulators.sir_epidemic(data, seconds_per_call=seconds) for seconds in (0.0, SLOW_SECONDS)
     )
     begin, rows = start(slow, data.truth, number), []
     for aim, acceptance in aims("T4", "MH").items():

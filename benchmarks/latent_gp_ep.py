@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmarks.classification import read, squared_exponential
 from benchmarks.common import heading, mark, show, write
-from pymc_kameleon.latent_gp.binary_likelihoods import Probit
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Probit
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
+from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
 
 __all__ = ["add_arguments", "run"]
 

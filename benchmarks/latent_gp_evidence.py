@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.classification import read, squared_exponential
 from benchmarks.common import SEED, heading, show, write
-from pymc_kameleon.latent_gp.binary_likelihoods import Probit
-from pymc_kameleon.latent_gp.evidence import estimate_log_evidence
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Probit
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.plot_evidence import plot_evidence
+from pymc_kameleon.latent_gp.evidence.estimators import estimate_log_evidence
+from pymc_kameleon.plots.evidence_estimates import plot_evidence
 
 __all__ = ["add_arguments", "run"]
 
@@ -46,7 +46,7 @@ RUNGS = {
     ("tempering", "EP", "slice"): [5],
     ("tempering", "prior", "hmc"): [16],
 }
-"""Numbers of rungs, by method, start and transition."""
+"""Numbers of temperatures, by method, start and transition."""
 
 DEGENERATE = 5.0
 """Effective size below which a run is in the table alone: the picture would be flattened by it."""
@@ -93,7 +93,7 @@ def row(name: str, method: str, start: str, evidence) -> dict:
         "method": method,
         "start": start,
         "transition": evidence.transition,
-        "rungs": len(report["betas"]),
+        "temperatures": len(report["betas"]),
         "log Z": f"{evidence.log_evidence:.3f}",
         "s.e.": evidence.standard_error,
         "seconds": evidence.seconds,
@@ -116,14 +116,14 @@ def compare(name: str, arguments) -> tuple[list[dict], dict[str, list]]:
         if transition in arguments.skip or is_left_out:
             continue
         n_particles = RIEMANNIAN_PARTICLES if transition == "rmhmc" else PARTICLES[method]
-        for n_rungs in numbers:
+        for n_temperatures in numbers:
             evidence = estimate_log_evidence(
                 prior,
                 likelihood,
                 sites=approximation.sites if start == "EP" else None,
                 method=method,
                 transition=transition,
-                n_rungs=n_rungs,
+                n_temperatures=n_temperatures,
                 n_particles=n_particles,
                 n_draws=400,
                 n_tune=100,
@@ -158,8 +158,8 @@ def run(arguments):
     lines = heading(
         "latent-gp-evidence: log evidence of Gaussian-process classification, probit likelihood",
         f"One core. ais: annealed importance sampling, {PARTICLES['ais']} particles "
-        f"({RIEMANNIAN_PARTICLES} with rmhmc), a move a rung; tempering: two replicates of 400 "
-        "iterations after 100. EP: the path begins at the Gaussian of expectation propagation. "
+        f"({RIEMANNIAN_PARTICLES} with rmhmc), a move a temperature; tempering: two replicates of "
+        "400 iterations after 100. EP: the path begins at the Gaussian of expectation propagation. "
         "effective: size of the weights, or of tempering's draws. z: from the reference, which "
         "independent code made, in combined standard errors.",
     )

@@ -8,10 +8,10 @@ from scipy.linalg import blas, lapack
 from scipy.special import expit
 
 from benchmarks.common import SEED, heading, mark, show, write
-from pymc_kameleon.latent_gp.gaussian import Gaussian, factorised
-from pymc_kameleon.latent_gp.generalised_leapfrog import leapfrog_step
-from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry, Metric
-from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, factorised
+from pymc_kameleon.latent_gp.samplers.generalised_leapfrog import leapfrog_step
+from pymc_kameleon.latent_gp.samplers.riemannian_metric import LocalGeometry, Metric
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 
 __all__ = ["add_arguments", "run"]
 
@@ -48,7 +48,7 @@ class Logistic:
         return np.stack([self.elementwise(f), self.labels * s, second, third])
 
 
-def problem(size: int, rng: np.random.Generator) -> tuple[TiltedGaussian, np.ndarray]:
+def problem(size: int, rng: np.random.Generator) -> tuple[TemperedTarget, np.ndarray]:
     """Return a classification with inputs uniform on a square, and its latent function."""
     inputs = 4 * rng.random((size, 2))
     squares = ((inputs[:, None] - inputs) ** 2).sum(axis=-1)
@@ -56,7 +56,7 @@ def problem(size: int, rng: np.random.Generator) -> tuple[TiltedGaussian, np.nda
         np.zeros(size), 4.0 * (np.exp(-0.5 * squares) + 1e-6 * np.eye(size))
     )
     f = prior.draw(rng)
-    return TiltedGaussian(prior, Logistic(np.where(rng.random(size) < expit(f), 1.0, -1.0))), f
+    return TemperedTarget(prior, Logistic(np.where(rng.random(size) < expit(f), 1.0, -1.0))), f
 
 
 def interleaved(parts: dict[str, Callable], blocks: int) -> dict[str, float]:

@@ -130,15 +130,17 @@ def show_adaptation(arguments):
         make_step = partial(KameleonStep, n_subsample=1000, steps_per_draw=steps)
         driven = DrivenStep(Banana(0.03).model(), make_step)
         driven.tune(1000)  # loads all that is compiled
-        step, update, times = driven.step, driven.step._update, []
+        step, times = driven.step, []
+        driven.begin()
+        driven.draw(1)
+        learner, update = step.learner, step.learner.update
 
-        def timed(history, update=update, times=times):
+        def timed(*arguments, update=update, times=times):
             start = time.process_time()
-            update(history)
+            update(*arguments)
             times.append(time.process_time() - start)
 
-        driven.begin()
-        step._update = timed
+        learner.update = timed
         start = time.process_time()
         driven.tune(step.default_tune_steps)
         rows.append(

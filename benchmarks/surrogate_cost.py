@@ -10,12 +10,12 @@ import numpy as np
 from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.surrogate.budget import learn
-from pymc_kameleon.surrogate.conditioning import extend
+from pymc_kameleon.surrogate.budget import add_training_point
 from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate
-from pymc_kameleon.surrogate.joint_conditioning import extend_joint, learn_joint
 from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
-from pymc_kameleon.surrogate_targets import logistic_regression
+from pymc_kameleon.surrogate.joint_training_set import add_joint_training_point, extend_joint
+from pymc_kameleon.surrogate.training_set import extend
+from pymc_kameleon.targets.simulators import logistic_regression
 
 __all__ = ["add_arguments", "run"]
 
@@ -74,13 +74,13 @@ def extend_all_joint(process, points, values, gradients):
 @numba.njit
 def learn_all(process, points, values, gradients):
     for i in range(len(points)):
-        learn(process, points[i], values[i], process.points[0])
+        add_training_point(process, points[i], values[i], process.points[0])
 
 
 @numba.njit
 def learn_all_joint(process, points, values, gradients):
     for i in range(len(points)):
-        learn_joint(process, points[i], values[i], gradients[i], process.points[0])
+        add_joint_training_point(process, points[i], values[i], gradients[i], process.points[0])
 
 
 # timing ---------------------------------------------------------------------------------------

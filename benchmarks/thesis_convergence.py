@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import SEED, heading, show, write
 from pymc_kameleon.kernels import Gaussian
-from pymc_kameleon.proposals import centred_scatter
-from pymc_kameleon.random_features import EMBEDDINGS, draw_features, features, jacobians
+from pymc_kameleon.kernels.random_features import EMBEDDINGS, draw_features, features, jacobians
+from pymc_kameleon.mcmc.proposals.kernel_gaussian import centred_scatter
 from pymc_kameleon.targets import Banana
 
 __all__ = ["COLORS", "EXPERIMENTS", "Experiment", "add_arguments", "run"]

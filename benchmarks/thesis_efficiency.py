@@ -106,7 +106,7 @@ def pilot(target: str, sampler: Sampler, length: int) -> float:
     driven.begin(SEED - 1)
     driven.point = start(target, SEED - 1)
     driven.draw(length)
-    return float(np.exp(driven.step.scaling.log[0]))
+    return float(np.exp(driven.step.learner.scaling.log[0]))
 
 
 def chain(target: str, sampler: Sampler, seed: int, share: float) -> dict:

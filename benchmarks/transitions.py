@@ -14,7 +14,7 @@ import pymc as pm
 
 from benchmarks.common import DrivenStep, heading, mark, pymc_major, show, write
 from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep, PCAKameleonStep
-from pymc_kameleon.adaptation import RECENT
+from pymc_kameleon.adaptation.history import RECENT
 from pymc_kameleon.targets import Banana
 
 __all__ = ["add_arguments", "run"]
@@ -108,9 +108,9 @@ def tuned(row: Row) -> DrivenStep:
     subsamples = SIZES.get(row.sampler) == "n_subsample"
     if subsamples:
         # The subsample comes from the later half of the chain, at counts that grow by a factor.
-        transitions = max(transitions, math.ceil(2.1 * driven.step.growth * row.size))
+        transitions = max(transitions, math.ceil(2.1 * driven.step.adaptation.growth * row.size))
     driven.tune(math.ceil(transitions / row.steps_per_draw))
-    found = driven.step.learnt.points.shape[1] if subsamples else row.size
+    found = driven.step.learner.learnt.points.shape[1] if subsamples else row.size
     if found != row.size:
         raise RuntimeError(f"{found} points in the subsample instead of {row.size}.")
     return driven
@@ -216,11 +216,14 @@ def show_adaptation(arguments):
     steps = adapting(1000), adapting(100_000)
     sizes = [len(pickle.dumps(one.step.sampling_state)) for one in steps]
     for one in steps:
-        one.step.next_update = sys.maxsize
+        one.step.learner.next_update = sys.maxsize
     found = compare(*reversed(steps), Namespace(blocks=arguments.blocks, block_seconds=0.01))
     step = steps[1].step
-    block = len(step.history.recent)
-    absorb = mean_seconds(step._absorb, 100, lambda: step.history.cursor.put(RECENT, block))
+    block = len(step.learner.history.recent)
+    absorb = mean_seconds(
+        step.learner._absorb, 100, lambda: step.learner.history.cursor.put(RECENT, block)
+    )
+    refresh = partial(step.learner._refresh, step.rng)
     microseconds, growth = 1e6 * absorb / block, sizes[1] / sizes[0]
     rows = [
         {"what": "us", "early": found["reference us"], "late": found["us"]}
@@ -228,7 +231,7 @@ def show_adaptation(arguments):
         {"what": "bytes of the state", "early": sizes[0], "late": sizes[1]}
         | {"ratio": growth} | mark(growth, STATE_GROWTH),
         {"what": "us, absorb", "late": microseconds} | mark(microseconds, ABSORB_MICROSECONDS),
-        {"what": "ms, factorisation", "late": 1e3 * mean_seconds(step._refresh, 10)},
+        {"what": "ms, factorisation", "late": 1e3 * mean_seconds(refresh, 10)},
     ]  # fmt: skip
     show(rows)
     write(rows, lines, arguments.output / "transitions-adaptation.csv")

@@ -2,9 +2,9 @@
 
 from importlib import import_module
 
-from pymc_kameleon import kernels, latent_gp, pseudo_marginal, random_features, targets
-from pymc_kameleon.registration import register, unregister
-from pymc_kameleon.starts import dispersed_starts
+from pymc_kameleon import kernels, latent_gp, pseudo_marginal, targets
+from pymc_kameleon.kernels import random_features
+from pymc_kameleon.model.initial_points import dispersed_starts
 from pymc_kameleon.steps import (
     AdaptiveMetropolisStep,
     EllipticalSliceStep,
@@ -14,6 +14,7 @@ from pymc_kameleon.steps import (
     PCAKameleonStep,
     RiemannianHMCStep,
 )
+from pymc_kameleon.steps.registration import register, unregister
 from pymc_kameleon.surrogate import GPSurrogate
 
 __version__ = "0.1.0"
@@ -35,16 +36,17 @@ __all__ = [
     "pseudo_marginal",
     "random_features",
     "register",
-    "surrogate_targets",
     "targets",
     "unregister",
 ]
 
-_ON_REQUEST = ("diagnostics", "plots", "surrogate_targets")
+_ON_REQUEST = ("diagnostics", "plots")
 
 
 def __getattr__(name):
     """Import what sampling does not need, and is slow to import, when it is asked for."""
     if name in _ON_REQUEST:
         return import_module(f"{__name__}.{name}")
+    if name == "surrogate_targets":
+        raise AttributeError(f"{__name__}.{name} is {__name__}.targets.simulators now")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pymc_kameleon.demo
-from pymc_kameleon.demo import run as demo
+from pymc_kameleon.demo import command as demo
 
 __all__ = ["main"]
 

@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from pymc_kameleon.adaptation import (
-    RECENT,
-    new_covariance,
-    new_history,
-    record,
-    standardization,
-    thinned,
-    update_covariance,
-)
-from pymc_kameleon.transitions.adaptive_metropolis import FORGETTING, Moments, update_moments
+from pymc_kameleon.adaptation.covariance import new_covariance, update_covariance
+from pymc_kameleon.adaptation.history import RECENT, new_history, record, thinned
+from pymc_kameleon.adaptation.moments import FORGETTING, Moments, update_moments
+from pymc_kameleon.adaptation.standardization import standardization
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 64, 1000, 12345])

@@ -72,6 +72,7 @@ def test_variables_may_be_named(make_step):
     assert [v.name for v in by_name.vars] == [v.name for v in by_variable.vars] == ["b"]
 
 
+@pytest.mark.slow
 def test_shapes_and_transforms(make_step):
     model = models.shapes_and_transforms()
     with model:
@@ -157,8 +158,15 @@ def all_steps(**options):
     return model, steps
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("compile_kwargs", [None, pytest.param(C_LINKER, marks=needs_c_compiler)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "compile_kwargs"),
+    [
+        ("fork", None),
+        ("spawn", None),
+        pytest.param("fork", C_LINKER, marks=needs_c_compiler),
+    ],
+)
 def test_processes_give_the_same_chains(method, compile_kwargs):
     """Bitwise, but for Numba spawned; all steps in one run, as spawning is slow.
 
@@ -167,13 +175,13 @@ def test_processes_give_the_same_chains(method, compile_kwargs):
     """
     model, steps = all_steps(compile_kwargs=compile_kwargs)
     rounds = method == "spawn" and compile_kwargs is None
-    draws, tune = (40, 60) if rounds else (80, 150)
+    draws, tune = (20, 20) if rounds else (80, 150)
     options = {"chains": 2, "draws": draws, "tune": tune, "random_seed": 7}
     expected = sample(steps, model, **options)
     result = sample(steps, model, cores=2, mp_ctx=method, **options)
     rtol, atol = (1e-5, 1e-7) if rounds else (0, 0)
     for name in ["centre", *STEPS]:
-        assert len(np.unique(values(expected, name))) > (15 if rounds else 20)
+        assert len(np.unique(values(expected, name))) > (3 if rounds else 20)
         np.testing.assert_allclose(
             values(result, name), values(expected, name), rtol=rtol, atol=atol, err_msg=name
         )
@@ -351,7 +359,7 @@ def test_state_of_other_variables_is_refused(make_step):
 
 
 def test_state_and_step_stay_small(step_class):
-    """At most 2 MB for d = 8 and a subsample of 1000, and as much after 1e5 transitions as 1e3."""
+    """At most 2 MB for d = 8 by default, and hardly more after 1e5 transitions than after 1e3."""
     model, _, _ = models.normal(8)
     with model:
         step = step_class(steps_per_draw=100)
@@ -363,7 +371,7 @@ def test_state_and_step_stay_small(step_class):
         state = len(pickle.dumps(step.sampling_state))
         sizes.append((state, len(cloudpickle.dumps(step))))
         assert state <= 2e6
-    np.testing.assert_allclose(sizes[1], sizes[0], rtol=0.01)
+    assert all(late < 1.2 * early for early, late in zip(*sizes, strict=True))
     assert sizes[1][1] - sizes[1][0] < 1e6
 
 
@@ -1023,6 +1031,7 @@ def run_python(code, *flags, **environment):
     )
 
 
+@pytest.mark.slow
 def test_single_precision():
     flags = ",".join(filter(None, [os.environ.get("PYTENSOR_FLAGS"), "floatX=float32"]))
     result = run_python(FLOAT32, PYTENSOR_FLAGS=flags)

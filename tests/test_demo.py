@@ -11,8 +11,8 @@ from scipy import stats
 from scipy.integrate import solve_ivp
 
 from pymc_kameleon import __main__, demo
+from pymc_kameleon.demo import command as demo_run
 from pymc_kameleon.demo import model as demo_model
-from pymc_kameleon.demo import run as demo_run
 
 TIMES = demo_model.YEARS - demo_model.YEARS[0]
 TYPICAL = {

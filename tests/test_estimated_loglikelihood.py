@@ -6,6 +6,7 @@ import models
 import numpy as np
 import pymc as pm
 import pytest
+from conftest import STEPS
 from pymc.stats.convergence import WarningType
 from pymc.step_methods.compound import CompoundStep
 from scipy import stats
@@ -18,9 +19,9 @@ from pymc_kameleon import (
     MALAStep,
 )
 from pymc_kameleon.diagnostics import efficiency_table
+from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps.kept_estimate import N_FRESH, UNMOVED
-from pymc_kameleon.target import LogDensity
 
 
 class NormalEstimate:
@@ -172,6 +173,8 @@ def share_in_the_tails(step, model):
     return np.stack([draws < low, draws > high, (draws < low) | (draws > high)], axis=1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("make_step", [STEPS["kameleon"], STEPS["adaptive_metropolis"]])
 def test_quantiles_with_log_normal_noise(make_step):
     model, _ = noisy_normal(noise=1.0)
     with model:
@@ -179,6 +182,8 @@ def test_quantiles_with_log_normal_noise(make_step):
     models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("make_step", [STEPS["kameleon"], STEPS["adaptive_metropolis"]])
 def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_step):
     """The power of the test above: both tails get half as much again, ten standard errors."""
     model, _ = noisy_normal(noise=1.0)
@@ -214,6 +219,7 @@ def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_ste
     assert 10 < stayed < 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"cores": 2, "mp_ctx": "spawn"}, {"cores": 2}])
 def test_one_seed_is_one_chain_in_any_process(options):
     model, _ = noisy_normal()
@@ -320,7 +326,7 @@ def test_two_estimates_with_a_step_each():
         options = {"pseudo_marginal": True, "steps_per_draw": 1}
         steps = [AdaptiveMetropolisStep([model[name]], **options) for name in "ab"]
         step = CompoundStep(steps)
-    models.begin(step)
+    models.begin(step, tune=1000, draws=7000)
     for estimate in estimates.values():
         estimate.calls = 0
     _, _, point = models.drive(step, model.initial_point(), 1000, tune=-1)
@@ -341,6 +347,7 @@ OTHER_STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
 @pytest.mark.parametrize("other", list(OTHER_STEPS))
 def test_beside_a_step_of_another_variable(other):
@@ -382,6 +389,7 @@ def test_warned_of_an_estimate_that_no_step_draws_anew():
 
 
 @pytest.mark.parametrize(("noise", "shape"), [(1.8, ()), (4.0, (3,))])
+@pytest.mark.parametrize("make_step", [STEPS["kameleon"], STEPS["adaptive_metropolis"]])
 def test_tuning_does_not_learn_from_overestimates(make_step, noise, shape):
     """With noise above 1.7 no move is accepted as often as 0.234: scales would run away to zero.
 

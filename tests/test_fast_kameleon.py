@@ -5,7 +5,7 @@ import pytest
 
 from pymc_kameleon import FastKameleonStep, KameleonStep
 from pymc_kameleon.kernels import CustomKernel, Gaussian, Laplacian, Linear
-from pymc_kameleon.random_features import features, jacobians
+from pymc_kameleon.kernels.random_features import features, jacobians
 from pymc_kameleon.targets import Banana
 
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=3)
@@ -16,7 +16,7 @@ PLACES = TARGET.draw(5, np.random.default_rng(2)) + 0.3
 
 def random_feature_kernel(step):
     """The kernel phi(x)^T phi(y) of a step's features, and its gradient."""
-    drawn, embedding = step.features, step.embedding
+    drawn, embedding = step.learner.features, step.adaptation.embedding
 
     def phi(x):
         return features(x[None], drawn.frequencies, drawn.phases, embedding)[0]
@@ -52,9 +52,9 @@ def test_covariance_is_that_of_kameleon_with_the_kernel_of_the_features(embeddin
         **options,
     )
     # An update keeps the size of moves; here both scalings are to stay as they were given.
-    fast.scaling.log[0] = np.log(eta)
+    fast.learner.scaling.log[0] = np.log(eta)
     slow.proposal_covariance(PLACES)
-    slow.scaling.log[0] = np.log(eta / (2 * np.sqrt(300)))
+    slow.learner.scaling.log[0] = np.log(eta / (2 * np.sqrt(300)))
     found, expected = fast.proposal_covariance(PLACES), slow.proposal_covariance(PLACES)
     assert found.shape == (5, 3, 3)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
@@ -66,13 +66,12 @@ def error_of_covariance(n_features, seed):
         n_features=n_features, rank_share=1, scaling=2 * np.sqrt(300), **options
     )
     fast.rng = np.random.default_rng(seed)
-    fast._begin_components()
-    fast._begin(POINTS[0])
     slow = KameleonStep(n_subsample=300, scaling=1.0, **options)
     difference = fast.proposal_covariance(PLACES) - slow.proposal_covariance(PLACES)
     return np.linalg.norm(difference, axis=(1, 2)).mean()
 
 
+@pytest.mark.slow
 def test_covariance_approaches_that_of_the_true_kernel():
     """Nine times the features make the error about three times smaller.
 
@@ -90,7 +89,7 @@ def test_a_smaller_rank_share_changes_little():
         for share in (1, 0.95)
     )
     expected, found = whole.proposal_covariance(PLACES), most.proposal_covariance(PLACES)
-    assert len(most.features.factor) < 0.5 * len(whole.features.factor)
+    assert len(most.learner.features.factor) < 0.5 * len(whole.learner.features.factor)
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -112,18 +111,18 @@ def test_what_is_learnt_is_the_covariance_of_all_positions_since_the_middle_of_t
     for t in range(700):
         point, _ = step.step(point)
         positions.append(point["x"])
-        if step.features.frequencies is not frequencies:
-            frequencies = step.features.frequencies
+        if step.learner.features.frequencies is not frequencies:
+            frequencies = step.learner.features.frequencies
             redraws.append(t)
     step.stop_tuning()
     assert redraws[-1] > 400
     assert len(redraws) == 4
     kept = np.array(positions)[redraws[-1] // 2 :]
-    u = step._whiten(kept).T
-    rows = features(u, step.features.frequencies, step.features.phases, "pairs")
+    u = step.learner.learnt.coordinates.whiten(kept).T
+    rows = features(u, step.learner.features.frequencies, step.learner.features.phases, "pairs")
     expected = np.cov(rows.T, bias=True)
-    found = np.tril(step.covariance.scatter) / step.covariance.weight[0]
-    assert step.covariance.weight[0] == len(kept)
+    found = np.tril(step.learner.covariance.scatter) / step.learner.covariance.weight[0]
+    assert step.learner.covariance.weight[0] == len(kept)
     np.testing.assert_allclose(found, np.tril(expected), atol=1e-12)
 
 
@@ -134,10 +133,10 @@ def test_nothing_is_learnt_after_tuning_unless_asked():
         )
         driven(step, 600)
         step.stop_tuning()
-        weight, frequencies = step.covariance.weight[0], step.features.frequencies
+        weight, frequencies = step.learner.covariance.weight[0], step.learner.features.frequencies
         driven(step, 900, step.chain.position.copy())
-        assert (step.covariance.weight[0] > weight) == adapts
-        assert step.features.frequencies is frequencies
+        assert (step.learner.covariance.weight[0] > weight) == adapts
+        assert step.learner.features.frequencies is frequencies
 
 
 def test_rank_is_a_statistic():
@@ -145,14 +144,15 @@ def test_rank_is_a_statistic():
     _, first = driven(step, 1)
     assert first["rank"] == 0
     _, last = driven(step, 300)
-    assert last["rank"] == len(step.features.factor) > 0
+    assert last["rank"] == len(step.learner.features.factor) > 0
 
 
 def test_odd_number_of_features_is_rounded_up():
     with pytest.warns(UserWarning, match="32"):
         step = FastKameleonStep(model=MODEL, n_features=31)
-    assert step.n_features == 32
-    assert FastKameleonStep(model=MODEL, n_features=31, embedding="shifted").n_features == 31
+    assert step.adaptation.n_features == 32
+    shifted = FastKameleonStep(model=MODEL, n_features=31, embedding="shifted")
+    assert shifted.adaptation.n_features == 31
 
 
 def test_rough_kernels_are_named_in_a_warning():

@@ -9,14 +9,17 @@ from latent_likelihoods import Logit, Normal, Poisson, Probit, StudentT, squared
 from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
-from pymc_kameleon.latent_gp.approximation import SiteProduct
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+from pymc_kameleon.latent_gp.approximations.approximation import SiteProduct
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites, factorised, with_sites
-from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
-from pymc_kameleon.latent_gp.quadrature import quadrature_moments
-from pymc_kameleon.latent_gp.tilted_moments import log_ndtr_derivatives, probit_moments
+from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.approximations.tilted_moments import (
+    log_ndtr_derivatives,
+    probit_moments,
+)
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, factorised, with_sites
 
 METHODS = [laplace_approximation, expectation_propagation_approximation]
 

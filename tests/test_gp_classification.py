@@ -15,8 +15,8 @@ from latent_likelihoods import Logit as OtherLogit
 from scipy.stats import multivariate_normal
 
 from pymc_kameleon import KameleonStep
-from pymc_kameleon.latent_gp.binary_likelihoods import Logit, Probit
-from pymc_kameleon.latent_gp.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Logit, Probit
+from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
 from pymc_kameleon.pseudo_marginal.gp_classification import gp_classification_loglikelihood
 from pymc_kameleon.pseudo_marginal.gp_classification_estimator import GPClassificationEstimator
 
@@ -367,6 +367,7 @@ def test_value_in_a_graph():
     assert np.isnan(evaluate(LENGTHSCALES, -1.1))
 
 
+@pytest.mark.slow
 def test_sampling_a_model_with_a_lengthscale_for_each_input():
     with ard_model(n_importance=20, approximation="ep"):
         idata = pm.sample(

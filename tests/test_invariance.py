@@ -18,11 +18,14 @@ from pymc_kameleon import (
     KameleonStep,
     PCAKameleonStep,
 )
-from pymc_kameleon.kernels import CustomKernel, Laplacian, Linear
-from pymc_kameleon.proposals import centred_scatter
+from pymc_kameleon.kernels import CustomKernel, Linear
+from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc.proposals import eigenfunction_moves, local_gaussian
+from pymc_kameleon.mcmc.proposals.kernel_gaussian import centred_scatter
 from pymc_kameleon.targets import Banana, Flower
 from pymc_kameleon.testing import frozen, invariance_p_values
-from pymc_kameleon.transitions import fast_kameleon, kameleon, mixture, pca_kameleon
+
+pytestmark = pytest.mark.slow
 
 BOUND = 1e-6
 TRANSITIONS = 150
@@ -61,14 +64,11 @@ CUSTOM = CustomKernel(_value, _gradient)
 @pytest.mark.parametrize(
     "options",
     [
-        {"global_share": 0.0},
         {"global_share": 0.7},
         RAW | {"global_share": 0.0},
-        RAW | {"global_share": 0.7},
-        RAW_LINEAR | {"global_share": 0.0},
         {"kernel": CUSTOM, "global_share": 0.0},
     ],
-    ids=["standardised", "mixed", "raw", "raw, mixed", "raw, linear", "custom"],
+    ids=["mixed", "raw", "custom"],
 )
 def test_kameleon_is_invariant(options):
     found = p_values(KameleonStep, n=6000, **options)
@@ -92,13 +92,8 @@ def test_kameleon_is_invariant_on_a_flower():
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"covariance": "identity", "scaling": 4.0},
-        {"covariance": np.diag([100.0, 20.0])},
-        {"initial_covariance": np.diag([50.0, 5.0])},
-    ],
-    ids=["learned", "identity", "array", "initial"],
+    [{}, {"covariance": np.diag([100.0, 20.0])}],
+    ids=["learned", "array"],
 )
 def test_adaptive_metropolis_is_invariant(options):
     found = p_values(AdaptiveMetropolisStep, **options)
@@ -108,39 +103,18 @@ def test_adaptive_metropolis_is_invariant(options):
 FAST_RAW = RAW | {"scaling": 100.0}
 
 
-@pytest.mark.filterwarnings("ignore:.*no second moment:UserWarning")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"embedding": "pairs", "global_share": 0.0},
-        {"embedding": "shifted", "global_share": 0.0},
-        FAST_RAW | {"embedding": "pairs"},
-        FAST_RAW | {"embedding": "shifted"},
-        {"kernel": Laplacian(), "global_share": 0.0},
-    ],
-    ids=["pairs", "shifted", "pairs, raw", "shifted, raw", "rough"],
-)
-def test_fast_kameleon_is_invariant(options):
+# The move is that of `KameleonStep`, with another scatter.
+
+
+@pytest.mark.parametrize("embedding", ["pairs", "shifted"])
+def test_fast_kameleon_is_invariant(embedding):
+    options = FAST_RAW | {"embedding": embedding, "global_share": 0.0}
     found = p_values(FastKameleonStep, n=6000, n_features=60, **options)
     assert min(found.values()) > BOUND, found
 
 
-@pytest.mark.parametrize("rank_share", [0.5, 1.0])
-def test_fast_kameleon_is_invariant_whatever_its_rank(rank_share):
-    options = FAST_RAW | {"global_share": 0.0, "n_features": 100}
-    found = p_values(FastKameleonStep, rank_share=rank_share, **options)
-    assert min(found.values()) > BOUND, found
-
-
-def test_fast_kameleon_is_invariant_in_eight_dimensions():
-    found = p_values(FastKameleonStep, target=Banana(0.03, dim=8))
-    assert min(found.values()) > BOUND, found
-
-
 @pytest.mark.parametrize(
-    "options",
-    [{"global_share": 0.0}, {"global_share": 0.7}, RAW, RAW_LINEAR],
-    ids=["standardised", "mixed", "raw", "raw, linear"],
+    "options", [{"global_share": 0.7}, RAW, RAW_LINEAR], ids=["mixed", "raw", "raw, linear"]
 )
 def test_pca_kameleon_is_invariant(options):
     found = p_values(PCAKameleonStep, n=6000, **options)
@@ -163,11 +137,11 @@ def test_a_step_that_never_tuned_is_invariant(make):
     assert min(found.values()) > BOUND, found
 
 
-right_reverse = mixture.reverse_log_density
-right_rank_one = pca_kameleon.rank_one_log_ratio
+right_reverse = local_gaussian.reverse_log_density
+right_rank_one = eigenfunction_moves.rank_one_log_ratio
 
 
-def _reverse_density_of_the_forward_covariance(forward, reverse, normals, displacement):
+def _reverse_density_of_forward_factor(forward, reverse, normals, displacement):
     return right_reverse(forward, forward, normals, displacement)
 
 
@@ -176,19 +150,19 @@ def _rank_one_ratio_of_the_forward_direction(forward, reverse, displacement, gam
 
 
 WRONG = [
-    (KameleonStep, kameleon, RAW),
-    (FastKameleonStep, fast_kameleon, FAST_RAW | {"n_features": 60}),
-    (PCAKameleonStep, pca_kameleon, RAW | {"n_components": 5}),
+    (KameleonStep, RAW),
+    (FastKameleonStep, FAST_RAW | {"n_features": 60}),
+    (PCAKameleonStep, RAW | {"n_components": 5}),
 ]
 
 
-@pytest.mark.parametrize(("make", "module", "options"), WRONG, ids=[w[0].__name__ for w in WRONG])
-def test_a_wrong_reverse_density_is_caught(make, module, options, monkeypatch):
-    monkeypatch.setattr(mixture, "reverse_log_density", _reverse_density_of_the_forward_covariance)
+@pytest.mark.parametrize(("make", "options"), WRONG, ids=[w[0].__name__ for w in WRONG])
+def test_a_wrong_reverse_density_is_caught(make, options, monkeypatch):
+    monkeypatch.setattr(local_gaussian, "reverse_log_density", _reverse_density_of_forward_factor)
     monkeypatch.setattr(
-        pca_kameleon, "rank_one_log_ratio", _rank_one_ratio_of_the_forward_direction
+        eigenfunction_moves, "rank_one_log_ratio", _rank_one_ratio_of_the_forward_direction
     )
-    monkeypatch.setattr(module, "run_compiled", None)
+    monkeypatch.setattr(run, "run_compiled", None)
     plain = {"global_share": 0.0, "compile_kwargs": {"mode": "cvm"}}
     found = p_values(make, n=1000, **(options | plain))
     assert min(found.values()) < BOUND, found
@@ -202,14 +176,14 @@ def test_the_covariance_here_is_that_of_the_present_state_after_every_update():
     learnt = None
     for _ in range(300):
         point, _ = step.step(point)
-        updates += step.learnt is not learnt
-        learnt = step.learnt
-        if step.here.is_current[0]:
-            position = np.linalg.solve(learnt.factor, step.chain.position - learnt.location)
+        updates += step.learner.learnt is not learnt
+        learnt = step.learner.learnt
+        if step.learner.here.is_current[0]:
+            position = learnt.coordinates.whiten(step.chain.position[None])[:, 0]
             gradients, scatter = np.empty(learnt.points.shape), np.empty((2, 2))
-            step.kernel.gradients(position, learnt.points, learnt.parameters, gradients)
+            step.adaptation.kernel.gradients(position, learnt.points, learnt.parameters, gradients)
             centred_scatter(gradients, scatter)
-            np.testing.assert_allclose(step.here.scatter, scatter, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(step.learner.here.scatter, scatter, rtol=1e-6, atol=1e-9)
             checked += 1
     assert updates > 50
     assert checked > 100
@@ -235,11 +209,11 @@ def test_continuous_adaptation_keeps_the_quantiles(make):
     for _ in range(500):
         point, _ = step.step(point)
     step.stop_tuning()
-    refreshed = step.features.factor
+    refreshed = step.learner.features.factor
     for i in range(len(draws)):
         point, _ = step.step(point)
         draws[i] = point["x"]
-    assert step.features.factor is not refreshed
+    assert step.learner.features.factor is not refreshed
     statistic = TARGET.quantile_statistic(draws)
     for q in np.linspace(0.1, 0.9, 9):
         inside = statistic < stats.chi2.ppf(q, TARGET.degrees_of_freedom)

@@ -19,18 +19,19 @@ import pytensor.tensor as pt
 import pytest
 from latent_data import glass
 from latent_likelihoods import squared_exponential
-from models import FALSE_ALARM, N_BATCHES, Shift, begin, drive, run, sample, values
+from models import FALSE_ALARM, Shift, begin, drive, run, sample, values
 from pymc.exceptions import SamplingError
 from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.compound import CompoundStep
+from references import z_scores
 from scipy import stats
 from test_contract import PYMC_6, ROUND_TRIPS, run_python
 
 from pymc_kameleon import EllipticalSliceStep, KameleonStep, RiemannianHMCStep
-from pymc_kameleon.latent_gp.gaussian import Sites
-from pymc_kameleon.latent_gp.prior import ModelPrior
-from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry
-from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.model.prior import ModelPrior
+from pymc_kameleon.latent_gp.samplers.riemannian_metric import LocalGeometry
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps import elliptical_slice
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -231,6 +232,7 @@ def _steps(step):
     return step.methods if isinstance(step, CompoundStep) else step
 
 
+@pytest.mark.slow
 def test_chains_share_nothing(case):
     model, step, fresh = case
     options = {"draws": 8, "tune": 12}
@@ -300,6 +302,7 @@ def every_kind():
     return model, steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_give_the_same_chains(every_kind, method):
     """Bitwise with the C linker."""
@@ -318,11 +321,9 @@ def test_processes_give_the_same_chains(every_kind, method):
 # sampling state -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("saved_at", "round_trip"), [(1, "pickle"), (7, "cloudpickle"), (12, "pickle"), (17, "pickle")]
-)
+@pytest.mark.parametrize(("saved_at", "round_trip"), [(1, "pickle"), (12, "cloudpickle")])
 def test_saved_and_restored_state_continues_the_chain(case, saved_at, round_trip):
-    """Saved early and late in tuning, at its very end and after it; into a step with a past."""
+    """Saved early in tuning and at its very end; into a step with a past."""
     model, step, other = case
     _, _, point = run(step, model, saved_at, tune=12, seed=4)
     state = ROUND_TRIPS[round_trip](step.sampling_state)
@@ -540,11 +541,11 @@ def test_statistics_are_as_declared(case):
     assert not reserved & set(declared)
 
 
-def test_log_tilt_and_evaluations_are_those_of_the_draw():
+def test_log_ratio_and_evaluations_are_those_of_the_draw():
     step, model = _step(ALONE, "slice, prior"), _model(ALONE)
     _, statistics, point = run(step, model, 5, tune=2)
     likelihood = stats.poisson.logpmf(COUNTS, np.exp(step.position)).sum()
-    np.testing.assert_allclose(statistics[-1]["log_tilt"], likelihood)
+    np.testing.assert_allclose(statistics[-1]["log_ratio"], likelihood)
     np.testing.assert_allclose(step.function.prior.to_function(point["f_rotated_"]), step.position)
     assert all(s["n_evals"] >= 2 for s in statistics)
 
@@ -569,7 +570,7 @@ def test_progress_bars(bar, capsys, monkeypatch):
     compound = [_step(BESIDE, "riemannian"), Shift([model["log_lengthscale"]], model=model)]
     for step, columns in (
         (_step(ALONE, "riemannian"), ("Acceptance", "Step size", "Steps")),
-        (_step(ALONE, "slice, ep"), ("Evals/draw", "Log tilt")),
+        (_step(ALONE, "slice, ep"), ("Evals/draw", "Log importance ratio")),
         (compound, ("Acceptance", "Step size", "Steps")),
     ):
         where = model if step is compound else _model(ALONE)
@@ -593,6 +594,7 @@ def test_result_keeps_the_statistics_and_saves(kind, tmp_path):
 # compound steps -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_beside_nuts_and_metropolis():
     """Names and types of statistics agree with theirs; discrete variables go to Metropolis."""
     with pm.Model() as model:
@@ -882,6 +884,7 @@ for name in ("f", "g"):
 """
 
 
+@pytest.mark.slow
 def test_single_precision():
     flags = ",".join(filter(None, [os.environ.get("PYTENSOR_FLAGS"), "floatX=float32"]))
     result = run_python(FLOAT32, PYTENSOR_FLAGS=flags)
@@ -973,6 +976,7 @@ def wrong_sites(step):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gaussian, gaussian_directly])
 @pytest.mark.parametrize("kind", [*STEPS, "slice, wrong sites"])
 def test_exact_draws_stay_exact(make, kind):
@@ -1013,34 +1017,17 @@ def test_a_metric_without_its_determinant_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [gaussian, gaussian_directly])
-def test_a_tilt_that_keeps_the_sites_is_caught(make, monkeypatch):
+def test_a_log_ratio_that_keeps_the_sites_is_caught(make, monkeypatch):
     def without_sites(base, likelihood, scale=1.0, sites=None):
-        return TiltedGaussian(base, likelihood, scale)
+        return TemperedTarget(base, likelihood, scale)
 
-    monkeypatch.setattr(elliptical_slice, "TiltedGaussian", without_sites)
+    monkeypatch.setattr(elliptical_slice, "TemperedTarget", without_sites)
     step = EllipticalSliceStep(["f"], model=_model(make), steps_per_draw=25, compile_kwargs=LINKER)
     found = p_values(frozen(step, 21), gaussian_draws(), 1, 600)
     assert min(found.values()) < FALSE_ALARM, found
 
 
 # posteriors ---------------------------------------------------------------------------------------
-
-
-def assert_agree(chains, expected, what):
-    """Means of two runs, in the standard error of their difference by batch means.
-
-    Both have shape (draw, number). A Student t with 29 degrees of freedom, at the least what the
-    difference has, exceeds the bound with probability `FALSE_ALARM`, for each number.
-    """
-    moments = []
-    for draws in (chains, expected):
-        length = len(draws) // N_BATCHES
-        batches = draws[: length * N_BATCHES].reshape(N_BATCHES, length, -1).mean(axis=1)
-        moments.append((batches.mean(axis=0), batches.var(axis=0, ddof=1) / N_BATCHES))
-    (mean, variance), (other, other_variance) = moments
-    z = (mean - other) / np.sqrt(variance + other_variance)
-    bound = stats.t.isf(FALSE_ALARM / 2, N_BATCHES - 1)
-    assert np.all(np.abs(z) < bound), f"{what}: {z} standard errors apart"
 
 
 def counts_with_hyperparameters():
@@ -1055,12 +1042,30 @@ def counts_with_hyperparameters():
     return model
 
 
-def summaries(idata):
-    """Hyperparameters, their squares, and f with its squares at four inputs: (draw, number)."""
-    hyper = [np.log(values(idata, name)[0]) for name in ("lengthscale", "amplitude")]
-    f = values(idata, "f")[0][:, [0, 4, 7, 11]]
-    numbers = np.column_stack([*hyper, f])
-    return np.column_stack([numbers, numbers**2])
+def numbers(idata):
+    """Logs of the hyperparameters, and f at four inputs: (chain, draw, 6)."""
+    hyper = [np.log(values(idata, name))[..., None] for name in ("lengthscale", "amplitude")]
+    return np.concatenate([*hyper, values(idata, "f")[..., [0, 4, 7, 11]]], axis=-1)
+
+
+def glass_classification():
+    """Every n-th row of glass, with hyperparameters near those of the largest evidence."""
+    inputs, labels = glass()
+    inputs, labels = inputs[:: len(inputs) // 40][:40], labels[:: len(labels) // 40][:40]
+    with pm.Model() as model:
+        f = latent("f", np.exp(1.5), np.exp(1.0), inputs)
+        pm.Bernoulli("y", p=pm.math.invprobit(f), observed=(labels > 0).astype(int))
+    return model
+
+
+def function_values(idata):
+    return values(idata, "f")[..., ::10]
+
+
+def assert_agrees_with_nuts(draws, name):
+    """Six standard errors: null probability 2e-9 for each number."""
+    z = z_scores(draws, name)
+    assert np.all(np.abs(z) < 6), f"{name}: {z} standard errors from NUTS"
 
 
 @pytest.mark.slow
@@ -1068,32 +1073,19 @@ def test_compound_with_hyperparameters_agrees_with_nuts():
     """What other steps do to the prior reaches both steps by the same way: one stands for both."""
     model = _model(counts_with_hyperparameters)
     with model:
-        nuts = summaries(sample(pm.NUTS(), model, draws=1000, tune=300, random_seed=3))
         steps = [KameleonStep([model["lengthscale"], model["amplitude"]], steps_per_draw=10)]
         steps += [EllipticalSliceStep(["f"])]
-    idata = sample(steps, model, draws=3600, tune=200, random_seed=4)
-    assert_agree(summaries(idata), nuts, "slice beside KameleonStep:")
+    idata = sample(steps, model, draws=1500, tune=200, random_seed=4)
+    assert_agrees_with_nuts(numbers(idata), "counts")
 
 
 @pytest.mark.slow
-def test_moments_of_classification_agree():
-    """Of f and f^2 at every tenth row of glass, between both steps and NUTS.
-
-    Every n-th row, with hyperparameters near those of the largest evidence.
-    """
-    inputs, labels = glass()
-    inputs, labels = inputs[:: len(inputs) // 40][:40], labels[:: len(labels) // 40][:40]
-    with pm.Model() as model:
-        f = latent("f", np.exp(1.5), np.exp(1.0), inputs)
-        pm.Bernoulli("y", p=pm.math.invprobit(f), observed=(labels > 0).astype(int))
-        runs = {
-            "slice": sample(EllipticalSliceStep(["f"]), model, draws=4500, tune=10),
-            "riemannian": sample(RiemannianHMCStep(["f"]), model, draws=180, tune=50),
-            "nuts": sample(pm.NUTS(), model, draws=750, tune=300),
-        }
-    found = {}
-    for name, idata in runs.items():
-        f = values(idata, "f")[0][:, ::10]
-        found[name] = np.column_stack([f, f**2])
-    for name in ("riemannian", "nuts"):
-        assert_agree(found[name], found["slice"], f"{name} and slice:")
+def test_moments_of_classification_agree_with_nuts():
+    model = glass_classification()
+    with model:
+        runs = [
+            sample(EllipticalSliceStep(["f"]), draws=1500, tune=10),
+            sample(RiemannianHMCStep(["f"]), draws=150, tune=30),
+        ]
+    for idata in runs:
+        assert_agrees_with_nuts(function_values(idata), "glass")

@@ -15,7 +15,10 @@ from latent_likelihoods import ClosedForm, Normal, Poisson, Probit, StudentT, sq
 from scipy import stats
 from scipy.integrate import dblquad, quad
 
-from pymc_kameleon.latent_gp.annealing import (
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+    expectation_propagation_approximation,
+)
+from pymc_kameleon.latent_gp.evidence.annealing import (
     AnnealingPath,
     anneal,
     effective_size,
@@ -23,22 +26,22 @@ from pymc_kameleon.latent_gp.annealing import (
     log_mean_exp,
     standard_error,
 )
-from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
-from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
-    expectation_propagation_approximation,
+from pymc_kameleon.latent_gp.evidence.estimators import Evidence, estimate_log_evidence
+from pymc_kameleon.latent_gp.evidence.parallel_tempering import (
+    stepping_stones,
+    thermodynamic_integration,
 )
-from pymc_kameleon.latent_gp.gaussian import Sites, factorised, with_sites
-from pymc_kameleon.latent_gp.hamiltonian import hamiltonian
-from pymc_kameleon.latent_gp.plot_evidence import plot_evidence
-from pymc_kameleon.latent_gp.rung_transitions import (
+from pymc_kameleon.latent_gp.evidence.temperature_transitions import (
     TRANSITIONS,
     Move,
     SliceTransition,
     learn_step_sizes,
 )
-from pymc_kameleon.latent_gp.tempering import stepping_stones, thermodynamic_integration
-from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites, factorised, with_sites
+from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
+from pymc_kameleon.latent_gp.samplers.whitened_hmc import hamiltonian
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.plots.evidence_estimates import plot_evidence
 
 matplotlib.use("Agg")
 
@@ -63,9 +66,9 @@ def gaussian_problem(n=6, sd=0.7):
 
 @pytest.mark.parametrize("spacing", ["geometric", "linear", "power", "ends"])
 def test_a_ladder_climbs_from_0_to_1(spacing):
-    for n_rungs in (2, 3, 50):
-        betas = ladder(n_rungs, spacing)
-        assert len(betas) == n_rungs
+    for n_temperatures in (2, 3, 50):
+        betas = ladder(n_temperatures, spacing)
+        assert len(betas) == n_temperatures
         assert (betas[0], betas[-1]) == (0.0, 1.0)
         assert np.all(np.diff(betas) > 0)
 
@@ -95,7 +98,7 @@ def test_sums_of_weights_do_not_overflow():
 
 
 class Still:
-    """Leaves every rung invariant, and goes nowhere."""
+    """Leaves every temperature invariant, and goes nowhere."""
 
     initial_step_size = None
     target_acceptance = np.nan
@@ -103,8 +106,8 @@ class Still:
     def begin(self, path, beta):
         pass
 
-    def move(self, x, tilt, step_size, rng):
-        return Move(x, tilt, 1.0, 0)
+    def move(self, x, log_ratio, step_size, rng):
+        return Move(x, log_ratio, 1.0, 0)
 
 
 @pytest.mark.parametrize("spacing", ["geometric", "ends"])
@@ -118,32 +121,32 @@ def test_weights_of_still_particles_are_importance_weights(spacing):
     np.testing.assert_allclose(found.log_weights, exact, rtol=1e-10)
 
 
-def test_weights_telescope_over_what_each_rung_saw():
+def test_weights_telescope_over_what_each_temperature_saw():
     prior, likelihood, wrong, _ = gaussian_problem()
     path = AnnealingPath(prior, likelihood, wrong)
 
     class Recording(SliceTransition):
         seen = []
 
-        def move(self, x, tilt, step_size, rng):
+        def move(self, x, log_ratio, step_size, rng):
             self.seen.append(x.copy())
-            return super().move(x, tilt, step_size, rng)
+            return super().move(x, log_ratio, step_size, rng)
 
     betas = ladder(12, "linear")
     found = anneal(path, betas, Recording(), np.full(12, np.nan), [np.random.default_rng(2)])
     total = path.log_normaliser
     for x, low, high in zip(Recording.seen, betas[:-1], betas[1:], strict=True):
-        total += path.rung(high).tilt(x) - path.rung(low).tilt(x)
+        total += path.tempered(high).log_ratio(x) - path.tempered(low).log_ratio(x)
     np.testing.assert_allclose(found.log_weights, total, rtol=1e-10)
 
 
-def test_both_forms_of_a_rung_are_one_density():
+def test_both_forms_of_a_temperature_are_one_density():
     prior, likelihood, wrong, _ = gaussian_problem()
     path = AnnealingPath(prior, likelihood, wrong)
     points = np.random.default_rng(5).standard_normal((4, prior.size))
     for beta in (0.2, 1.0):
-        one, other = path.rung(beta), path.rung_in_prior_form(beta)
-        logs = [[r.base.log_density(x) + r.tilt(x) for x in points] for r in (one, other)]
+        one, other = path.tempered(beta), path.tempered_in_prior_form(beta)
+        logs = [[r.base.log_density(x) + r.log_ratio(x) for x in points] for r in (one, other)]
         np.testing.assert_allclose(np.diff(logs[0]), np.diff(logs[1]), rtol=1e-8)
 
 
@@ -161,7 +164,7 @@ class AlwaysAccepting:
 
 
 def slice_move(target, x, rng, mistake=0.0, **options):
-    return elliptical_slice(target, x, target.tilt(x) - mistake, rng, **options)[0]
+    return elliptical_slice(target, x, target.log_ratio(x) - mistake, rng, **options)[0]
 
 
 def hamiltonian_move(target, x, rng, mistake=0.0, **options):
@@ -188,7 +191,7 @@ def test_transitions_leave_the_posterior_invariant(name):
     likelihood = Normal(np.array([0.5, -1.0, 2.0, 0.3]), 0.6)
     exact, _ = with_sites(prior, Sites(np.full(n, 1 / 0.36), likelihood.y / 0.36))
     sites = Sites(np.linspace(0.2, 1.0, n), np.linspace(-1.0, 0.5, n))
-    target = TiltedGaussian(with_sites(prior, sites)[0], likelihood, 1.0, sites)
+    target = TemperedTarget(with_sites(prior, sites)[0], likelihood, 1.0, sites)
 
     def smallest_p(mistake):
         moved = np.array([exact.draw(rng) for _ in range(1000)])
@@ -203,15 +206,15 @@ def test_transitions_leave_the_posterior_invariant(name):
     assert smallest_p(mistake) < BOUND
 
 
-def test_elliptical_slice_returns_the_tilt_where_it_is():
+def test_elliptical_slice_returns_the_log_ratio_where_it_is():
     prior, likelihood, wrong, _ = gaussian_problem()
-    target = AnnealingPath(prior, likelihood, wrong).rung(0.6)
+    target = AnnealingPath(prior, likelihood, wrong).tempered(0.6)
     rng = np.random.default_rng(4)
     x = target.base.draw(rng)
     calls = likelihood.n_calls
-    moved, value, n_evaluations = elliptical_slice(target, x, target.tilt(x), rng)
+    moved, value, n_evaluations = elliptical_slice(target, x, target.log_ratio(x), rng)
     assert likelihood.n_calls - calls == n_evaluations + 1
-    np.testing.assert_allclose(value, target.tilt(moved), rtol=1e-12)
+    np.testing.assert_allclose(value, target.log_ratio(moved), rtol=1e-12)
     stayed, value, _ = elliptical_slice(target, x, np.inf, rng)
     assert stayed is x
     assert value == np.inf
@@ -223,7 +226,7 @@ def test_hamiltonian_rejects_what_is_not_finite():
             return np.full((4, self.size), np.nan)
 
     prior, likelihood, _, _ = gaussian_problem()
-    target = TiltedGaussian(prior, Nowhere(likelihood.y, 1.0))
+    target = TemperedTarget(prior, Nowhere(likelihood.y, 1.0))
     x = prior.mean
     moved, acceptance, _ = hamiltonian(target, x, np.random.default_rng(1), 0.1, 5)
     assert moved is x
@@ -233,14 +236,14 @@ def test_hamiltonian_rejects_what_is_not_finite():
 @pytest.mark.parametrize("name", [name for name in TRANSITIONS if name != "slice"])
 def test_the_pilot_pass_finds_steps_that_are_accepted_as_wanted(name):
     prior, likelihood, _, _ = gaussian_problem(n=10, sd=0.3)
-    options = {"n_rungs": 60, "n_particles": 16, "random_seed": 8}
+    options = {"n_temperatures": 60, "n_particles": 16, "random_seed": 8}
     found = estimate(prior, likelihood, transition=name, **options)
     acceptance = found.report["acceptance"][1:]
     assert abs(acceptance.mean() - TRANSITIONS[name]().target_acceptance) < 0.1
     steps = found.report["step_sizes"]
     assert np.isnan(steps[0])
     if name == "hmc":
-        # The metric of the other one follows the rungs, and its step size need not.
+        # The metric of the other one follows the temperatures, and its step size need not.
         assert steps[-1] < steps[1]
 
 
@@ -256,9 +259,9 @@ def test_riemannian_transitions_find_out_what_is_not_log_concave():
     n = 3
     prior = squared_exponential(np.linspace(-1, 1, n)[:, None], 1.0, 1.0, jitter=0.01)
     likelihood = StudentT(np.array([0.5, -0.3, 1.5]), 3.0, 0.5)
-    options = {"n_rungs": 12, "n_particles": 40, "random_seed": 5}
+    options = {"n_temperatures": 12, "n_particles": 40, "random_seed": 5}
     found = estimate(prior, likelihood, transition="rmhmc", **options)
-    reference = estimate(prior, likelihood, n_rungs=60, n_particles=400, random_seed=6)
+    reference = estimate(prior, likelihood, n_temperatures=60, n_particles=400, random_seed=6)
     assert_near(found, reference.log_evidence, exact_error=reference.standard_error)
     assert found.report["acceptance"][1:].min() > 0.3
 
@@ -276,10 +279,10 @@ def assert_near(found, exact, n_errors=4.0, exact_error=0.0):
 def test_annealing_finds_the_exact_evidence(start, transition):
     prior, likelihood, wrong, exact = gaussian_problem()
     sites = wrong if start == "wrong sites" else None
-    options = {"n_rungs": 40}
+    options = {"n_temperatures": 40}
     if start == "prior" and transition == "slice":
         # A slice about a prior that is much wider than the posterior makes small moves.
-        options = {"n_rungs": 80, "n_moves": 5}
+        options = {"n_temperatures": 80, "n_moves": 5}
     if transition == "rmhmc":
         options["n_particles"] = 24
     found = estimate(
@@ -292,7 +295,13 @@ def test_annealing_finds_the_exact_evidence(start, transition):
 @pytest.mark.parametrize("start", ["prior", "wrong sites"])
 def test_tempering_finds_the_exact_evidence_and_posterior(start):
     prior, likelihood, wrong, exact = gaussian_problem()
-    options = {"n_rungs": 10, "n_particles": 2, "n_draws": 400, "n_tune": 50, "random_seed": 2}
+    options = {
+        "n_temperatures": 10,
+        "n_particles": 2,
+        "n_draws": 400,
+        "n_tune": 50,
+        "random_seed": 2,
+    }
     sites = wrong if start == "wrong sites" else None
     found = estimate(prior, likelihood, sites=sites, method="tempering", **options)
     assert_near(found, exact)
@@ -311,7 +320,7 @@ def test_tempering_finds_the_exact_evidence_and_posterior(start):
 
 def test_the_estimator_of_tempering_can_be_chosen():
     prior, likelihood, wrong, _ = gaussian_problem()
-    options = {"n_rungs": 5, "n_particles": 2, "n_draws": 40, "n_tune": 5, "random_seed": 2}
+    options = {"n_temperatures": 5, "n_particles": 2, "n_draws": 40, "n_tune": 5, "random_seed": 2}
     found = estimate(
         prior,
         likelihood,
@@ -324,16 +333,17 @@ def test_the_estimator_of_tempering_can_be_chosen():
 
 
 CHEAP = {
-    "ais": {"n_rungs": 20, "n_particles": 40},
-    "tempering": {"method": "tempering", "n_rungs": 5, "n_particles": 2, "n_draws": 150},
+    "ais": {"n_temperatures": 20, "n_particles": 40},
+    "tempering": {"method": "tempering", "n_temperatures": 5, "n_particles": 2, "n_draws": 150},
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CHEAP)
 def test_standard_errors_are_those_of_repeated_runs(method):
     """Sum of 30 squared z-scores within chi-square bounds of null probability 1e-4 a side."""
     prior, likelihood, wrong, exact = gaussian_problem()
-    options = CHEAP[method] | ({"n_rungs": 40, "n_moves": 2} if method == "ais" else {})
+    options = CHEAP[method] | ({"n_temperatures": 40, "n_moves": 2} if method == "ais" else {})
     runs = [
         estimate(prior, likelihood, sites=wrong, n_tune=10, random_seed=seed, **options)
         for seed in range(30)
@@ -348,13 +358,13 @@ def test_standard_errors_are_those_of_repeated_runs(method):
         assert abs(z.mean()) < 4 / np.sqrt(30)
 
 
-def test_estimates_from_rungs_of_a_known_path():
-    """For tilts N(m + v beta, v) log Z = m + v / 2, and the corrected trapezoid rule is exact."""
+def test_estimates_from_temperatures_of_a_known_path():
+    """For log ratios N(m + v beta, v) log Z = m + v / 2; the corrected trapezoid rule is exact."""
     rng = np.random.default_rng(6)
     betas = ladder(4, "linear")
     mean, variance = -3.0, 2.0
-    tilts = mean + variance * betas + np.sqrt(variance) * rng.standard_normal((4, 2000, 4))
-    for found in (stepping_stones(betas, tilts), thermodynamic_integration(betas, tilts)):
+    log_ratios = mean + variance * betas + np.sqrt(variance) * rng.standard_normal((4, 2000, 4))
+    for found in (stepping_stones(betas, log_ratios), thermodynamic_integration(betas, log_ratios)):
         assert_near(found, mean + variance / 2)
         assert 0.005 < found.standard_error < 0.03
 
@@ -379,7 +389,7 @@ def test_small_problems_agree_with_quadrature(size, family, method):
     covariance = np.array([[1.5, 0.9], [0.9, 1.2]])[:size, :size]
     prior = factorised(np.array([0.3, -0.4])[:size], covariance)
     likelihood = family(np.array([1.0, -1.0] if family is Probit else [3.0, 0.0])[:size])
-    options = CHEAP[method] | ({"n_rungs": 40, "n_particles": 80} if method == "ais" else {})
+    options = CHEAP[method] | ({"n_temperatures": 40, "n_particles": 80} if method == "ais" else {})
     found = estimate(prior, likelihood, random_seed=9, **options)
     assert_near(found, quadrature(prior, likelihood))
     assert found.standard_error < 0.15
@@ -396,7 +406,7 @@ class Positive(ClosedForm):
 def test_a_likelihood_may_be_zero_in_places():
     prior = factorised(np.zeros(2), np.array([[1.0, 0.5], [0.5, 1.0]]))
     exact = np.log(1 / 4 + np.arcsin(0.5) / (2 * np.pi))
-    found = estimate(prior, Positive(np.zeros(2)), n_rungs=3, n_particles=400, random_seed=1)
+    found = estimate(prior, Positive(np.zeros(2)), n_temperatures=3, n_particles=400, random_seed=1)
     assert_near(found, exact)
     assert np.any(np.isinf(found.log_weights))
     found = estimate(prior, Positive(np.zeros(2)), random_seed=1, **CHEAP["tempering"])
@@ -436,16 +446,16 @@ def test_an_error_in_a_process_comes_back():
     prior, likelihood, _, _ = gaussian_problem()
     failing = Failing(likelihood.y, 1.0)
     with pytest.raises(ArithmeticError, match="no such value"):
-        estimate(prior, failing, cores=2, n_rungs=3, n_particles=4, random_seed=1)
+        estimate(prior, failing, cores=2, n_temperatures=3, n_particles=4, random_seed=1)
 
 
-def test_poor_weights_and_rungs_that_do_not_swap_are_told():
+def test_poor_weights_and_temperatures_that_do_not_swap_are_told():
     n = 40
     prior = squared_exponential(np.linspace(-2, 2, n)[:, None], 0.1, 10.0)
     likelihood = Normal(np.zeros(n), 0.1)
-    with pytest.warns(UserWarning, match=r"worth .* particles.*n_rungs"):
-        estimate(prior, likelihood, n_rungs=4, random_seed=1)
-    with pytest.warns(UserWarning, match=r"Rungs \d and \d .* swap with probability"):
+    with pytest.warns(UserWarning, match=r"worth .* particles.*n_temperatures"):
+        estimate(prior, likelihood, n_temperatures=4, random_seed=1)
+    with pytest.warns(UserWarning, match=r"Temperatures \d and \d .* swap with probability"):
         estimate(prior, likelihood, random_seed=1, **CHEAP["tempering"] | {"n_draws": 20})
 
 
@@ -466,7 +476,7 @@ def test_bad_arguments_are_told():
 
 def test_a_result_can_be_read_and_drawn_from():
     prior, likelihood, wrong, _ = gaussian_problem()
-    found = estimate(prior, likelihood, sites=wrong, n_rungs=10, random_seed=1)
+    found = estimate(prior, likelihood, sites=wrong, n_temperatures=10, random_seed=1)
     assert repr(found).startswith(f"<Evidence: log Z = {found.log_evidence:.4f}")
     draws = found.posterior_draws(1)
     assert draws.shape == found.draws.shape
@@ -475,13 +485,15 @@ def test_a_result_can_be_read_and_drawn_from():
     copies = [(draws == draw).all(axis=1).sum() for draw in found.draws]
     assert np.all(abs(copies - len(weights) * weights) < 1)
     tempered = estimate(prior, likelihood, sites=wrong, random_seed=1, **CHEAP["tempering"])
-    assert "tempering with slice, 5 rungs" in repr(tempered)
+    assert "tempering with slice, 5 temperatures" in repr(tempered)
     assert tempered.posterior_draws() is tempered.draws
 
 
 def test_the_picture_holds_every_run():
     prior, likelihood, wrong, exact = gaussian_problem()
-    runs = [estimate(prior, likelihood, sites=wrong, n_rungs=n, random_seed=1) for n in (5, 10)]
+    runs = [
+        estimate(prior, likelihood, sites=wrong, n_temperatures=n, random_seed=1) for n in (5, 10)
+    ]
     ax = plot_evidence({"slice": runs, "once": runs[0]}, references={"exact": exact})
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert sorted(labels) == ["exact", "once", "slice"]
@@ -522,14 +534,16 @@ def assert_agrees(found: Evidence, name, largest_error):
 
 
 @pytest.mark.parametrize(
-    ("name", "transition", "n_rungs", "n_particles"),
+    ("name", "transition", "n_temperatures", "n_particles"),
     [
         ("crabs", "slice", 50, 64),
         ("crabs", "rmhmc", 8, 12),
         ("glass", "hmc", 25, 32),
     ],
 )
-def test_annealing_from_expectation_propagation_on_data(name, transition, n_rungs, n_particles):
+def test_annealing_from_expectation_propagation_on_data(
+    name, transition, n_temperatures, n_particles
+):
     prior, likelihood, sites, *_ = data_problem(name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -538,7 +552,7 @@ def test_annealing_from_expectation_propagation_on_data(name, transition, n_rung
             likelihood,
             sites=sites,
             transition=transition,
-            n_rungs=n_rungs,
+            n_temperatures=n_temperatures,
             n_particles=n_particles,
             random_seed=21,
         )
@@ -552,25 +566,10 @@ def test_tempering_from_expectation_propagation_on_crabs():
         likelihood,
         sites=sites,
         method="tempering",
-        n_rungs=5,
+        n_temperatures=5,
         n_particles=2,
         n_draws=300,
         n_tune=50,
         random_seed=22,
     )
     assert_agrees(found, "crabs", 0.1)
-
-
-@pytest.mark.slow
-def test_the_prior_is_a_start_for_crabs():
-    prior, likelihood, *_ = data_problem("crabs")
-    found = estimate(
-        prior,
-        likelihood,
-        method="ais",
-        transition="hmc",
-        random_seed=23,
-        n_rungs=300,
-        n_particles=32,
-    )
-    assert_agrees(found, "crabs", 0.4)

@@ -8,8 +8,8 @@ import pytensor.tensor as pt
 import pytest
 from scipy.special import erf
 
-from pymc_kameleon.latent_gp.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
-from pymc_kameleon.latent_gp.reading import LatentFunction
+from pymc_kameleon.latent_gp.model.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
+from pymc_kameleon.latent_gp.model.reading import LatentFunction
 
 QUICK = {"mode": "FAST_COMPILE"}
 PLACES = np.concatenate(
@@ -106,6 +106,7 @@ def read(likelihood, labels, **kwargs):
     return LatentFunction(model, f, compile_kwargs=QUICK, **kwargs).likelihood
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_tails_however_phi_is_written(way):
     labels = np.array([1, -1, 1, 1, -1, 1, -1, -1, 1, -1, -1])

@@ -91,6 +91,7 @@ def funnel():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [*DEFAULTS.values(), MALAStep])
 def test_a_funnel_through_pm_sample(make, caplog):
     """Known draws are judged at the end; unknown ones (PyMC 5) after 200 and 1000."""

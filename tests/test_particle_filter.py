@@ -17,7 +17,7 @@ from pymc_kameleon.pseudo_marginal import bootstrap_filter as module
 from pymc_kameleon.pseudo_marginal.bootstrap_filter import BootstrapFilter
 from pymc_kameleon.pseudo_marginal.particle_filter import particle_filter_loglikelihood
 
-SIZES = [1, 2, 3, 7, 30]
+SIZES = [1, 3, 30]
 """One and two are never resampled."""
 STANDARD_ERRORS = 4.0
 """Null probability 6e-5 a comparison."""
@@ -144,6 +144,7 @@ def plain_estimates(model, n_particles, n_estimates):
 # the mean of the estimate -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_particles", SIZES)
 @pytest.mark.parametrize("make", [linear, volatility])
 def test_unbiased_when_compiled(make, n_particles):
@@ -319,6 +320,7 @@ def test_a_copy_is_not_compiled_again():
     assert len(module._run_compiled.signatures) == n_compiled
 
 
+@pytest.mark.slow
 def test_pickles_for_another_process(tmp_path):
     model = volatility()
     # Of no module, as in a notebook.

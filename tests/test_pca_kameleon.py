@@ -5,6 +5,7 @@ import pytest
 
 from pymc_kameleon import KameleonStep, PCAKameleonStep
 from pymc_kameleon.kernels import Gaussian
+from pymc_kameleon.mcmc.proposals.eigenfunction_moves import directions
 from pymc_kameleon.targets import Banana
 
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=3)
@@ -32,7 +33,7 @@ def driven(step, n):
 def test_covariance_matches_brute_force_with_explicit_centring():
     step = PCAKameleonStep(n_components=7, **RAW)
     found = step.proposal_covariance(PLACES)
-    z, h = step.learnt.points.T, np.eye(60) - 1 / 60
+    z, h = step.learner.learnt.points.T, np.eye(60) - 1 / 60
     eigenvalues, vectors = np.linalg.eigh(h @ Gaussian()(z, z, 9.0) @ h)
     weights = eigenvalues[-7:] / eigenvalues[-7:].sum()
     for x, covariance in zip(PLACES, found, strict=True):
@@ -47,7 +48,7 @@ def test_all_components_together_are_the_covariance_of_kameleon():
     step, whole = PCAKameleonStep(n_components=60, **RAW), KameleonStep(**RAW)
     step.proposal_covariance(PLACES)
     for x, expected in zip(PLACES, whole.proposal_covariance(PLACES), strict=True):
-        c = step._directions(x)
+        c = directions(step.learner.proposal(compiled=False), x)
         found = 0.3**2 * np.eye(3) + 2.0**2 * c.T @ c
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -55,15 +56,16 @@ def test_all_components_together_are_the_covariance_of_kameleon():
 def test_weights_are_shares_of_the_kept_eigenvalues():
     step = PCAKameleonStep(n_components=0.8, **RAW)
     step.proposal_covariance(PLACES)
-    rank = np.count_nonzero(step.eigenfunctions.weights)
-    z, h = step.learnt.points.T, np.eye(60) - 1 / 60
+    rank = np.count_nonzero(step.learner.eigenfunctions.weights)
+    z, h = step.learner.learnt.points.T, np.eye(60) - 1 / 60
     eigenvalues = np.linalg.eigvalsh(h @ Gaussian()(z, z, 9.0) @ h)[::-1]
     shares = np.cumsum(eigenvalues) / eigenvalues.sum()
     assert shares[rank - 1] >= 0.8 > shares[rank - 2]
     expected = eigenvalues[:rank] / eigenvalues[:rank].sum()
-    np.testing.assert_allclose(step.eigenfunctions.weights[:rank], expected, atol=1e-12)
-    np.testing.assert_allclose(step.eigenfunctions.thresholds[: rank - 1], np.cumsum(expected)[:-1])
-    assert np.all(np.isinf(step.eigenfunctions.thresholds[rank - 1 :]))
+    np.testing.assert_allclose(step.learner.eigenfunctions.weights[:rank], expected, atol=1e-12)
+    thresholds = step.learner.eigenfunctions.thresholds
+    np.testing.assert_allclose(thresholds[: rank - 1], np.cumsum(expected)[:-1])
+    assert np.all(np.isinf(thresholds[rank - 1 :]))
 
 
 def test_components_are_picked_by_weight():
@@ -72,7 +74,7 @@ def test_components_are_picked_by_weight():
     step.setup_chain(np.random.default_rng(2), 0, 1)
     step.stop_tuning()
     picked = np.array([s["component"] for s in driven(step, 8000)])
-    weights = step.eigenfunctions.weights
+    weights = step.learner.eigenfunctions.weights
     for j in range(3):
         error = np.sqrt(weights[j] * (1 - weights[j]) / 8000)
         assert abs(np.mean(picked == j + 1) - weights[j]) < 5 * error
@@ -83,20 +85,20 @@ def test_each_component_has_its_own_scaling():
         model=MODEL, n_components=4, n_subsample=50, rng=4, global_share=0, steps_per_draw=1
     )
     driven(step, 1500)
-    before, counts = step.scaling.log.copy(), step.scaling.n_updates.copy()
+    before, counts = step.learner.scaling.log.copy(), step.learner.scaling.n_updates.copy()
     changed = []
-    update = step.eigenfunctions
+    update = step.learner.eigenfunctions
     point = {"x": step.chain.position.copy()}
     for _ in range(40):
         point, (statistics,) = step.step(point)
-        assert step.eigenfunctions is update
-        moved = np.flatnonzero(step.scaling.n_updates != counts)
+        assert step.learner.eigenfunctions is update
+        moved = np.flatnonzero(step.learner.scaling.n_updates != counts)
         if np.isnan(statistics["component"]):
             assert len(moved) == 0
             continue
         assert list(moved) == [int(statistics["component"]) - 1]
         assert statistics["component_scaling"] == pytest.approx(np.exp(before[moved[0]]))
-        before, counts = step.scaling.log.copy(), step.scaling.n_updates.copy()
+        before, counts = step.learner.scaling.log.copy(), step.learner.scaling.n_updates.copy()
         changed.append(moved[0])
     assert len(set(changed)) > 1
     assert len(np.unique(before)) == 4

@@ -20,7 +20,7 @@ from pymc_kameleon import (
     unregister,
 )
 from pymc_kameleon.diagnostics import efficiency_table
-from pymc_kameleon.steps.base import chosen_steps_per_draw
+from pymc_kameleon.steps.metropolis_hastings import chosen_steps_per_draw
 
 GIVEN = {"steps_per_draw": 3}
 EVERY_STEP = [*DEFAULTS.values(), MALAStep]
@@ -183,6 +183,7 @@ print(hashlib.sha256(np.array(values).tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_first_chain_of_a_model_is_the_chain_of_later_ones(tmp_path):
     """To the last bit, whether PyTensor compiles the log density or finds it in its cache."""
     flags = [f for f in os.environ.get("PYTENSOR_FLAGS", "").split(",") if f]

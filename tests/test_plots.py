@@ -110,7 +110,7 @@ def test_default_places_are_spread_over_the_history(banana_step):
     first, again = (centres(plot_proposals(banana_step)) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert len(first) == 8
-    rows = {tuple(row) for row in banana_step.warm}
+    rows = {tuple(row) for row in banana_step.warm.points}
     assert all(tuple(place) in rows for place in first)
     gaps = np.linalg.norm(first[:, None] - first, axis=-1)[np.triu_indices(8, 1)]
     assert gaps.min() > 3
@@ -144,7 +144,7 @@ def test_density_of_more_coordinates_is_a_histogram_of_the_history(solid_step):
     places, found = heights(plot_proposals(solid_step, grid_size=60))
     assert found.max() == pytest.approx(1)
     centre = np.sum(places * found[..., None], axis=(0, 1)) / found.sum()
-    np.testing.assert_allclose(centre, solid_step.warm.mean(axis=0)[:2], atol=0.1)
+    np.testing.assert_allclose(centre, solid_step.warm.points.mean(axis=0)[:2], atol=0.1)
 
 
 def test_density_of_ones_own(solid_step):
@@ -192,7 +192,7 @@ def test_bare_picture(flat_step):
 def test_equal_aspect_only_for_like_ranges(flat_step):
     assert plot_proposals(flat_step).get_aspect() == 1
     with gaussian_model(2):
-        unlike = KameleonStep(warm_start=flat_step.warm * [1.0, 100.0])
+        unlike = KameleonStep(warm_start=flat_step.warm.points * [1.0, 100.0])
     assert plot_proposals(unlike).get_aspect() == "auto"
 
 

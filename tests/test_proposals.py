@@ -1,19 +1,17 @@
 """The proposal of KAMH against brute force, and the linear algebra it rests on."""
 
+import types
+
 import numpy as np
 import pytest
 from scipy import linalg, stats
 
 from pymc_kameleon.kernels import Gaussian, Linear, Matern, Polynomial
-from pymc_kameleon.proposals import (
-    centred_scatter,
-    factor_difference,
-    proposal_factor,
-    rank_one_log_ratio,
-    rank_one_update,
-    reverse_log_density,
-    solve_factor,
-)
+from pymc_kameleon.mcmc.linalg import cholesky_in_place, rank_one_update, solve_factor
+from pymc_kameleon.mcmc.moves import Differences, propose_difference
+from pymc_kameleon.mcmc.proposals.eigenfunction_moves import rank_one_log_ratio
+from pymc_kameleon.mcmc.proposals.kernel_gaussian import centred_scatter
+from pymc_kameleon.mcmc.proposals.local_gaussian import local_covariance, reverse_log_density
 
 KERNELS = [Gaussian(), Matern(1.5), Matern(2.5), Matern(3.3), Linear(), Polynomial(2)]
 
@@ -23,7 +21,8 @@ def proposal_covariance(kernel, x, points, bandwidth, gamma, nu):
     kernel.gradients(x, points, kernel.parameters(bandwidth), gradients)
     centred_scatter(gradients, scatter)
     factor = np.zeros_like(scatter)
-    assert proposal_factor(scatter, gamma, nu, factor)
+    local_covariance(scatter, gamma, nu, factor)
+    assert cholesky_in_place(factor)
     return np.tril(factor)
 
 
@@ -83,11 +82,10 @@ def test_rank_one_log_ratio_matches_scipy_densities():
 
 
 def test_factorisation_reports_failure_instead_of_nonsense():
-    factor = np.zeros((2, 2))
-    assert not proposal_factor(np.zeros((2, 2)), 0.0, 1.0, factor)
-    assert not proposal_factor(np.full((2, 2), np.inf), 0.1, 1.0, factor)
-    assert not proposal_factor(np.full((2, 2), np.nan), 0.1, 1.0, factor)
-    assert proposal_factor(np.zeros((2, 2)), 0.1, 1.0, factor)
+    assert not cholesky_in_place(np.zeros((2, 2)))
+    assert not cholesky_in_place(np.full((2, 2), np.inf))
+    assert not cholesky_in_place(np.full((2, 2), np.nan))
+    assert cholesky_in_place(np.eye(2))
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7])
@@ -105,7 +103,10 @@ def test_difference_and_triangular_solve():
     rng = np.random.default_rng(8)
     factor, points = np.tril(rng.normal(size=(4, 4))) + 3 * np.eye(4), rng.normal(size=(4, 6))
     normals, out, back = rng.normal(size=4), np.empty(4), np.empty(4)
-    factor_difference(factor, points, 1, 5, 0.6, 0.1, normals, out)
+    chain = types.SimpleNamespace(position=rng.normal(size=4), proposal=out)
+    uniforms = np.array([0.5, 1.5 / 6, 4.5 / 5, 0.5, 0.0, 0.0, 0.0])  # the points 1 and 5
+    propose_difference(Differences(points, factor, 0.6, 0.1, 0.1), chain, normals, uniforms)
+    out -= chain.position
     np.testing.assert_allclose(
         out, factor @ (0.6 * (points[:, 1] - points[:, 5]) + 0.1 * normals), atol=1e-12
     )

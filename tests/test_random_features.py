@@ -17,7 +17,7 @@ from pymc_kameleon.kernels import (
     Sinc,
     SincSquared,
 )
-from pymc_kameleon.random_features import (
+from pymc_kameleon.kernels.random_features import (
     EMBEDDINGS,
     RandomFourierFeatures,
     checked_n_features,

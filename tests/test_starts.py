@@ -14,7 +14,7 @@ from pymc.distributions.transforms import Interval, ordered
 from pymc.initial_point import make_initial_point_fn
 from scipy import stats
 
-from pymc_kameleon.starts import dispersed_starts
+from pymc_kameleon.model.initial_points import dispersed_starts
 from pymc_kameleon.targets import Ring
 
 FALSE_ALARM = 1e-6
@@ -90,6 +90,7 @@ MODELS = [hierarchical, constrained, with_discrete, without_priors, imputed]
 every_model = pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
 
 
+@pytest.mark.slow
 @every_model
 def test_starts_are_finite_and_distinct(build):
     model = build()
@@ -111,6 +112,7 @@ def test_starts_are_finite_and_distinct(build):
             assert not np.array_equal(values[1], values[2])
 
 
+@pytest.mark.slow
 @every_model
 def test_sample_starts_there(build):
     model = build()

@@ -7,10 +7,11 @@ import pickle
 import numpy as np
 import pytest
 
-from pymc_kameleon.adaptation import Standardization, standardization
+from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.surrogate.budget import learn, least_useful, remove
-from pymc_kameleon.surrogate.conditioning import extend, follow, rebuild, set_prior
+from pymc_kameleon.surrogate.budget import add_training_point, least_useful, remove
+from pymc_kameleon.surrogate.configuration import MEANS
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.gaussian_process import (
     gradient,
@@ -18,18 +19,18 @@ from pymc_kameleon.surrogate.gaussian_process import (
     new_process,
     predict,
 )
-from pymc_kameleon.surrogate.joint_conditioning import (
+from pymc_kameleon.surrogate.joint_likelihood import joint_log_marginal_likelihood
+from pymc_kameleon.surrogate.joint_process import new_joint_process, predict_joint
+from pymc_kameleon.surrogate.joint_training_set import (
+    add_joint_training_point,
     extend_joint,
-    learn_joint,
     least_useful_joint,
     rebuild_joint,
     remove_joint,
 )
-from pymc_kameleon.surrogate.joint_likelihood import joint_log_marginal_likelihood
-from pymc_kameleon.surrogate.joint_process import new_joint_process, predict_joint
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters, log_marginal_likelihood
 from pymc_kameleon.surrogate.mean import Mean, fit_mean, mean_gradient, mean_value
-from pymc_kameleon.surrogate.surrogate import MEANS
+from pymc_kameleon.surrogate.training_set import extend, follow, rebuild, set_prior
 
 KERNELS = list(COVARIANCES)
 
@@ -292,7 +293,7 @@ def test_a_full_process_stays_right_and_keeps_the_current_point(kernel):
     replaced = 0
     for x in problem.draw(300):
         before = snapshot(process)
-        changed = learn(process, x, problem.function(x[None])[0], current)
+        changed = add_training_point(process, x, problem.function(x[None])[0], current)
         assert changed == (snapshot(process) != before)
         replaced += changed
         assert process.count[0] == 40
@@ -311,9 +312,9 @@ def test_a_full_process_stays_right_and_keeps_the_current_point(kernel):
 def test_budget_of_one_point_never_gives_up_the_current_one(kernel):
     process = new_process(COVARIANCES[kernel], 1, 1, 60.0)
     current = np.zeros(1)
-    assert learn(process, current, 1.0, current)
-    assert not learn(process, np.ones(1), 2.0, current)
-    assert learn(process, np.ones(1), 9.0, np.ones(1))
+    assert add_training_point(process, current, 1.0, current)
+    assert not add_training_point(process, np.ones(1), 2.0, current)
+    assert add_training_point(process, np.ones(1), 9.0, np.ones(1))
     assert process.points[0, 0] == 1.0
 
 
@@ -446,7 +447,7 @@ def test_fitting_again_in_place_starts_from_what_was_known():
     process = surrogate.new_process(2)
     surrogate.fit_into(process, problem.points[:30], problem.values[:30])
     for i in range(30, 60):
-        learn(process, problem.points[i], problem.values[i], problem.points[0])
+        add_training_point(process, problem.points[i], problem.values[i], problem.points[0])
     count = process.count[0]
     surrogate.fit_into(process, process.points[:count], process.values[:count])
     assert process.count[0] == count
@@ -710,7 +711,9 @@ def test_joint_budget_replaces_the_point_that_the_others_predict_best(kernel):
     current, replaced = problem.points[index].copy(), 0
     for x in problem.draw(60):
         slope = problem.gradients(x)
-        replaced += learn_joint(process, x, problem.function(x[None])[0], slope, current)
+        replaced += add_joint_training_point(
+            process, x, problem.function(x[None])[0], slope, current
+        )
     assert replaced > 5
     assert process.count[0] == 10
     assert np.any(np.all(process.points == current, axis=1))

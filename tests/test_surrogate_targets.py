@@ -18,9 +18,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from pymc_kameleon import AdaptiveMetropolisStep
-from pymc_kameleon import surrogate_targets as targets
-from pymc_kameleon.surrogate_targets import MODELS, LaplaceEvidence, SimulatedData, SIRCurves
-from pymc_kameleon.target import LogDensity
+from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.targets import simulators as targets
+from pymc_kameleon.targets.simulators import MODELS, LaplaceEvidence, SimulatedData, SIRCurves
 
 FAST = {"mode": "FAST_COMPILE"}
 DIMENSIONS = {"T1": 2, "T2": 3, "T3": 3, "T4": 4, "T5": 5}
@@ -351,7 +351,7 @@ def test_models_survive_a_new_process(densities):
         cases[name] = model, x, density(x)
     code = (
         "import sys, cloudpickle, numpy as np\n"
-        "from pymc_kameleon.target import LogDensity\n"
+        "from pymc_kameleon.model.log_density import LogDensity\n"
         "for model, x, value in cloudpickle.load(sys.stdin.buffer).values():\n"
         "    density = LogDensity(model, compile_kwargs={'mode': 'FAST_COMPILE'})\n"
         "    np.testing.assert_allclose(density(x), value, rtol=1e-10)\n"

@@ -10,8 +10,8 @@ import pytensor
 import pytest
 from scipy import optimize, stats
 
-from pymc_kameleon.compiled import evaluate
-from pymc_kameleon.target import LogDensity, select_variables
+from pymc_kameleon.mcmc.numba_bridge import evaluate
+from pymc_kameleon.model.log_density import LogDensity, select_variables
 
 MODES = [None, {"mode": "FAST_COMPILE"}]
 

@@ -212,7 +212,8 @@ def test_quantile_error_of_exact_draws(target):
     assert np.all(errors < 6 * np.sqrt(q * (1 - q) / N_DRAWS))
 
 
-@every_case
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [Banana(), Flower()], ids=repr)
 def test_compiles_with_numba_without_object_mode(target):
     model = target.model()
     with warnings.catch_warnings():

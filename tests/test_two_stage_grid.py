@@ -11,11 +11,10 @@ import math
 import numpy as np
 import pytest
 
-from pymc_kameleon.surrogate.conditioning import extend, follow, rebuild
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.gaussian_process import log_surrogate, new_process
-from pymc_kameleon.surrogate.joint_conditioning import rebuild_joint
 from pymc_kameleon.surrogate.joint_process import new_joint_process, predict_joint
+from pymc_kameleon.surrogate.joint_training_set import rebuild_joint
 from pymc_kameleon.surrogate.stages import (
     corrected_second_stage,
     first_stage,
@@ -26,6 +25,7 @@ from pymc_kameleon.surrogate.stages import (
     mala_second_stage,
     second_stage,
 )
+from pymc_kameleon.surrogate.training_set import extend, follow, rebuild
 
 N_STATES = 60
 GRID = np.linspace(-3, 4, N_STATES)

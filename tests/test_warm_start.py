@@ -48,13 +48,13 @@ def test_result_of_a_run(make_step, model):
 def test_points_are_those_of_the_result(model):
     idata = sample(pm.Metropolis(model=model), model, chains=2, draws=40, tune=10)
     step = AdaptiveMetropolisStep(model=model, warm_start=idata)
-    np.testing.assert_allclose(step.warm, values(idata, "x").reshape(-1, 3))
+    np.testing.assert_allclose(step.warm.points, values(idata, "x").reshape(-1, 3))
 
 
 def test_arrays_of_two_and_three_dimensions(make_step, model, exact_draws):
     flat = make_step(model=model, warm_start=exact_draws)
     chains = make_step(model=model, warm_start=exact_draws.reshape(4, 500, 3))
-    np.testing.assert_array_equal(flat.warm, chains.warm)
+    np.testing.assert_array_equal(flat.warm.points, chains.warm.points)
     first, _, _ = run(flat, model, 50, tune=20)
     second, _, _ = run(chains, model, 50, tune=20)
     np.testing.assert_array_equal(first, second)
@@ -63,12 +63,12 @@ def test_arrays_of_two_and_three_dimensions(make_step, model, exact_draws):
 def test_what_is_learnt(model, exact_draws):
     metropolis = AdaptiveMetropolisStep(model=model, warm_start=exact_draws)
     run(metropolis, model, 1)
-    factor = metropolis.moments.factor
+    factor = metropolis.learner.moments.factor
     np.testing.assert_allclose(factor @ factor.T, np.cov(exact_draws.T), rtol=0.05, atol=0.1)
     kameleon = KameleonStep(model=model, warm_start=exact_draws, n_subsample=300)
     run(kameleon, model, 1)
-    assert kameleon.learnt.points.shape == (3, 300)
-    whitened = kameleon.learnt.points
+    assert kameleon.learner.learnt.points.shape == (3, 300)
+    whitened = kameleon.learner.learnt.points
     np.testing.assert_allclose(np.cov(whitened), np.eye(3), atol=0.5)
 
 
@@ -106,21 +106,21 @@ def test_transforms():
     warm = AdaptiveMetropolisStep(
         model=model, warm_start=idata, compile_kwargs={"mode": "FAST_COMPILE"}
     )
-    assert warm.warm.shape == (30, points.shape[1])
+    assert warm.warm.points.shape == (30, points.shape[1])
     at = {name: values(idata, name)[0] for name in ("scale", "simplex", "low", "interval")}
     column = {v.name: i for v, i in zip(model.value_vars, _offsets(model), strict=True)}
-    np.testing.assert_allclose(warm.warm[:, column["scale_log__"]], np.log(at["scale"]))
+    np.testing.assert_allclose(warm.warm.points[:, column["scale_log__"]], np.log(at["scale"]))
     upper = 3 + np.abs(at["low"])
     logit = np.log(at["interval"] - at["low"]) - np.log(upper - at["interval"])
-    np.testing.assert_allclose(warm.warm[:, column["interval_interval__"]], logit)
+    np.testing.assert_allclose(warm.warm.points[:, column["interval_interval__"]], logit)
     log_simplex = np.log(at["simplex"])
     start = column["simplex_simplex__"]
     expected = (log_simplex - log_simplex.mean(axis=1, keepdims=True))[:, :-1]
-    np.testing.assert_allclose(warm.warm[:, start : start + 2], expected)
+    np.testing.assert_allclose(warm.warm.points[:, start : start + 2], expected)
     levels = values(idata, "levels")[0]
     start = column["levels_ordered__"]
-    np.testing.assert_allclose(warm.warm[:, start], levels[:, 0])
-    np.testing.assert_allclose(warm.warm[:, start + 1 : start + 3], np.log(np.diff(levels)))
+    np.testing.assert_allclose(warm.warm.points[:, start], levels[:, 0])
+    np.testing.assert_allclose(warm.warm.points[:, start + 1 : start + 3], np.log(np.diff(levels)))
 
 
 def _offsets(model):
@@ -132,7 +132,7 @@ def test_some_of_the_variables(make_step):
     model = models.two_scales()
     idata = sample(pm.Metropolis(model=model), model, draws=40, tune=10)
     step = make_step([model["b"]], model=model, warm_start=idata)
-    np.testing.assert_allclose(np.sort(step.warm[:, 0]), np.sort(values(idata, "b").ravel()))
+    np.testing.assert_allclose(np.sort(step.warm.points[:, 0]), np.sort(values(idata, "b").ravel()))
 
 
 def test_few_and_repeated_points(make_step, model):
@@ -148,7 +148,7 @@ def test_points_that_are_not_finite_are_left_out(make_step, model, exact_draws):
     spoiled = exact_draws.copy()
     spoiled[3] = np.nan
     step = make_step(model=model, warm_start=spoiled)
-    assert np.all(np.isfinite(step.warm))
+    assert np.all(np.isfinite(step.warm.points))
 
 
 def test_warm_start_gives_no_hint_about_short_tuning(make_step, model, exact_draws):
@@ -161,8 +161,8 @@ def test_longer_run_than_the_history_holds(make_step, model, exact_draws):
     """Thinned evenly, from the first point to the last."""
     many = np.tile(exact_draws, (10, 1))
     step = make_step(model=model, warm_start=many)
-    assert 2 < len(step.warm) <= 10_000
-    np.testing.assert_array_equal(step.warm[[0, -1]], many[[0, -1]])
+    assert 2 < len(step.warm.points) <= 10_000
+    np.testing.assert_array_equal(step.warm.points[[0, -1]], many[[0, -1]])
     begin(step, tune=10)
     points, _, _ = drive(step, model.initial_point(), 30, tune=10)
     assert np.all(np.isfinite(points))

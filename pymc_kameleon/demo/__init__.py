@@ -3,15 +3,15 @@
 Run it with ``python -m pymc_kameleon``.
 """
 
-from pymc_kameleon.demo.figure import lynx_hare_figure
-from pymc_kameleon.demo.model import LotkaVolterra, lynx_hare_model, solve_lotka_volterra
-from pymc_kameleon.demo.run import (
+from pymc_kameleon.demo.command import (
     SamplerRun,
     comparison_table,
     run_demo,
     sample_both,
     summary_table,
 )
+from pymc_kameleon.demo.figure import lynx_hare_figure
+from pymc_kameleon.demo.model import LotkaVolterra, lynx_hare_model, solve_lotka_volterra
 
 __all__ = [
     "LotkaVolterra",

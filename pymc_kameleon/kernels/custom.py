@@ -6,7 +6,7 @@ import numba
 import numpy as np
 from numba.core.registry import CPUDispatcher
 
-from pymc_kameleon.kernels.base import Kernel
+from pymc_kameleon.kernels.kernel import Kernel
 from pymc_kameleon.validation import checked_array
 
 __all__ = ["CustomKernel"]

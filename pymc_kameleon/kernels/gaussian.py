@@ -2,17 +2,16 @@
 
 import math
 
-import numba
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.kernels.base import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["Gaussian"]
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _gaussian_gradients(x, points, parameters, out):
     precision = 1.0 / parameters[0] ** 2
     weights = np.empty(points.shape[1])

@@ -1,20 +1,19 @@
 """Kernels of the inner product, which have gradients and no spectrum."""
 
-import numba
 import numpy as np
 
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.kernels.base import Kernel
+from pymc_kameleon.kernels.kernel import Kernel
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["Linear", "Polynomial"]
 
 
-@numba.njit(cache=True)
+@jit
 def _linear_gradients(x, points, parameters, out):
     out[:] = points
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _polynomial_gradients(x, points, parameters, out):
     degree, offset = parameters
     weights = np.full(points.shape[1], offset)

@@ -1,17 +1,16 @@
 """The inverse multiquadric kernel."""
 
-import numba
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.kernels.base import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.validation import checked_number
 
 __all__ = ["InverseMultiquadric"]
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _inverse_multiquadric_gradients(x, points, parameters, out):
     exponent, bandwidth = parameters
     precision = 1.0 / bandwidth**2

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.kernels.base import Kernel
+from pymc_kameleon.kernels.kernel import Kernel
 
 __all__ = ["Laplacian"]
 

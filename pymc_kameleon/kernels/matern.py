@@ -2,19 +2,18 @@
 
 import math
 
-import numba
 import numpy as np
 from scipy import special
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.kernels.base import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.validation import checked_number
 
 __all__ = ["Matern"]
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _matern_three_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(3.0) / parameters[0]
     weights = np.empty(points.shape[1])
@@ -24,7 +23,7 @@ def _matern_three_halves_gradients(x, points, parameters, out):
     weighted_differences(x, points, weights, out)
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _matern_five_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(5.0) / parameters[0]
     weights = np.empty(points.shape[1])

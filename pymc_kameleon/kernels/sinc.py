@@ -2,21 +2,20 @@
 
 import math
 
-import numba
 import numpy as np
 
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.kernels.base import Kernel
+from pymc_kameleon.kernels.kernel import Kernel
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["Sinc", "SincSquared"]
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _sinc(u):
     return math.sin(u) / u if u != 0.0 else 1.0
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _sinc_slope(u):
     """Return the derivative of sin(u)/u, by its series where the closed form would cancel."""
     if abs(u) > 0.1:
@@ -25,7 +24,7 @@ def _sinc_slope(u):
     return -u / 3.0 * (1.0 - square / 10.0 * (1.0 - square / 28.0 * (1.0 - square / 54.0)))
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _times_other_rows(factors, out):
     """Multiply each `out[i]` by all rows of `factors` but the i-th; a factor may be zero."""
     dim, n = factors.shape
@@ -42,7 +41,7 @@ def _times_other_rows(factors, out):
             product[j] *= factors[i, j]
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _sinc_gradients(x, points, parameters, out):
     rate = 1.0 / parameters[0]
     factors = np.empty(points.shape)
@@ -54,7 +53,7 @@ def _sinc_gradients(x, points, parameters, out):
     _times_other_rows(factors, out)
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def _sinc_squared_gradients(x, points, parameters, out):
     rate = 0.5 / parameters[0]
     factors = np.empty(points.shape)

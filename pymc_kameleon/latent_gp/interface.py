@@ -7,14 +7,14 @@ import numpy as np
 from pymc.model import modelcontext
 
 from pymc_kameleon._compat import posterior_result
-from pymc_kameleon.latent_gp.approximation import GaussianApproximation
-from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+from pymc_kameleon.latent_gp.approximations.approximation import GaussianApproximation
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
-from pymc_kameleon.latent_gp.reading import LatentFunction
-from pymc_kameleon.unconstrain import unconstraining_function
+from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.evidence.estimators import Evidence, estimate_log_evidence
+from pymc_kameleon.latent_gp.model.reading import LatentFunction
+from pymc_kameleon.model.transforms import unconstraining_function
 
 __all__ = ["expectation_propagation", "laplace", "log_evidence"]
 
@@ -95,7 +95,7 @@ def log_evidence(
     transition : {"slice", "rmhmc", "hmc"}
         What moves the particles at each temperature.
     **options
-        See `estimate_log_evidence`: `n_rungs`, `n_particles`, `cores`, `random_seed`,
+        See `estimate_log_evidence`: `n_temperatures`, `n_particles`, `cores`, `random_seed`,
         `progressbar`, and others.
 
     Returns
@@ -109,6 +109,8 @@ def log_evidence(
     ValueError
         As for `laplace`, and for an unknown start, method or transition.
     """
+    if "n_rungs" in options:
+        raise TypeError("n_rungs is called n_temperatures.")
     approximate = {
         "prior": lambda prior, likelihood: None,
         "laplace": laplace_approximation,

@@ -11,6 +11,7 @@ import numba
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
+from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.validation import argument_mismatch, checked_integer
 
 __all__ = ["BootstrapFilter"]
@@ -157,7 +158,7 @@ def _checked_states(name, function, arguments, n_particles):
     return values.astype(float)
 
 
-@numba.njit(cache=True)
+@jit
 def _put(values, particles):
     """`values` of a user's function into `particles`; Numba takes seconds over ``[:] =``."""
     if len(values) != len(particles):
@@ -166,7 +167,7 @@ def _put(values, particles):
         particles[i] = values[i]
 
 
-@numba.njit(cache=True)
+@jit
 def _weigh(log_weights, log_densities, weights):
     """Weights times densities, normalised, into `log_weights` and `weights`.
 
@@ -195,7 +196,7 @@ def _weigh(log_weights, log_densities, weights):
     return log_total, total**2 / squares
 
 
-@numba.njit(cache=True)
+@jit
 def _resample(particles, weights, uniform, log_weights):
     """Systematic resampling: a new array of particles; `log_weights` become equal.
 

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from pymc.model import modelcontext
 
-from pymc_kameleon.model_function import has_black_box
-from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import draw_seeds, estimates
-from pymc_kameleon.target import likelihood_terms
-from pymc_kameleon.unconstrain import unconstrained_point
+from pymc_kameleon.model.estimated_loglikelihood import draw_seeds, estimates
+from pymc_kameleon.model.log_density import likelihood_terms
+from pymc_kameleon.model.model_function import has_black_box
+from pymc_kameleon.model.transforms import unconstrained_point
 from pymc_kameleon.validation import checked_integer, checked_number
 
 __all__ = ["RECOMMENDED", "EstimatorSD", "estimator_sd"]
@@ -126,7 +126,7 @@ def estimator_sd(
     model : pymc.Model, optional
         Default the one of the context.
     point : dict, optional
-        Natural values of all free variables, by name: a place that a chain will often visit, such
+        Natural values of all free variables, by name: a point that a chain will often visit, such
         as a posterior mean. Default the model's initial point, which may not be one.
     n_estimates : int
         Estimates for one standard deviation, at least 10; 100 give it to 7 %.
@@ -150,7 +150,7 @@ def estimator_sd(
     -----
     Several estimates in one model are judged by their sum, and their numbers of samples multiplied
     by one factor. The recommended range is that of [1]_, for log-normal noise, and [2]_ finds 1.8
-    for a random walk in many dimensions. The noise differs from place to place: it is often larger
+    for a random walk in many dimensions. The noise differs from point to point: it is often larger
     where chains start, so measure there too.
 
     References

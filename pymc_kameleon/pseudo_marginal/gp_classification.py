@@ -6,7 +6,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorConstant
 
-from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimated_loglikelihood
+from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.pseudo_marginal.gp_classification_estimator import (
     GPClassificationEstimator,
     wrong_lengthscales,

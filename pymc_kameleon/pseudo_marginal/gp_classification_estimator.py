@@ -4,15 +4,15 @@ import numpy as np
 from scipy.linalg import LinAlgError, cholesky
 from scipy.spatial.distance import pdist, squareform
 
-from pymc_kameleon.latent_gp.approximation import floored
-from pymc_kameleon.latent_gp.binary_likelihoods import Logit, Probit
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+from pymc_kameleon.latent_gp.approximations.approximation import floored
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Logit, Probit
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     PropagationState,
     best_seen,
 )
-from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
-from pymc_kameleon.latent_gp.laplace_approximation import climb
-from pymc_kameleon.latent_gp.site_updates import ParallelSweep
+from pymc_kameleon.latent_gp.approximations.laplace import climb
+from pymc_kameleon.latent_gp.approximations.site_updates import ParallelSweep
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.pseudo_marginal.importance_sampling import (
     ImportanceDensity,
     estimated_log_marginal_likelihood,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_kameleon.latent_gp.approximation import whitened_precision_factor
-from pymc_kameleon.latent_gp.gaussian import Gaussian, Sites
+from pymc_kameleon.latent_gp.approximations.approximation import whitened_precision_factor
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 
 __all__ = ["ImportanceDensity", "estimated_log_marginal_likelihood", "importance_density"]
 

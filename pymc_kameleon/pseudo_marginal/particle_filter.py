@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.pseudo_marginal.bootstrap_filter import BootstrapFilter
-from pymc_kameleon.pseudo_marginal.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import checked_integer
 
 __all__ = ["particle_filter_loglikelihood"]

@@ -5,6 +5,7 @@ from pymc_kameleon.steps.elliptical_slice import EllipticalSliceStep
 from pymc_kameleon.steps.fast_kameleon import FastKameleonStep
 from pymc_kameleon.steps.kameleon import KameleonStep
 from pymc_kameleon.steps.mala import MALAStep
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
 from pymc_kameleon.steps.riemannian_hmc import RiemannianHMCStep
 
@@ -14,6 +15,7 @@ __all__ = [
     "FastKameleonStep",
     "KameleonStep",
     "MALAStep",
+    "MetropolisHastingsStep",
     "PCAKameleonStep",
     "RiemannianHMCStep",
 ]

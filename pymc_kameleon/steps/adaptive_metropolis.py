@@ -4,15 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from pymc_kameleon.steps.learnt_covariance import LearntCovarianceStep
+from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.transitions import adaptive_metropolis
-from pymc_kameleon.transitions.adaptive_metropolis import N_UNIFORMS, Settings
 
 __all__ = ["AdaptiveMetropolisStep"]
 
 
-class AdaptiveMetropolisStep(LearntCovarianceStep):
+class AdaptiveMetropolisStep(MetropolisHastingsStep):
     r"""Random-walk Metropolis with a learnt covariance and scaling.
 
     Proposes from :math:`N(x, \lambda \Sigma)`. For posteriors that are nearly Gaussian and have no
@@ -47,10 +46,10 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
-        place from which three moves in a row were rejected is drawn again.
+        point from which three moves in a row were rejected is drawn again.
     surrogate : GPSurrogate, optional
-        A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
-        milliseconds or more: what it finds hopeless is rejected without an evaluation.
+        Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
+        the log-likelihood screens proposals, and a second stage keeps the posterior exact.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start.
@@ -106,14 +105,17 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
     ):
         super().__init__(
             vars,
-            scaling=scaling,
-            learn_scaling=learn_scaling,
-            covariance=covariance,
-            initial_covariance=initial_covariance,
-            steps_per_draw=steps_per_draw,
-            disperse=disperse,
+            adaptation=MomentsAdaptation(
+                scaling=scaling,
+                learn_scaling=learn_scaling,
+                covariance=covariance,
+                initial_covariance=initial_covariance,
+                default_scaling=_scaling_of_a_random_walk,
+            ),
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
+            steps_per_draw=steps_per_draw,
+            disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,
@@ -124,24 +126,6 @@ class AdaptiveMetropolisStep(LearntCovarianceStep):
             blocked=blocked,
         )
 
-    def _default_scaling(self):
-        return 2.38**2 / self.dim
 
-    def _make_transitions(self, n):
-        self._run(
-            adaptive_metropolis.run_compiled,
-            adaptive_metropolis.run_plain,
-            None,
-            self.chain,
-            self.moments,
-            self.components,
-            Settings(
-                by_component=self.initial_transitions > 0,
-                target_accept=self.target_accept,
-                learn_covariance=self.learns_covariance,
-                learn_scaling=self.learn_scaling,
-                adapt=self.adapts,
-            ),
-            self.rng.standard_normal((n, self.dim)),
-            self.rng.random((n, N_UNIFORMS)),
-        )
+def _scaling_of_a_random_walk(dim: int) -> float:
+    return 2.38**2 / dim

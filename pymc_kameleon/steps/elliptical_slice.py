@@ -7,14 +7,14 @@ import numpy as np
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.latent_gp.elliptical_slice import elliptical_slice
-from pymc_kameleon.latent_gp.expectation_propagation_approximation import (
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian import Sites, with_sites
-from pymc_kameleon.latent_gp.laplace_approximation import laplace_approximation
-from pymc_kameleon.latent_gp.tilted import TiltedGaussian
-from pymc_kameleon.layout import floats
+from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites, with_sites
+from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.validation import checked_integer
 
@@ -48,9 +48,9 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     ::
 
-        x_n: the function; base: prior x sites; tilt: likelihood / sites
-        draw nu ~ N(0, base covariance), u ~ U(0, 1), an angle a ~ U(0, 2 pi)
-        until tilt(m + (x - m) cos a + nu sin a) > tilt(x) + log u: shrink the angle's bracket
+        x_n: the function; base: prior x sites; log_ratio: likelihood / sites draw nu ~ N(0, base
+        covariance), u ~ U(0, 1), an angle a ~ U(0, 2 pi) until log_ratio(m + (x - m) cos a + nu sin
+        a) > log_ratio(x) + log u: shrink the angle's bracket
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     ============= =====================================================================
     `n_evals`     likelihood evaluations in the draw
     `n_center`    times that the Gaussian's sites were fitted so far in the chain
-    `log_tilt`    log of likelihood over sites at the draw, without a constant
+    `log_ratio`    log of likelihood over sites at the draw, without a constant
     ============= =====================================================================
 
     The target is invariant for any Gaussian that does not depend on the function's values. Where
@@ -103,7 +103,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     stats_dtypes_shapes = {
         "n_evals": (np.float64, []),
         "n_center": (np.float64, []),
-        "log_tilt": (np.float64, []),
+        "log_ratio": (np.float64, []),
         "warning": (SamplerWarning, None),
     }
     default_tune_steps = 200
@@ -155,14 +155,14 @@ class EllipticalSliceStep(LatentFunctionStep):
         x, value, n_evaluations = elliptical_slice(
             target,
             self.position,
-            target.tilt(self.position),
+            target.log_ratio(self.position),
             self.rng,
             n_transitions=self.steps_per_draw,
         )
         return x, {
             "n_evals": 1.0 + n_evaluations,
             "n_center": self.n_fits,
-            "log_tilt": value,
+            "log_ratio": value,
         }
 
     @property
@@ -178,11 +178,11 @@ class EllipticalSliceStep(LatentFunctionStep):
             self._target = None
         if self._target is None:
             if self.center == "prior":
-                self._target = TiltedGaussian(prior, likelihood)
+                self._target = TemperedTarget(prior, likelihood)
             else:
                 sites = Sites(self.site_precision, self.site_shift)
                 base, _ = with_sites(prior, sites)
-                self._target = TiltedGaussian(base, likelihood, 1.0, sites)
+                self._target = TemperedTarget(base, likelihood, 1.0, sites)
         return self._target
 
     def _fit(self, prior, likelihood):
@@ -200,7 +200,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         self.next_fit = max(1, 2 * self.draw) if self.tune and self._follows_others else None
 
     def _progress_columns(self):
-        return {"n_evals": ("Evals/draw", "0.1f"), "log_tilt": ("Log tilt", "0.1f")}
+        return {"n_evals": ("Evals/draw", "0.1f"), "log_ratio": ("Log importance ratio", "0.1f")}
 
 
 def _widened(approximation) -> Sites:

@@ -1,47 +1,18 @@
 """Fast Kernel Adaptive Metropolis-Hastings as a PyMC step method (Kotlicki 2015)."""
 
-import warnings
 from typing import Any
 
 import numpy as np
-from pymc.step_methods.state import dataclass_state
-from scipy import linalg
 
-from pymc_kameleon.adaptation import (
-    RECENT,
-    RunningCovariance,
-    new_covariance,
-    thinned,
-    update_covariance,
-)
+from pymc_kameleon.adaptation.feature_covariance import FeatureAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
-from pymc_kameleon.random_features import checked_n_features, draw_features, features
-from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveState, KernelAdaptiveStep
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.transitions import fast_kameleon
-from pymc_kameleon.transitions.fast_kameleon import Features, FeatureWorkspace, feature_scatter
-from pymc_kameleon.transitions.mixture import Here, new_workspace
-from pymc_kameleon.validation import checked_share
 
-__all__ = ["FastKameleonState", "FastKameleonStep"]
-
-N_POINTS = 1000
-"""Points of the history that difference moves use."""
-
-BLOCK = 256
-"""Positions that enter the running covariance together."""
+__all__ = ["FastKameleonStep"]
 
 
-@dataclass_state
-class FastKameleonState(KernelAdaptiveState):
-    """State of a `FastKameleonStep`."""
-
-    features: Features | None
-    covariance: RunningCovariance | None
-    next_redraw: int
-
-
-class FastKameleonStep(KernelAdaptiveStep):
+class FastKameleonStep(MetropolisHastingsStep):
     r"""Kernel Adaptive Metropolis-Hastings on the whole history, by random Fourier features.
 
     Where `KameleonStep` sums over a subsample of the history, this step keeps a running covariance
@@ -104,10 +75,10 @@ class FastKameleonStep(KernelAdaptiveStep):
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
-        place from which three moves in a row were rejected is drawn again.
+        point from which three moves in a row were rejected is drawn again.
     surrogate : GPSurrogate, optional
-        A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
-        milliseconds or more: what it finds hopeless is rejected without an evaluation.
+        Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
+        the log-likelihood screens proposals, and a second stage keeps the posterior exact.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start.
@@ -161,11 +132,10 @@ class FastKameleonStep(KernelAdaptiveStep):
     """
 
     name = "fast_kameleon"
-    stats_dtypes_shapes = KernelAdaptiveStep.stats_dtypes_shapes | {"rank": (np.float64, [])}
-    _state_class = FastKameleonState
-    transitions = fast_kameleon
-    n_recent = BLOCK
-    growth = 1.2
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
+        "bandwidth": (np.float64, []),
+        "rank": (np.float64, []),
+    }
 
     def __init__(
         self,
@@ -196,45 +166,29 @@ class FastKameleonStep(KernelAdaptiveStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        self.n_features = checked_n_features(n_features, embedding)
-        self.embedding = embedding
-        if checked_share("rank_share", rank_share) == 0:
-            raise ValueError("rank_share=0: take a number in (0, 1]; 1 keeps all eigenvectors.")
-        self.rank_share = float(rank_share)
-        kernel = Gaussian() if kernel is None else as_kernel(kernel, needs="spectrum")
-        if not kernel.has_finite_frequencies:
-            warnings.warn(
-                f"kernel={kernel!r} is so rough that its frequencies have no second moment: the "
-                "sampler is exact, but its proposals differ from one set of frequencies to the "
-                "next, however many features there are. Matern(smoothness) above 1 settles.",
-                UserWarning,
-                stacklevel=2,
-            )
         super().__init__(
             vars,
-            kernel=kernel,
-            bandwidth=bandwidth,
-            n_subsample=N_POINTS,
-            gamma=gamma,
-            default_gamma=1.4,
-            scaling=scaling,
-            learn_scaling=learn_scaling,
+            adaptation=FeatureAdaptation(
+                kernel=Gaussian() if kernel is None else as_kernel(kernel, needs="spectrum"),
+                bandwidth=bandwidth,
+                n_features=n_features,
+                embedding=embedding,
+                rank_share=rank_share,
+                gamma=gamma,
+                scaling=scaling,
+                learn_scaling=learn_scaling,
+                standardize=standardize,
+                global_share=global_share,
+                learning_rate=learning_rate,
+                learning_decay=learning_decay,
+            ),
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
-            standardize=standardize,
-            global_share=global_share,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,
-            learning_rate=learning_rate,
-            learning_decay=learning_decay,
-            configuration={
-                "n_features": self.n_features,
-                "embedding": embedding,
-                "rank_share": self.rank_share,
-            },
             model=model,
             rng=rng,
             initial_point=initial_point,
@@ -266,143 +220,3 @@ class FastKameleonStep(KernelAdaptiveStep):
             "adapt_after_tune": True,
         }
         return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))
-
-    # life cycle -----------------------------------------------------------------------------------
-
-    def _lengths(self):
-        return super()._lengths() | {"features": self.n_features, "m": self._n_frequencies()}
-
-    def _n_frequencies(self):
-        return self.n_features // 2 if self.embedding == "pairs" else self.n_features
-
-    def _forget(self):
-        super()._forget()
-        self.features = self.covariance = None
-        self.next_redraw = 0
-
-    def _begin_local(self):
-        self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
-        m = self._n_frequencies()
-        self.features = Features(
-            np.zeros((self.dim, m)), np.zeros(m), np.zeros((0, self.n_features))
-        )
-        self.covariance = new_covariance(self.n_features)
-
-    def _end_tuning(self):
-        super()._end_tuning()
-        if self._has_points():
-            self._absorb()
-            self._refresh()
-
-    def _kernel_of_transitions(self):
-        return None
-
-    def _local(self):
-        return (self.features,)
-
-    def _new_workspace(self):
-        rank, m = len(self.features.factor), self.features.phases.size
-        return FeatureWorkspace(
-            new_workspace(self.dim), np.zeros((rank, m)), np.zeros((rank, self.dim))
-        )
-
-    def _make_transitions(self, n, settings):
-        if not settings.adapt:
-            super()._make_transitions(n, settings)
-            return
-        cursor = self.history.cursor
-        while n > 0:
-            count = min(n, BLOCK - int(cursor[RECENT]))
-            super()._make_transitions(count, settings)
-            n -= count
-            if cursor[RECENT] == BLOCK:
-                self._absorb()
-
-    # adaptation -----------------------------------------------------------------------------------
-
-    def _kernel_parameters(self, points):
-        return np.array([self._bandwidth_of(points)])
-
-    def _update(self, history):
-        seen = int(self.history.cursor[2])
-        nothing_yet = not self._has_points()
-        if nothing_yet or (self.tune and self._coordinates_move() and seen >= self.next_redraw):
-            self._redraw(history)
-            self.next_redraw = 2 * seen
-        else:
-            self._absorb()
-            points = thinned(history, self.n_subsample, self.rng)
-            self.learnt = self.learnt._replace(points=self._whiten(points))
-        self._refresh()
-
-    def _coordinates_move(self):
-        """Whether what the features depend on is learnt."""
-        return self.standardize or self.bandwidth == "median"
-
-    def _redraw(self, history):
-        """Learn coordinates and bandwidth, draw frequencies, and learn their covariance anew.
-
-        Each row of `history` stands for as many positions as the history's stride.
-        """
-        self._learn_coordinates(history)
-        frequencies, phases = draw_features(
-            self.kernel,
-            self.n_features,
-            self.embedding,
-            self.dim,
-            self._learnt_bandwidth(),
-            self.rng,
-        )
-        self.features = self.features._replace(frequencies=frequencies, phases=phases)
-        self.covariance = new_covariance(self.n_features)
-        update_covariance(
-            self.covariance, self._features_of(history), float(self.history.cursor[1])
-        )
-        self.history.cursor[RECENT] = 0
-
-    def _absorb(self):
-        """Add the positions since the last time to the covariance of the features."""
-        count = int(self.history.cursor[RECENT])
-        if count and self._has_points():
-            update_covariance(self.covariance, self._features_of(self.history.recent[:count]))
-        self.history.cursor[RECENT] = 0
-
-    def _features_of(self, rows):
-        drawn = self.features
-        return features(self._whiten(rows).T, drawn.frequencies, drawn.phases, self.embedding)
-
-    def _refresh(self):
-        """Factor the covariance of the features, for the transitions to come."""
-        covariance = self.covariance.scatter / self.covariance.weight[0]
-        eigenvalues, vectors = linalg.eigh(covariance, lower=True, driver="evd")
-        eigenvalues, vectors = np.maximum(eigenvalues[::-1], 0.0), vectors[:, ::-1]
-        rank = int(np.count_nonzero(eigenvalues))
-        if self.rank_share < 1:
-            shares = np.cumsum(eigenvalues)
-            rank = min(rank, 1 + int(np.searchsorted(shares, self.rank_share * shares[-1])))
-        factor = np.ascontiguousarray((vectors[:, :rank] * np.sqrt(eigenvalues[:rank])).T)
-        # First of all: an interrupt here must not leave scratch arrays of the old rank behind.
-        self._workspace = self._workspace_of = None
-        self.features = self.features._replace(factor=factor)
-        self.here.is_current[0] = False
-        self._keep_size()
-        self._rescale()
-
-    def _size(self):
-        return super()._size() + self.features.factor.size
-
-    def _largest_size(self):
-        return super()._largest_size() + self.n_features**2
-
-    # what was learnt ------------------------------------------------------------------------------
-
-    def _scatter_at(self, standardized):
-        """J^T C J of equation 4.5."""
-        scatter, workspace = np.empty((self.dim, self.dim)), self._new_workspace()
-        feature_scatter(
-            self.features, standardized, workspace.weights, workspace.projections, scatter
-        )
-        return scatter
-
-    def _scaling_statistics(self):
-        return super()._scaling_statistics() | {"rank": float(len(self.features.factor))}

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 from pymc.step_methods.compound import Competence
 
+from pymc_kameleon.adaptation.kernel_covariance import KernelAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
-from pymc_kameleon.proposals import centred_scatter
-from pymc_kameleon.steps.base import MetropolisHastingsStep
-from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveStep
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.transitions import kameleon
-from pymc_kameleon.transitions.kameleon import KernelWorkspace
-from pymc_kameleon.transitions.mixture import Here, new_workspace
 
 __all__ = ["KameleonStep"]
 
 
-class KameleonStep(KernelAdaptiveStep):
+class KameleonStep(MetropolisHastingsStep):
     r"""Kernel Adaptive Metropolis-Hastings: proposals that follow the local shape of the posterior.
 
     For models without gradients whose posterior is curved or badly scaled. Where a gradient exists,
@@ -84,10 +80,10 @@ class KameleonStep(KernelAdaptiveStep):
     pseudo_marginal : bool
         The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
         say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
-        place from which three moves in a row were rejected is drawn again.
+        point from which three moves in a row were rejected is drawn again.
     surrogate : GPSurrogate, optional
-        A Gaussian process of the log-likelihood that is asked first, for likelihoods that cost
-        milliseconds or more: what it finds hopeless is rejected without an evaluation.
+        Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
+        the log-likelihood screens proposals, and a second stage keeps the posterior exact.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start.
@@ -138,7 +134,9 @@ class KameleonStep(KernelAdaptiveStep):
     """
 
     name = "kameleon"
-    transitions = kameleon
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
+        "bandwidth": (np.float64, [])
+    }
 
     def __init__(
         self,
@@ -168,33 +166,28 @@ class KameleonStep(KernelAdaptiveStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        if not (adaptation is None or callable(adaptation)):
-            raise TypeError(
-                f"adaptation={adaptation!r}: pass a function of the number of transitions that "
-                "returns a probability, or None for the default schedule."
-            )
-        self.adaptation = adaptation
         super().__init__(
             vars,
-            kernel=Gaussian() if kernel is None else as_kernel(kernel),
-            bandwidth=bandwidth,
-            n_subsample=n_subsample,
-            gamma=gamma,
-            default_gamma=1.4,
-            scaling=scaling,
-            learn_scaling=learn_scaling,
+            adaptation=KernelAdaptation(
+                kernel=Gaussian() if kernel is None else as_kernel(kernel),
+                bandwidth=bandwidth,
+                n_subsample=n_subsample,
+                gamma=gamma,
+                scaling=scaling,
+                learn_scaling=learn_scaling,
+                schedule=adaptation,
+                standardize=standardize,
+                global_share=global_share,
+                learning_rate=learning_rate,
+                learning_decay=learning_decay,
+            ),
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
-            standardize=standardize,
-            global_share=global_share,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,
-            learning_rate=learning_rate,
-            learning_decay=learning_decay,
-            configuration={"adaptation": getattr(adaptation, "__qualname__", adaptation)},
             model=model,
             rng=rng,
             initial_point=initial_point,
@@ -226,42 +219,6 @@ class KameleonStep(KernelAdaptiveStep):
             "adaptation": _after_five_hundred,
         }
         return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))
-
-    def _follows_schedule(self):
-        return self.adaptation is None
-
-    def _transitions_before_update(self, transition, n):
-        if self.adaptation is None or not self.adapts:
-            return super()._transitions_before_update(transition, n)
-        uniforms = self.rng.random(n)
-        for i in range(n):
-            if uniforms[i] < self.adaptation(transition + i):
-                return i
-        return n
-
-    # the proposal ---------------------------------------------------------------------------------
-
-    def _begin_local(self):
-        self.here = Here(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, self.dim)))
-
-    def _local(self):
-        return ()
-
-    def _new_workspace(self):
-        return KernelWorkspace(new_workspace(self.dim), np.zeros(self.learnt.points.shape))
-
-    def _update(self, history):
-        """Draw a new subsample, and learn coordinates and bandwidth from it."""
-        self._learn_coordinates(history)
-        self._keep_size()
-        self._rescale()
-
-    def _scatter_at(self, standardized):
-        """M H M^T of proposition 2."""
-        gradients, scatter = np.empty(self.learnt.points.shape), np.empty((self.dim, self.dim))
-        self.kernel.gradients(standardized, self.learnt.points, self.learnt.parameters, gradients)
-        centred_scatter(gradients, scatter)
-        return scatter
 
     @staticmethod
     def competence(var, has_grad):

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 from pymc.stats.convergence import WarningType
 
-from pymc_kameleon.transitions.metropolis import ACCEPTED
+from pymc_kameleon.mcmc.chain import ACCEPTED
 
 __all__ = [
     "ADVICE",
@@ -27,7 +27,7 @@ ADVICE = "pymc_kameleon.diagnostics.estimator_sd(model, point) says how many sam
 STATISTICS = {"estimate": (np.float64, [])}
 
 PATIENCE = 3
-"""Moves rejected in a row while tuning after which the place's estimate is drawn again. A chain
+"""Moves rejected in a row while tuning after which the point's estimate is drawn again. A chain
 that sticks on an overestimate would learn from its rejections that no move is short enough: above a
 standard deviation of 1.7 no move at all is accepted as often as 0.234 (Sherlock, Thiery, Roberts &
 Rosenthal 2015). What it does while tuning is no part of the result."""
@@ -50,7 +50,7 @@ def warn_without(step_name: str, target) -> None:
     if target.estimated_terms:
         warnings.warn(
             f"The likelihood term {', '.join(target.estimated_terms)} is an estimate. Without "
-            "pseudo_marginal=True this step draws the estimate of its current place again whenever "
+            "pseudo_marginal=True this step draws the estimate of its current point again whenever "
             "another step moves or data change, and such a chain does not sample the posterior. "
             f"Write {step_name}(pseudo_marginal=True).",
             UserWarning,
@@ -69,7 +69,7 @@ def _frames_inside():
 
 
 def advance_patiently(step, n: int) -> None:
-    """Make `n` transitions of tuning; draw anew the estimate of a place that is not left."""
+    """Make `n` transitions of tuning; draw anew the estimate at a point that is not left."""
     chain, report = step.chain, step.report
     for _ in range(n):
         if report["rejections"] >= PATIENCE:
@@ -87,7 +87,7 @@ def advance_patiently(step, n: int) -> None:
 def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
     """Return a warning if a chain that has not moved for long stands on an overestimate.
 
-    The place's likelihood is estimated `N_FRESH` times more, which is no part of the chain.
+    The likelihood of the point is estimated `N_FRESH` times more, which is no part of the chain.
     """
     report = step.report
     if report["unmoved"] == 0:
@@ -113,7 +113,7 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
         WarningType.CONVERGENCE,
         f"The chain of {', '.join(step.target.names)} sticks on an overestimate: no move was "
         f"accepted in {report['unmoved']} transitions, and the kept log-likelihood is "
-        f"{excess:.1f} above that of {N_FRESH} fresh estimates of the same place (standard "
+        f"{excess:.1f} above that of {N_FRESH} fresh estimates at the same point (standard "
         f"deviation {sd:.1f}). Take more importance samples or particles: {ADVICE}.",
     )
 

@@ -12,8 +12,8 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.latent_gp.reading import LatentFunction
-from pymc_kameleon.layout import floats
+from pymc_kameleon.latent_gp.model.reading import LatentFunction
+from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 
 __all__ = ["LatentFunctionState", "LatentFunctionStep"]

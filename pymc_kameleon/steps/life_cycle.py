@@ -13,15 +13,29 @@ from pymc.vartypes import discrete_types
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_kameleon.layout import check_layout
+from pymc_kameleon.mcmc.layout import check_layout
 
-__all__ = ["STUCK_AFTER", "Step"]
+__all__ = ["STUCK_AFTER", "Step", "all_or_nothing"]
 
 REAL = "biuf"
 """Kinds of types that are real numbers."""
 
 STUCK_AFTER = 1000
 """Transitions without an accepted move after which a chain is called stuck."""
+
+
+@contextmanager
+def all_or_nothing(changed):
+    """Take back which objects the attributes are if an error or an interrupt comes between.
+
+    Arrays whose sizes belong together are replaced one after the other.
+    """
+    before = changed.__dict__.copy()
+    try:
+        yield
+    except BaseException:
+        changed.__dict__.update(before)
+        raise
 
 
 class Step(ArrayStepShared):
@@ -152,22 +166,12 @@ class Step(ArrayStepShared):
                 f"sampling_state is a {type(state).__name__}: {type(self).__name__} takes that of "
                 f"a {type(self).__name__}."
             )
-        with self._all_or_nothing():
-            ArrayStepShared.sampling_state.fset(self, state)
+        with all_or_nothing(self):
+            self._set_state(state)
             check_layout("sampling_state", state, self._lengths())
 
-    @contextmanager
-    def _all_or_nothing(self):
-        """Take back which objects the attributes are if an error or an interrupt comes between.
-
-        Arrays whose sizes belong together are replaced one after the other.
-        """
-        before = self.__dict__.copy()
-        try:
-            yield
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+    def _set_state(self, state):
+        ArrayStepShared.sampling_state.fset(self, state)
 
     @abstractmethod
     def _lengths(self) -> dict[str, int]:

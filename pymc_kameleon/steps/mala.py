@@ -4,21 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from pymc_kameleon.compiled import N_TERMS
-from pymc_kameleon.steps import two_stage
-from pymc_kameleon.steps.learnt_covariance import LearntCovarianceStep
+from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.mcmc import langevin
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.steps import surrogate_stage
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.transitions import mala
-from pymc_kameleon.transitions.mala import N_UNIFORMS, LangevinWorkspace, Settings
 
 __all__ = ["MALAStep"]
 
-COMPONENT_SHARE = 0.1
+COORDINATE_SHARE = 0.1
 """Share of one-coordinate moves while tuning, after the initial phase of nothing else: far out,
 where gradients are huge, moves along them are all refused."""
 
 
-class MALAStep(LearntCovarianceStep):
+class MALAStep(MetropolisHastingsStep):
     r"""Metropolis-adjusted Langevin with a learnt preconditioner and step size.
 
     Proposes from :math:`N(x + \tfrac{\delta}{2} \Lambda \nabla \log p(x),\ \delta \Lambda)`. For
@@ -53,8 +53,8 @@ class MALAStep(LearntCovarianceStep):
     steps_per_draw, disperse
         As for `KameleonStep`.
     surrogate : GPSurrogate, optional
-        A joint Gaussian process of the log-likelihood and its gradient that is asked first: what it
-        finds hopeless is rejected without an evaluation.
+        Delayed acceptance: a joint Gaussian process of the log-likelihood and its gradient screens
+        proposals, and a second stage keeps the posterior exact.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start.
@@ -89,7 +89,9 @@ class MALAStep(LearntCovarianceStep):
     """
 
     name = "mala"
-    stats_dtypes_shapes = LearntCovarianceStep.stats_dtypes_shapes | {"step_size": (np.float64, [])}
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
+        "step_size": (np.float64, [])
+    }
 
     def __init__(
         self,
@@ -111,17 +113,20 @@ class MALAStep(LearntCovarianceStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        self._workspace = None
         super().__init__(
             vars,
-            scaling=scaling,
-            learn_scaling=learn_scaling,
-            covariance=covariance,
-            initial_covariance=initial_covariance,
-            steps_per_draw=steps_per_draw,
-            disperse=disperse,
+            adaptation=MomentsAdaptation(
+                scaling=scaling,
+                learn_scaling=learn_scaling,
+                covariance=covariance,
+                initial_covariance=initial_covariance,
+                default_scaling=_step_size,
+                coordinate_share=COORDINATE_SHARE,
+            ),
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
+            steps_per_draw=steps_per_draw,
+            disperse=disperse,
             pseudo_marginal=None,
             surrogate=surrogate,
             warm_start=warm_start,
@@ -131,14 +136,7 @@ class MALAStep(LearntCovarianceStep):
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
-        _ = self.target.with_gradients
-
-    def __getstate__(self):
-        """Leave scratch memory out of what is sent to other processes."""
-        return self.__dict__ | {"_workspace": None}
-
-    def _default_scaling(self):
-        return 1.65**2 * self.dim ** (-1 / 3)
+        _ = self.target.with_gradients  # raises an error where there is none
 
     def _density(self):
         return self.target.with_gradients
@@ -150,36 +148,18 @@ class MALAStep(LearntCovarianceStep):
         return N_TERMS + 2 * self.dim
 
     def _check_surrogate(self):
-        two_stage.check(self.surrogate, self.target, False, gradients=True)
+        surrogate_stage.check(self.surrogate, self.target, False, gradients=True)
 
     def _new_stage(self):
-        return two_stage.new_joint_stage(self.surrogate, self.dim)
+        return surrogate_stage.new_joint_stage(self.surrogate, self.dim)
 
-    def _make_transitions(self, n):
-        if self._workspace is None:
-            self._workspace = LangevinWorkspace(np.zeros(self.dim), np.zeros(self.dim))
-        component_share = COMPONENT_SHARE if self.tune and self._start_factor is None else 0.0
-        if self.initial_transitions:
-            component_share = 1.0
-        self._run(
-            mala.run_compiled,
-            mala.run_plain,
-            None,
-            self.chain,
-            self.moments,
-            self.components,
-            self._workspace,
-            Settings(
-                component_share=component_share,
-                target_accept=self.target_accept,
-                learn_covariance=self.learns_covariance,
-                learn_scaling=self.learn_scaling,
-                adapt=self.adapts,
-            ),
-            self.rng.standard_normal((n, self.dim)),
-            self.rng.random((n, N_UNIFORMS)),
-        )
+    def _loop(self, proposal, is_compiled):
+        return langevin.run_compiled if is_compiled else langevin.run_plain
 
-    def _scaling_statistics(self):
-        statistics = super()._scaling_statistics()
+    def _learnt_statistics(self):
+        statistics = super()._learnt_statistics()
         return statistics | {"step_size": statistics["scaling"]}
+
+
+def _step_size(dim: int) -> float:
+    return 1.65**2 * dim ** (-1 / 3)

@@ -6,7 +6,7 @@ import arviz as az
 import numpy as np
 import xarray as xr
 
-from pymc_kameleon.adaptation import History, new_history
+from pymc_kameleon.adaptation.history import History, new_history
 
 __all__ = ["KEPT", "WANTED", "new_draws", "slow_mixing"]
 

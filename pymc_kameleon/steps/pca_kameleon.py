@@ -1,43 +1,19 @@
 """PCA-Kameleon as a PyMC step method (Sejdinovic et al. 2014, appendix C)."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from pymc.step_methods.state import dataclass_state
-from scipy import linalg
 
+from pymc_kameleon.adaptation.principal_components import PrincipalComponentAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
-from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveState, KernelAdaptiveStep
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.transitions import pca_kameleon
-from pymc_kameleon.transitions.pca_kameleon import (
-    Directions,
-    Eigenfunctions,
-    GradientsHere,
-    direction,
-)
-from pymc_kameleon.validation import checked_integer, checked_share
 
-__all__ = ["PCAKameleonState", "PCAKameleonStep"]
-
-MOST_COMPONENTS = 100
-"""Largest number of eigenfunctions, where `n_components` is a share."""
-
-SMALLEST_EIGENVALUE = 1e-10
-"""Eigenvalues below this share of the largest are numerically zero."""
+__all__ = ["PCAKameleonStep"]
 
 
-@dataclass_state
-class PCAKameleonState(KernelAdaptiveState):
-    """State of a `PCAKameleonStep`."""
-
-    here: GradientsHere | None
-    eigenfunctions: Eigenfunctions | None
-
-
-class PCAKameleonStep(KernelAdaptiveStep):
+class PCAKameleonStep(MetropolisHastingsStep):
     r"""PCA-Kameleon: moves along the principal eigenfunctions of the history's kernel matrix.
 
     Where `KameleonStep` draws from one Gaussian that mixes all directions, this step picks one
@@ -131,15 +107,12 @@ class PCAKameleonStep(KernelAdaptiveStep):
     """
 
     name = "pca_kameleon"
-    stats_dtypes_shapes = KernelAdaptiveStep.stats_dtypes_shapes | {
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
+        "bandwidth": (np.float64, []),
         "component": (np.float64, []),
         "component_scaling": (np.float64, []),
         "rank": (np.float64, []),
     }
-    _state_class = PCAKameleonState
-    transitions = pca_kameleon
-    extra_normals = 1
-    growth = 1.3
 
     def __init__(
         self,
@@ -169,166 +142,31 @@ class PCAKameleonStep(KernelAdaptiveStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        n_subsample = checked_integer("n_subsample", n_subsample, 2)
-        self.n_components = _checked_components(n_components, n_subsample)
-        if gamma == 0:
-            raise ValueError(
-                "gamma=0: moves along one direction alone cannot be reversed where it bends; take "
-                "a number above 0."
-            )
-        self._capacity = (
-            self.n_components
-            if isinstance(self.n_components, int)
-            else min(MOST_COMPONENTS, n_subsample)
-        )
         super().__init__(
             vars,
-            kernel=Gaussian() if kernel is None else as_kernel(kernel),
-            bandwidth=bandwidth,
-            n_subsample=n_subsample,
-            gamma=gamma,
-            default_gamma=1.4,
-            scaling=scaling,
-            learn_scaling=learn_scaling,
+            adaptation=PrincipalComponentAdaptation(
+                kernel=Gaussian() if kernel is None else as_kernel(kernel),
+                bandwidth=bandwidth,
+                n_subsample=n_subsample,
+                n_components=n_components,
+                gamma=gamma,
+                scaling=scaling,
+                learn_scaling=learn_scaling,
+                standardize=standardize,
+                global_share=global_share,
+                learning_rate=learning_rate,
+                learning_decay=learning_decay,
+            ),
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
-            standardize=standardize,
-            global_share=global_share,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,
-            learning_rate=learning_rate,
-            learning_decay=learning_decay,
-            configuration={"n_components": self.n_components},
             model=model,
             rng=rng,
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
-        self.warm_scaling = None
-
-    # life cycle -----------------------------------------------------------------------------------
-
-    def _n_scalings(self):
-        return self._capacity
-
-    def _forget(self):
-        super()._forget()
-        self.eigenfunctions = None
-
-    def _begin_local(self):
-        self.here = GradientsHere(np.zeros(1, dtype=np.bool_), np.zeros((self.dim, 0)))
-        self.eigenfunctions = self._no_components(0)
-
-    def _local(self):
-        return (self.eigenfunctions,)
-
-    def _new_workspace(self):
-        return Directions(
-            proposed_gradients=np.zeros(self.learnt.points.shape),
-            direction=np.zeros(self.dim),
-            proposed_direction=np.zeros(self.dim),
-            standardized=np.zeros(self.dim),
-            displacement=np.zeros(self.dim),
-        )
-
-    # adaptation -----------------------------------------------------------------------------------
-
-    def _update(self, history):
-        """Draw a new subsample, and learn coordinates, bandwidth and eigenfunctions from it."""
-        self._learn_coordinates(history)
-        self.here = GradientsHere(np.zeros(1, dtype=np.bool_), np.zeros(self.learnt.points.shape))
-        self.eigenfunctions = self._principal_components()
-        self._keep_size()
-        self._rescale()
-
-    def _principal_components(self):
-        """Eigenvectors of HKH and their weights, the largest eigenvalue first."""
-        points, bandwidth = self.learnt.points.T, self.learnt.parameters[-1]
-        matrix = self.kernel(points, points, bandwidth)
-        means = matrix.mean(axis=0)
-        matrix = matrix - means - means[:, None] + means.mean()
-        n = len(matrix)
-        found = self._no_components(n)
-        if np.trace(matrix) <= 0:
-            return found
-        count = min(self._capacity, n)
-        eigenvalues, vectors = linalg.eigh(matrix, subset_by_index=[n - count, n - 1])
-        eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
-        rank = max(1, int(np.sum(eigenvalues > SMALLEST_EIGENVALUE * eigenvalues[0])))
-        if isinstance(self.n_components, float):
-            shares = np.cumsum(eigenvalues[:rank]) / np.trace(matrix)
-            rank = min(rank, 1 + int(np.searchsorted(shares, self.n_components)))
-        found.vectors[:rank] = vectors[:, :rank].T
-        found.weights[:rank] = eigenvalues[:rank] / eigenvalues[:rank].sum()
-        found.thresholds[: rank - 1] = np.cumsum(found.weights[: rank - 1])
-        return found
-
-    def _no_components(self, n):
-        return Eigenfunctions(
-            vectors=np.zeros((self._capacity, n)),
-            weights=np.zeros(self._capacity),
-            thresholds=np.full(self._capacity, np.inf),
-            used=np.full(2, np.nan),
-        )
-
-    def _size(self):
-        return super()._size() + self.eigenfunctions.vectors.size + self.here.gradients.size
-
-    def _largest_size(self):
-        return super()._largest_size() + (self._capacity + self.dim) * self.n_subsample
-
-    # what was learnt ------------------------------------------------------------------------------
-
-    def _directions(self, standardized):
-        """Directions c_j at a place, shape (capacity, d)."""
-        learnt, found = self.learnt, np.zeros((self._capacity, self.dim))
-        gradients = np.empty(learnt.points.shape)
-        self.kernel.gradients(standardized, learnt.points, learnt.parameters, gradients)
-        for j in range(self._capacity):
-            direction(gradients, self.eigenfunctions.vectors[j], found[j])
-        return found
-
-    def _move_sizes(self, points):
-        found = [self._directions(np.ascontiguousarray(u)) for u in points.T]
-        return np.sum(np.mean(np.square(found), axis=0), axis=1) / self.dim
-
-    def _scatter_at(self, standardized):
-        """Covariance of the mixture over the eigenfunctions, all scalings being 1."""
-        c = self._directions(standardized)
-        return (self.eigenfunctions.weights * c.T) @ c
-
-    def _local_covariance(self, standardized):
-        c = self._directions(standardized)
-        variances = self.eigenfunctions.weights * np.exp(2 * self.scaling.log)
-        return self.gamma**2 * np.eye(self.dim) + (variances * c.T) @ c
-
-    def _scaling_statistics(self):
-        found = self.eigenfunctions
-        component, component_scaling = found.used.tolist()
-        found.used[:] = np.nan
-        return super()._scaling_statistics() | {
-            "scaling": math.exp(found.weights @ self.scaling.log),
-            "component": component,
-            "component_scaling": component_scaling,
-            "rank": float(np.count_nonzero(found.weights)),
-        }
-
-
-def _checked_components(n_components, n_subsample):
-    if isinstance(n_components, float):
-        if checked_share("n_components", n_components) == 0:
-            raise ValueError(
-                "n_components=0.0: take a share in (0, 1] of the spectrum, or a whole number."
-            )
-        return n_components
-    n_components = checked_integer("n_components", n_components, 1)
-    if n_components > n_subsample:
-        raise ValueError(
-            f"n_components={n_components} with n_subsample={n_subsample}: there are no more "
-            f"eigenfunctions than points; take at most {n_subsample} components."
-        )
-    return n_components

@@ -7,15 +7,15 @@ from pymc.exceptions import SamplingError
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.latent_gp.riemannian_hmc import (
+from pymc_kameleon.latent_gp.samplers.riemannian_metric import needed_soft_floor
+from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
     DualAveraging,
     RiemannianOutcome,
     RiemannianSettings,
     RiemannianState,
     transition,
 )
-from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
-from pymc_kameleon.latent_gp.tilted import TiltedGaussian
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
@@ -53,7 +53,7 @@ class RiemannianHMCState(LatentFunctionState):
 class RiemannianHMCStep(LatentFunctionStep):
     """Riemannian manifold HMC for the latent function of a Gaussian-process model.
 
-    The metric is the precision that the posterior has at the place: that of the prior plus the
+    The metric is the precision that the posterior has at the point: that of the prior plus the
     curvature of the likelihood. So a trajectory follows correlations of any strength and crosses
     the posterior in a few steps, whatever the hyperparameters. Each step factorises an N x N matrix
     several times; `EllipticalSliceStep` is faster wherever the posterior is nearly Gaussian.
@@ -232,7 +232,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     def _transitions(self):
         if self._target is None:
-            self._target = TiltedGaussian(self.function.prior.gaussian, self.function.likelihood)
+            self._target = TemperedTarget(self.function.prior.gaussian, self.function.likelihood)
             # A function of the other variables alone: what the move may depend on.
             self.soft_floor = (
                 needed_soft_floor(self._target) if self.given_floor is None else self.given_floor

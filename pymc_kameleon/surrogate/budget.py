@@ -2,17 +2,17 @@
 
 import math
 
-import numba
 import numpy as np
 
-from pymc_kameleon.surrogate.conditioning import PREDICTED, censored, extend, whiten_values
+from pymc_kameleon.mcmc.linalg import delete_row, solve_lower, solve_upper
+from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.gaussian_process import largest_value, predict
-from pymc_kameleon.surrogate.triangular import delete_row, solve_lower, solve_upper
+from pymc_kameleon.surrogate.training_set import PREDICTED, censored, extend, whiten_values
 
-__all__ = ["learn", "least_useful", "remove", "same_point", "use"]
+__all__ = ["add_training_point", "least_useful", "remove", "same_point", "use"]
 
 
-@numba.njit(cache=True)
+@jit
 def use(residual, variance, depth):
     """How wrong mu + kappa / 2 is without a point, relative to the point's depth.
 
@@ -21,7 +21,7 @@ def use(residual, variance, depth):
     return (abs(residual) + 0.5 * variance) / (1.0 + depth)
 
 
-@numba.njit(cache=True)
+@jit
 def same_point(process, index, x):
     """Whether the point `index` is `x` (d,), to the last bit."""
     for k in range(x.size):
@@ -30,7 +30,7 @@ def same_point(process, index, x):
     return True
 
 
-@numba.njit(cache=True)
+@jit
 def least_useful(process, current):
     """Find the point that the others predict best, other than `current` (d,), in O(t).
 
@@ -54,7 +54,7 @@ def least_useful(process, current):
     return index, smallest
 
 
-@numba.njit(cache=True)
+@jit
 def remove(process, index):
     """Take out a point, in O(t^2)."""
     count = process.count[0]
@@ -75,8 +75,8 @@ def remove(process, index):
     whiten_values(process)
 
 
-@numba.njit(cache=True)
-def learn(process, x, value, current):
+@jit
+def add_training_point(process, x, value, current):
     """Add a point; if there is no room, in the place of the least useful one.
 
     The current point of the chain is never taken out, and nothing changes if the new point would

@@ -6,10 +6,9 @@ covariances of values and gradients follow from :math:`\varphi` and its first tw
 
 import math
 
-import numba
 import numpy as np
 
-from pymc_kameleon.compiled import SIMD
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["COVARIANCES", "correlation_matrix", "lengthscale_slopes", "radial", "squared_distances"]
 
@@ -17,7 +16,7 @@ COVARIANCES = {"squared_exponential": 0, "matern52": 1}
 """Code of each covariance in a process: compiled code takes no function pointers."""
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def radial(kernel, squared):
     r"""Return :math:`\varphi(q), -2\varphi'(q), 4\varphi''(q), -8\varphi'''(q)` at q = `squared`.
 
@@ -39,7 +38,7 @@ def radial(kernel, squared):
     )
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def squared_distances(point, coordinates, count, out):
     """Squared distances of `point` (d,) to the first `count` columns of `coordinates`."""
     for j in range(count):
@@ -50,7 +49,7 @@ def squared_distances(point, coordinates, count, out):
             out[j] += difference * difference
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def correlation_matrix(kernel, coordinates, values, slopes):
     r"""Write :math:`\varphi` and :math:`-2\varphi'` of all pairs of columns, both symmetric.
 
@@ -74,7 +73,7 @@ def correlation_matrix(kernel, coordinates, values, slopes):
             slopes[i, j] = slopes[j, i] = slope
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def lengthscale_slopes(coordinates, slopes, weights, out):
     r"""Sum `weights` times the derivatives of :math:`\varphi` in each log lengthscale, into `out`.
 

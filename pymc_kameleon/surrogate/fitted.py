@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pymc_kameleon.surrogate.budget import learn
+from pymc_kameleon.surrogate.budget import add_training_point
 from pymc_kameleon.surrogate.gaussian_process import Process, gradient, predict
 from pymc_kameleon.validation import checked_array
 
@@ -33,7 +33,7 @@ class FittedSurrogate:
             NaN and -inf are censored.
         """
         x = checked_array("x", x, self.process.points.shape[1:], "a point")
-        return bool(learn(self.process, x, float(value), np.full(x.size, np.nan)))
+        return bool(add_training_point(self.process, x, float(value), np.full(x.size, np.nan)))
 
     def predict(self, X, return_variance: bool = False, return_gradient: bool = False):
         """Predict at the rows of `X`.

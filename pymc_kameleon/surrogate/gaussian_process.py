@@ -10,16 +10,14 @@ exploratory-exploitation effect.
 import math
 from typing import Annotated, NamedTuple
 
-import numba
 import numpy as np
 
-from pymc_kameleon.adaptation import Standardization
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.layout import floats, integers
-from pymc_kameleon.proposals import solve_factor
+from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.layout import floats, integers
+from pymc_kameleon.mcmc.linalg import dot, solve_factor, solve_lower, solve_upper
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.surrogate.covariances import radial, squared_distances
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, mean_gradient, mean_value
-from pymc_kameleon.surrogate.triangular import dot, solve_lower, solve_upper
 
 __all__ = [
     "Process",
@@ -113,7 +111,7 @@ def new_process(kernel: int, capacity: int, dim: int, depth: float) -> Process:
     )
 
 
-@numba.njit(cache=True)
+@jit
 def standardised(process, x, u, z):
     """Write the standardised coordinates of `x` into `u`, and u over the lengthscales into `z`."""
     for k in range(x.size):
@@ -123,7 +121,7 @@ def standardised(process, x, u, z):
         z[k] = u[k] * math.exp(-process.hyperparameters[1 + k])
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def whitened_covariances(process, z, out):
     """L^-1 k(z, points) into `out` (t,); returns the squared amplitude."""
     count = process.count[0]
@@ -135,7 +133,7 @@ def whitened_covariances(process, z, out):
     return variance
 
 
-@numba.njit(cache=True)
+@jit
 def largest_value(process):
     """Return the largest value held; infinity if there is none."""
     if process.count[0] == 0:
@@ -143,7 +141,7 @@ def largest_value(process):
     return process.values[: process.count[0]].max()
 
 
-@numba.njit(cache=True)
+@jit
 def predict(process, x):
     """Mean and variance of the log-likelihood at a point, in O(t^2).
 
@@ -170,7 +168,7 @@ def predict(process, x):
     return mean, max(0.0, variance - dot(v, v, count))
 
 
-@numba.njit(cache=True)
+@jit
 def log_surrogate(process, x):
     r"""Log of the expected likelihood :math:`\mu + \kappa/2` (Benavoli et al., eq. 3), bounded.
 
@@ -180,11 +178,11 @@ def log_surrogate(process, x):
     return bounded(process, mean, variance)
 
 
-@numba.njit(cache=True)
+@jit
 def bounded(process, mean, variance):
     r"""Return :math:`S = \min(\mu + \kappa/2, \text{largest value held})`.
 
-    It is a fixed function of the place, as the second stage needs. Beyond the largest value S would
+    It is a fixed function of the point, as the second stage needs. Beyond the largest value S would
     let nothing more through, and the second stage divides by what was promised: a chain would leave
     the points that it has learnt with probability :math:`e^{-\kappa/2}` only.
 
@@ -197,7 +195,7 @@ def bounded(process, mean, variance):
     return min(mean + 0.5 * variance, largest_value(process))
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def gradient(process, x, of_mean, of_variance):
     """Write the gradients of mean and variance at `x`, in raw coordinates, both (d,)."""
     count, dim = process.count[0], x.size

@@ -2,9 +2,9 @@
 
 import math
 
-import numba
 import numpy as np
 
+from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.covariances import radial
 from pymc_kameleon.surrogate.joint_process import joint_correlation_matrix
 from pymc_kameleon.surrogate.marginal_likelihood import (
@@ -17,7 +17,7 @@ from pymc_kameleon.surrogate.marginal_likelihood import (
 __all__ = ["fit_joint_hyperparameters", "joint_log_marginal_likelihood"]
 
 
-@numba.njit(cache=True)
+@jit
 def _lengthscale_slopes(kernel, coordinates, weights, out):
     """Sum `weights` times the derivatives of all correlations in each log lengthscale.
 

@@ -18,16 +18,15 @@ observations in Gaussian process models of dynamic systems, NeurIPS 15.
 import math
 from typing import Annotated, NamedTuple
 
-import numba
 import numpy as np
 
-from pymc_kameleon.adaptation import Standardization
-from pymc_kameleon.compiled import SIMD
-from pymc_kameleon.layout import floats, integers
+from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.layout import floats, integers
+from pymc_kameleon.mcmc.linalg import dot, solve_lower, solve_upper
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.surrogate.covariances import radial
 from pymc_kameleon.surrogate.gaussian_process import SMALLEST_JITTER, standardised
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, mean_gradient, mean_value
-from pymc_kameleon.surrogate.triangular import dot, solve_lower, solve_upper
 
 __all__ = [
     "JointProcess",
@@ -100,7 +99,7 @@ def new_joint_process(kernel: int, capacity: int, dim: int, depth: float) -> Joi
     )
 
 
-@numba.njit(cache=True, fastmath=SIMD)
+@jit(fastmath=SIMD)
 def joint_correlations(kernel, z, coordinates, count, out):
     """Correlations of value and gradient at `z` with the rows of `count` points.
 
@@ -131,7 +130,7 @@ def joint_correlations(kernel, z, coordinates, count, out):
             out[1 + k, row + 1 + k] += slope
 
 
-@numba.njit(cache=True)
+@jit
 def joint_correlation_matrix(kernel, coordinates, out):
     """Correlations of all rows of all columns of `coordinates` (d, t), into `out` (rows, rows)."""
     dim, count = coordinates.shape
@@ -143,7 +142,7 @@ def joint_correlation_matrix(kernel, coordinates, out):
         joint_correlations(kernel, z, coordinates, count, block)
 
 
-@numba.njit(cache=True)
+@jit
 def joint_posterior(process, z, v, covariance):
     """Covariance of value and gradient at `z` given all rows, in coordinates z.
 
@@ -176,7 +175,7 @@ def joint_posterior(process, z, v, covariance):
     return variance
 
 
-@numba.njit(cache=True)
+@jit
 def gradient_to_z(process, gradient, out):
     """Gradient in raw coordinates to the gradient in z."""
     for k in range(gradient.size):
@@ -186,7 +185,7 @@ def gradient_to_z(process, gradient, out):
         out[k] = total * math.exp(process.hyperparameters[1 + k])
 
 
-@numba.njit(cache=True)
+@jit
 def gradient_from_z(process, vector):
     """Gradient in z to raw coordinates, in place."""
     for k in range(vector.size):
@@ -194,7 +193,7 @@ def gradient_from_z(process, vector):
     solve_upper(process.standardization.factor, vector.size, vector)
 
 
-@numba.njit(cache=True)
+@jit
 def prior_rows(process, u, out):
     """Prior mean of value and gradient in z, into `out` (1 + d,)."""
     out[0] = mean_value(process.mean, u)
@@ -203,7 +202,7 @@ def prior_rows(process, u, out):
         out[1 + k] *= math.exp(process.hyperparameters[1 + k])
 
 
-@numba.njit(cache=True)
+@jit
 def predict_joint(process, x, gradient_mean, cross_covariance, gradient_covariance):
     """Posterior of log-likelihood f and gradient g at a point, in O(rows^2 (1 + d)).
 

@@ -5,10 +5,10 @@ u are standardised coordinates. The mean is fitted before the hyperparameters, b
 
 from typing import Annotated, NamedTuple
 
-import numba
 import numpy as np
 
-from pymc_kameleon.layout import floats
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = ["Mean", "constant_mean", "fit_mean", "mean_gradient", "mean_value", "n_coefficients"]
 
@@ -21,7 +21,7 @@ class Mean(NamedTuple):
     quadratic: Annotated[np.ndarray, floats("d", "d")]
 
 
-@numba.njit(cache=True)
+@jit
 def mean_value(mean, u):
     """Evaluate the mean at `u` (d,)."""
     total = mean.constant[0]
@@ -33,7 +33,7 @@ def mean_value(mean, u):
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def mean_gradient(mean, u, out):
     """Gradient of the mean in `u`, into `out` (d,)."""
     for i in range(u.size):

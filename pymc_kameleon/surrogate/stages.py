@@ -1,6 +1,6 @@
 r"""Acceptance probabilities of the two stages of GP-MH and GP-MALA, as logs.
 
-Stage one asks the surrogate whether a proposal is worth an evaluation, stage two corrects it. Both
+Stage one screens a proposal by the surrogate, stage two corrects it. Both
 numbers of a ratio come from the same surrogate, as it was before the proposed point was learnt.
 
 GP-MH is exact for any fixed function S in place of the log-likelihood. GP-MALA has two exact forms.
@@ -24,10 +24,10 @@ exploratory-exploitation effect; the marginalised density is its proposition 3.1
 
 import math
 
-import numba
 import numpy as np
 
-from pymc_kameleon.proposals import proposal_factor, solve_factor
+from pymc_kameleon.mcmc.linalg import cholesky_in_place, solve_factor
+from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = [
     "corrected_second_stage",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-@numba.njit(cache=True)
+@jit
 def log_probability(log_ratio):
     """Log of 1 ∧ exp(`log_ratio`); -inf, a rejection, where the ratio is NaN."""
     if log_ratio >= 0.0:
@@ -51,7 +51,7 @@ def log_probability(log_ratio):
     return -np.inf
 
 
-@numba.njit(cache=True)
+@jit
 def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_proposal_ratio):
     """Log acceptance probability of the first stage of GP-MH.
 
@@ -69,7 +69,7 @@ def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_prop
     )
 
 
-@numba.njit(cache=True)
+@jit
 def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, surrogate_current):
     """Log acceptance probability of the second stage of GP-MH; prior and proposal have cancelled.
 
@@ -85,7 +85,7 @@ def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, su
     )
 
 
-@numba.njit(cache=True)
+@jit
 def corrected_second_stage(log_ratio, log_first, log_first_reverse):
     """Log acceptance probability of the second stage, for a first stage of any kind.
 
@@ -103,7 +103,7 @@ def corrected_second_stage(log_ratio, log_first, log_first_reverse):
     return log_probability(log_ratio + log_first_reverse - log_first)
 
 
-@numba.njit(cache=True)
+@jit
 def mala_first_stage(log_reverse, log_forward):
     """Log acceptance probability of the first stage of GP-MALA.
 
@@ -117,7 +117,7 @@ def mala_first_stage(log_reverse, log_forward):
     return log_probability(log_reverse - log_forward)
 
 
-@numba.njit(cache=True)
+@jit
 def mala_second_stage(log_ratio, log_marginal_ratio):
     """Log acceptance probability of the second stage of GP-MALA, form A.
 
@@ -131,7 +131,7 @@ def mala_second_stage(log_ratio, log_marginal_ratio):
     return log_probability(log_ratio - log_marginal_ratio)
 
 
-@numba.njit(cache=True)
+@jit
 def log_exact_density(start, end, log_density, drift, step_size, factor):
     r"""Return log e(start -> end): density of `start` times that of the MALA move to `end`.
 
@@ -158,7 +158,7 @@ def log_exact_density(start, end, log_density, drift, step_size, factor):
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def log_marginal_density(
     start,
     end,
@@ -198,8 +198,7 @@ def log_marginal_density(
         NaN, which is a rejection, if G is not positive semi-definite.
     """
     dim = start.size
-    drift, whitened = np.empty(dim), np.empty(dim)
-    scatter, root = np.zeros((dim, dim)), np.zeros((dim, dim))
+    drift, whitened, root = np.empty(dim), np.empty(dim), np.zeros((dim, dim))
     for i in range(dim):
         drift[i] = gradient_mean[i] + cross_covariance[i] + prior_gradient[i]
     _whitened_move(start, end, drift, step_size, factor, whitened)
@@ -207,8 +206,10 @@ def log_marginal_density(
         for j in range(i + 1):
             for a in range(i, dim):
                 for b in range(j, dim):
-                    scatter[i, j] += factor[a, i] * gradient_covariance[a, b] * factor[b, j]
-    if not proposal_factor(scatter, math.sqrt(step_size), 0.5 * step_size, root):
+                    root[i, j] += factor[a, i] * gradient_covariance[a, b] * factor[b, j]
+            root[i, j] *= 0.25 * step_size * step_size
+        root[i, i] += step_size
+    if not cholesky_in_place(root):
         return np.nan
     solve_factor(root, whitened, whitened)
     total = log_prior + mean + 0.5 * variance - 0.5 * dim * math.log(2.0 * math.pi)
@@ -217,7 +218,7 @@ def log_marginal_density(
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def _whitened_move(start, end, drift, step_size, factor, out):
     r""":math:`P^{-1} (end - start) - \tfrac12 \delta P^\top g` into `out`."""
     for i in range(out.size):

@@ -1,0 +1,1 @@
+"""What a chain learns while it is tuned."""

@@ -1,0 +1,83 @@
+"""The past positions of a chain, in bounded memory."""
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from pymc_kameleon.mcmc.layout import floats, integers
+from pymc_kameleon.mcmc.numba_bridge import jit
+
+__all__ = ["HELD", "RECENT", "SEEN", "STRIDE", "History", "new_history", "record", "thinned"]
+
+HELD, STRIDE, SEEN, RECENT = range(4)
+"""Positions in a history's `cursor`: what they count is said in `History`."""
+
+
+class History(NamedTuple):
+    """Evenly spaced past positions of a chain, in bounded memory.
+
+    Every `stride`-th position is kept; when the buffer is full, every other one is dropped and the
+    stride doubles. So the points are always uniform over the chain so far, and over any later part
+    of it.
+
+    Attributes
+    ----------
+    points : array, shape (capacity, d)
+        Raw positions; row i is from transition i * stride.
+    recent : array, shape (m, d)
+        The last positions, without gaps, if m > 0: room for `cursor[RECENT]` of them to be used
+        and taken out (`cursor[RECENT] = 0`) before there are m.
+    cursor : int64 array, shape (4,)
+        Number of points held, stride, number of positions seen, and number of recent ones.
+    """
+
+    points: Annotated[np.ndarray, floats("history", "d")]
+    recent: Annotated[np.ndarray, floats("recent", "d")]
+    cursor: Annotated[np.ndarray, integers(4)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the counts are those of arrays of this size."""
+        count, stride, seen, recent = self.cursor
+        room, recent_room = len(self.points), len(self.recent)
+        return bool(0 <= count <= room and stride > 0 <= seen and 0 <= recent <= recent_room)
+
+    def later_half(self) -> np.ndarray:
+        """Positions from the later half of the chain, shape (m, d)."""
+        count = self.cursor[0]
+        return self.points[count // 2 : count]
+
+
+def new_history(capacity: int, dim: int, n_recent: int = 0) -> History:
+    """Return an empty history of at most `capacity` (an even number of) points."""
+    return History(np.zeros((capacity, dim)), np.zeros((n_recent, dim)), np.array([0, 1, 0, 0]))
+
+
+@jit
+def record(history, position):
+    """Show the history the chain's next position."""
+    points, cursor = history.points, history.cursor
+    if cursor[2] % cursor[1] == 0:
+        if cursor[0] == points.shape[0]:
+            half = points.shape[0] // 2
+            for i in range(half):
+                for k in range(points.shape[1]):
+                    points[i, k] = points[2 * i, k]
+            cursor[0] = half
+            cursor[1] *= 2
+        if cursor[2] % cursor[1] == 0:
+            for k in range(points.shape[1]):
+                points[cursor[0], k] = position[k]
+            cursor[0] += 1
+    cursor[2] += 1
+    if history.recent.shape[0] > 0:
+        for k in range(points.shape[1]):
+            history.recent[cursor[RECENT], k] = position[k]
+        cursor[RECENT] += 1
+
+
+def thinned(points: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """At most `size` of the rows of `points`, drawn without replacement."""
+    if len(points) <= size:
+        return points
+    return points[np.sort(rng.choice(len(points), size, replace=False))]

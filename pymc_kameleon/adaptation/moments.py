@@ -1,0 +1,249 @@
+"""Learner of adaptive Metropolis and MALA: one covariance and scaling, at every transition."""
+
+import hashlib
+import math
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pymc.step_methods.state import dataclass_state
+from scipy import linalg
+
+from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
+from pymc_kameleon.adaptation.scaling import learn_scaling
+from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.linalg import rank_one_update
+from pymc_kameleon.mcmc.moves import no_differences
+from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.proposals.random_walk import RandomWalk
+from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.validation import checked_array, checked_number
+
+__all__ = ["Moments", "MomentsAdaptation", "MomentsLearner", "update_moments"]
+
+FORGETTING = 2.0
+"""The covariance weighs position s of t by about (s/t)^(FORGETTING - 1): a bad start fades."""
+
+LARGEST_LOG_SCALING = 20.0
+
+
+class Moments(NamedTuple):
+    """Running mean (d,), Cholesky factor of the running covariance (d, d), log of the scaling (1,).
+
+    `n_updates` (2,) counts the updates of the scaling, and of mean and covariance (from the weight
+    that their start has).
+    """
+
+    mean: Annotated[np.ndarray, floats("d")]
+    factor: Annotated[np.ndarray, floats("d", "d")]
+    log_scaling: Annotated[np.ndarray, floats(1)]
+    n_updates: Annotated[np.ndarray, floats(2)]
+
+
+@jit
+def update_moments(moments, position):
+    """Robbins-Monro step of mean and covariance; the factor is updated, not computed again."""
+    step = FORGETTING / (moments.n_updates[1] + FORGETTING)
+    difference = np.empty(position.size)
+    for i in range(position.size):
+        difference[i] = position[i] - moments.mean[i]
+        moments.mean[i] += step * difference[i]
+    rank_one_update(moments.factor, difference, 1.0 - step, step * (1.0 - step))
+
+
+class MomentsObserver(NamedTuple):
+    """Learns scaling and covariance at every transition (Andrieu & Thoms 2008, algorithm 4)."""
+
+    moments: Moments
+    target_accept: float
+    learn_scaling: bool
+    learn_covariance: bool
+
+
+def _observe(observer, position, acceptance, index):
+    moments = observer.moments
+    if observer.learn_scaling and index >= 0:
+        moments.n_updates[0] += 1.0
+        moments.log_scaling[0] = learn_scaling(
+            moments.log_scaling[0],
+            acceptance,
+            observer.target_accept,
+            1.0 / math.sqrt(moments.n_updates[0]),
+            -LARGEST_LOG_SCALING,
+            LARGEST_LOG_SCALING,
+        )
+    if observer.learn_covariance:
+        moments.n_updates[1] += 1.0
+        update_moments(moments, position)
+
+
+observe.register(MomentsObserver, _observe)
+
+
+class MomentsAdaptation(Adaptation):
+    """Choices of `AdaptiveMetropolisStep` and `MALAStep`.
+
+    Parameters
+    ----------
+    scaling, learn_scaling, covariance, initial_covariance
+        As for `AdaptiveMetropolisStep`.
+    default_scaling : callable
+        The start of the scaling as a function of the dimension.
+    coordinate_share : float
+        Share of one-coordinate moves while tuning, after the initial phase of nothing else.
+    """
+
+    history_capacity = 10_000
+
+    def __init__(
+        self,
+        *,
+        scaling,
+        learn_scaling,
+        covariance,
+        initial_covariance,
+        default_scaling,
+        coordinate_share=0.0,
+    ):
+        self.scaling = None if scaling is None else checked_number("scaling", scaling, above=0)
+        self.learn_scaling = bool(learn_scaling)
+        if isinstance(covariance, str) and covariance not in ("learned", "identity"):
+            raise ValueError(
+                f'covariance={covariance!r}: take "learned", "identity" or a (d, d) array.'
+            )
+        self.learns_covariance = isinstance(covariance, str) and covariance == "learned"
+        if initial_covariance is not None and not self.learns_covariance:
+            raise ValueError(
+                "initial_covariance is the start of a learnt covariance: take "
+                'covariance="learned", or leave it out.'
+            )
+        self.covariance, self.initial_covariance = covariance, initial_covariance
+        self.default_scaling = default_scaling
+        self.coordinate_share = coordinate_share
+        self.start_factor = None
+        self.options = {
+            "scaling": self.scaling,
+            "learn_scaling": self.learn_scaling,
+            "covariance": covariance if isinstance(covariance, str) else _digest(covariance),
+            "initial_covariance": _digest(initial_covariance),
+        }
+
+    def check(self, names, dim):  # noqa: D102
+        if not isinstance(self.covariance, str):
+            self.start_factor = _cholesky("covariance", self.covariance, names, dim)
+        elif self.covariance == "identity":
+            self.start_factor = np.eye(dim)
+        elif self.initial_covariance is not None:
+            name = "initial_covariance"
+            self.start_factor = _cholesky(name, self.initial_covariance, names, dim)
+
+    def start(self, position, rng, warm, target_accept):  # noqa: D102
+        return MomentsLearner(self, position, warm, target_accept)
+
+
+@dataclass_state
+class MomentsState(LearnerState):
+    """State of a `MomentsLearner`."""
+
+    moments: Moments
+    initial_transitions: int
+
+
+class MomentsLearner(Learner):
+    """Learns the scale of each coordinate first, by moves of one at a time, then the covariance."""
+
+    _state_class = MomentsState
+
+    def __init__(self, choices, position, warm, target_accept):
+        super().__init__(position.size)
+        self.choices, self.target_accept = choices, target_accept
+        start, dim = choices.start_factor, position.size
+        known = None if warm is None else warm.scaling
+        scaling = choices.scaling or known or choices.default_scaling(dim)
+        self.moments = Moments(
+            mean=position.copy(),
+            factor=np.eye(dim) if start is None else start.copy(),
+            log_scaling=np.array([math.log(scaling)]),
+            n_updates=np.array([0.0, 10.0 * dim]),
+        )
+        self._no_differences = no_differences(dim)
+        self.initial_transitions = 0
+        if warm is not None and choices.learns_covariance:
+            learnt = standardization(warm.points, np.ones(dim))
+            self.moments.mean[:] = learnt.location
+            self.moments.factor[:] = learnt.factor
+            self.moments.n_updates[1] = len(warm.points)
+        elif start is None:
+            self.initial_transitions = max(100, 25 * dim)
+
+    def proposal(self, compiled):  # noqa: D102
+        return RandomWalk(self.moments.factor, self.moments.log_scaling)
+
+    def mixture(self, tune):  # noqa: D102
+        share = 0.0
+        if self.initial_transitions:
+            share = 1.0
+        elif tune and self.choices.start_factor is None:
+            share = self.choices.coordinate_share
+        return Mixture(self.scales, self._no_differences, share, 0.0)
+
+    def observer(self):  # noqa: D102
+        return MomentsObserver(
+            self.moments,
+            self.target_accept,
+            self.choices.learn_scaling,
+            self.choices.learns_covariance and not self.initial_transitions,
+        )
+
+    def transitions_before_update(self, transition, n, rng):  # noqa: D102
+        if not self.initial_transitions:
+            return n
+        return min(n, max(0, self.initial_transitions - transition))
+
+    def update(self, position, tune, rng):  # noqa: D102
+        self._begin_covariance(position)
+
+    def end_tuning(self, position, rng):  # noqa: D102
+        if self.initial_transitions and np.any(self.scales.n_updates):
+            self._begin_covariance(position)
+
+    def _begin_covariance(self, position):
+        """End the initial phase: begin with the scales that it found."""
+        self.initial_transitions = 0
+        self.moments.mean[:] = position
+        self.moments.factor[:] = np.diag(np.exp(self.scales.log_scale))
+
+    @property
+    def has_learnt(self):  # noqa: D102
+        return not self.initial_transitions
+
+    def normal(self):  # noqa: D102
+        if not self.choices.learns_covariance or not self.has_learnt:
+            return None
+        return self.moments.mean, self.moments.factor
+
+    def statistics(self):  # noqa: D102
+        return {"scaling": math.exp(self.moments.log_scaling[0])}
+
+
+def _cholesky(name, covariance, names, dim):
+    matrix = checked_array(
+        name, covariance, (dim, dim), f"a covariance matrix of {', '.join(names)}"
+    )
+    if not np.allclose(matrix, matrix.T):
+        raise ValueError(f"{name} is not symmetric: take a covariance matrix.")
+    try:
+        return np.ascontiguousarray(linalg.cholesky(matrix, lower=True))
+    except linalg.LinAlgError as error:
+        smallest = linalg.eigvalsh(matrix)[0]
+        raise ValueError(
+            f"{name} is not positive definite (smallest eigenvalue {smallest:.3g}): add "
+            f"{max(1e-10, -2 * smallest):.3g} to its diagonal."
+        ) from error
+
+
+def _digest(array) -> str | None:
+    """Return a short text that tells arrays apart, to compare configurations."""
+    if array is None:
+        return None
+    return hashlib.sha256(np.asarray(array, dtype=float).tobytes()).hexdigest()[:16]

@@ -1,0 +1,157 @@
+"""The recursion of a scaling, and the learner that learns nothing else."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+from pymc.step_methods.state import dataclass_state
+
+from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.moves import Scaling, no_differences
+from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.validation import checked_number
+
+__all__ = [
+    "ScalingAdaptation",
+    "ScalingBounds",
+    "ScalingRecursion",
+    "learn_scaling",
+    "target_acceptance",
+]
+
+LARGEST_LOG_SCALING = 20.0
+
+
+def target_acceptance(dim: int) -> float:
+    """Return the acceptance that a scaling is learnt for: 0.44 in one dimension, else 0.234."""
+    return 0.44 if dim == 1 else 0.234
+
+
+@register_jitable
+def learn_scaling(log_scaling, acceptance, target, step, smallest, largest):
+    """One Robbins-Monro step for a log scaling (Andrieu & Thoms 2008, algorithm 4).
+
+    Parameters
+    ----------
+    log_scaling : float
+    acceptance : float
+        Acceptance probability of the last proposal.
+    target : float
+    step : float
+        Step of the recursion, which vanishes with the number of updates.
+    smallest, largest : float
+        Bounds: without kernel support every small move is accepted and the recursion would run
+        away; where all moves fail, it would shrink to nothing.
+    """
+    return min(max(log_scaling + step * (acceptance - target), smallest), largest)
+
+
+class ScalingBounds(NamedTuple):
+    """Bounds of log scalings, shape (m,)."""
+
+    smallest: Annotated[np.ndarray, floats("scalings")]
+    largest: Annotated[np.ndarray, floats("scalings")]
+
+
+class ScalingRecursion(NamedTuple):
+    """Learns the scaling that a move was made with; steps are `factor` n^-`power`."""
+
+    scaling: Scaling
+    bounds: ScalingBounds
+    target_accept: float
+    factor: float
+    power: float
+
+
+def _observe(recursion, position, acceptance, j):
+    scaling, bounds = recursion.scaling, recursion.bounds
+    if j >= 0:
+        scaling.n_updates[j] += 1.0
+        scaling.log[j] = learn_scaling(
+            scaling.log[j],
+            acceptance,
+            recursion.target_accept,
+            recursion.factor * scaling.n_updates[j] ** -recursion.power,
+            bounds.smallest[j],
+            bounds.largest[j],
+        )
+
+
+observe.register(ScalingRecursion, _observe)
+
+
+class ScalingAdaptation(Adaptation):
+    """Choices of a proposal with one scaling, which is all that it learns.
+
+    Parameters
+    ----------
+    make_proposal : callable
+        `make_proposal(scaling)` returns the proposal, a NamedTuple for whose class
+        `register_proposal` was called; `scaling` is a `Scaling` of one number.
+    scaling : float
+        What the scaling is at first.
+    """
+
+    history_capacity = 2
+
+    def __init__(self, make_proposal: Callable[[Scaling], Any], scaling: float = 1.0):
+        self.make_proposal = make_proposal
+        self.scaling = checked_number("scaling", scaling, above=0)
+        self.options = {"proposal": make_proposal.__qualname__, "scaling": self.scaling}
+
+    def start(self, position, rng, warm, target_accept):  # noqa: D102
+        scaling = self.scaling if warm is None or warm.scaling is None else warm.scaling
+        return ScalingLearner(self.make_proposal, scaling, position.size, target_accept)
+
+
+@dataclass_state
+class ScalingState(LearnerState):
+    """State of a `ScalingLearner`."""
+
+    scaling: Scaling
+
+
+class ScalingLearner(Learner):
+    """Learns a scaling, towards an acceptance."""
+
+    _state_class = ScalingState
+
+    def __init__(self, make_proposal, scaling, dim, target_accept):
+        super().__init__(dim)
+        self.make_proposal, self.target_accept = make_proposal, target_accept
+        self.scaling = Scaling(np.array([math.log(scaling)]), np.zeros(1))
+        self._no_differences = no_differences(dim)
+        self._bounds = ScalingBounds(
+            np.full(1, -LARGEST_LOG_SCALING), np.full(1, LARGEST_LOG_SCALING)
+        )
+
+    def proposal(self, compiled):
+        return self.make_proposal(self.scaling)
+
+    def mixture(self, tune):
+        return Mixture(self.scales, self._no_differences, 0.0, 0.0)
+
+    def observer(self):
+        return ScalingRecursion(self.scaling, self._bounds, self.target_accept, 1.0, 0.5)
+
+    def transitions_before_update(self, transition, n, rng):
+        return n
+
+    def update(self, position, tune, rng):
+        pass
+
+    def end_tuning(self, position, rng):
+        pass
+
+    @property
+    def has_learnt(self):
+        return True
+
+    def statistics(self):
+        return {"scaling": math.exp(self.scaling.log[0])}
+
+    def lengths(self):
+        return super().lengths() | {"scalings": 1}

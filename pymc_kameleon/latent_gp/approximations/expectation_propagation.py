@@ -1,0 +1,208 @@
+"""Expectation propagation: Gaussian sites that match the moments of each likelihood term.
+
+Minka (2001), in the notation of Rasmussen & Williams (2006), section 3.6.
+"""
+
+import warnings
+from typing import Literal
+
+import numpy as np
+from scipy.linalg import LinAlgError
+
+from pymc_kameleon.latent_gp.approximations.approximation import (
+    GaussianApproximation,
+    SiteProduct,
+    approximation_of,
+)
+from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.approximations.site_updates import ParallelSweep, SequentialSweep
+from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments, probit_moments
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
+from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+
+__all__ = ["PropagationState", "best_seen", "expectation_propagation_approximation"]
+
+
+def expectation_propagation_approximation(
+    prior: Gaussian,
+    likelihood: FactorisingLikelihood,
+    *,
+    schedule: Literal["parallel", "sequential"] = "parallel",
+    damping: float = 0.0,
+    tolerance: float = 1e-6,
+    max_sweeps: int = 200,
+    n_nodes: int = 33,
+    sites: Sites | None = None,
+) -> GaussianApproximation:
+    r"""Gaussian whose sites match the moments of each term against all other sites.
+
+    Parameters
+    ----------
+    prior : Gaussian
+        N(m, K).
+    likelihood : FactorisingLikelihood
+        Moments are closed form where it has `probit_labels`, and quadrature otherwise.
+    schedule : {"parallel", "sequential"}
+        All sites at a time, with one factorisation a sweep; or one after the other with a rank-one
+        update of the covariance each, for a probit likelihood only (algorithm 3.5). The fixed
+        point is the same.
+    damping : float
+        Share of a site's old parameters that an update keeps, from 0 to below 1. The parallel
+        schedule keeps more by itself when the sites oscillate.
+    tolerance : float
+        Converged when no tilted mean differs from the marginal's by more, in its standard
+        deviations, and no tilted log standard deviation.
+    max_sweeps : int
+    n_nodes : int
+        Quadrature nodes to begin with; see `quadrature_moments`.
+    sites : Sites, optional
+        Where to start, the sites of a neighbouring problem say; none by default.
+
+    Returns
+    -------
+    GaussianApproximation
+
+    Warns
+    -----
+    UserWarning
+        If `max_sweeps` were not enough, or no update of the sites leaves a valid Gaussian.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, `sites` leave no Gaussian, or the sequential schedule
+        is asked for a likelihood that is not probit.
+    FloatingPointError
+        If the quadrature does not settle.
+
+    Notes
+    -----
+    With cavities :math:`N(m_n, v_n)`, their tilted normalisers :math:`Z_n`, posterior mean
+    :math:`\mu` and :math:`a = \tilde\nu - \tilde\tau \mu`,
+
+    .. math:: \log Z = \sum_n \log Z_n - \tfrac12 a^T (\mu - m) + \tfrac12 \sum_n v_n a_n^2
+        - \tfrac12 \log|I + K \tilde\tau| + \tfrac12 \sum_n \log(1 + \tilde\tau_n v_n),
+
+    equation 3.65 for any normaliser and prior mean, with all that cancels left out.
+
+    A likelihood that is not log-concave may need negative site precisions. The set of sites for
+    which the product and all cavities are Gaussians is convex and has the flat sites in it, so
+    halving an update that leaves the set always comes back into it. The sites of the result have
+    no negative precision (see `GaussianApproximation.n_floored`). Where such a posterior has
+    several modes, expectation propagation may have several fixed points, or find none.
+    """
+    if schedule not in ("parallel", "sequential"):
+        raise ValueError(f"schedule={schedule!r}: take 'parallel' or 'sequential'.")
+    if schedule == "sequential" and likelihood.probit_labels is None:
+        raise ValueError(
+            "schedule='sequential' is for a probit likelihood only, whose moments are closed form: "
+            "take schedule='parallel'."
+        )
+    if checked_share("damping", damping) == 1.0:
+        raise ValueError("damping=1 keeps the old sites for ever: take a number in [0, 1).")
+    checked_number("tolerance", tolerance, above=0.0)
+    checked_integer("max_sweeps", max_sweeps, 1)
+    checked_integer("n_nodes", n_nodes, 9)
+    if likelihood.size != prior.size:
+        raise ValueError(f"The prior has {prior.size} values and the likelihood {likelihood.size}.")
+    if sites is None:
+        sites = Sites.flat(prior.size)
+    try:
+        state = PropagationState(prior, likelihood, sites, n_nodes, tolerance)
+    except LinAlgError as error:
+        raise ValueError(
+            "The prior and the cavities of `sites` are not all Gaussian, because some precisions "
+            "are negative: leave `sites` out."
+        ) from error
+    share = 1.0 - damping
+    sweep = ParallelSweep(share) if schedule == "parallel" else SequentialSweep(share)
+    state, n_sweeps = best_seen(state, sweep, tolerance, max_sweeps)
+    converged = bool(state.residual < tolerance)
+    if not converged:
+        warnings.warn(
+            f"Expectation propagation has not converged: after {n_sweeps} sweeps a marginal is "
+            f"still {state.residual:.2g} standard deviations from its tilted moments (tolerance "
+            f"{tolerance:g}). These are the best sites seen; their log evidence means little. Take "
+            "more damping (0.5, say), more max_sweeps, or Laplace's approximation.",
+            stacklevel=2,
+        )
+    return approximation_of(
+        prior,
+        likelihood,
+        state.sites,
+        state.product.mean,
+        log_evidence=state.log_evidence(),
+        method="expectation propagation",
+        converged=converged,
+        n_iterations=n_sweeps,
+        residual=float(state.residual),
+    )
+
+
+def best_seen(state, sweep, tolerance: float, max_sweeps: int):
+    """Sweep until the residual is below the tolerance; return the best state and the sweeps."""
+    best, n_sweeps = state, 0
+    while not best.residual < tolerance and n_sweeps < max_sweeps:
+        before, state = state, sweep(state)
+        if state is before:
+            break
+        n_sweeps += 1
+        best = state if state.residual < best.residual else best
+    return best, n_sweeps
+
+
+class PropagationState:
+    """Sites, the Gaussian that they make, its cavities and their tilted moments.
+
+    Without `n_nodes` the moments are those that the likelihood itself gives.
+
+    Raises
+    ------
+    LinAlgError
+        If the product or a cavity is no Gaussian.
+    """
+
+    def __init__(self, prior, likelihood, sites, n_nodes, tolerance):
+        self.prior, self.likelihood, self.sites = prior, likelihood, sites
+        self.n_nodes, self.tolerance = n_nodes, tolerance
+        self.product = SiteProduct(prior, sites)
+        mean, variance = self.product.mean, self.product.variance
+        share = 1.0 - sites.precision * variance
+        if not np.all(share > 0):
+            raise LinAlgError("A cavity has no positive variance.")
+        self.natural_slope = sites.shift - sites.precision * mean
+        self.cavity_variance = variance / share
+        self.cavity_mean = mean - self.cavity_variance * self.natural_slope
+        self.tilted = self.moments(self.cavity_mean, self.cavity_variance)
+        change = self.cavity_variance * (self.tilted.slope - self.natural_slope)
+        ratio = self.tilted.shrinkage / share
+        self.residual = np.max(
+            np.maximum(np.abs(change) / np.sqrt(variance), np.abs(np.log(ratio)) / 2)
+        )
+
+    def moments(self, mean, variance) -> TiltedMoments:
+        """Tilted moments for cavities (N,), by closed form, quadrature or the likelihood."""
+        labels = self.likelihood.probit_labels
+        if labels is not None:
+            return probit_moments(labels, mean, variance)
+        if self.n_nodes is None:
+            return self.likelihood.tilted_moments(mean, variance)
+        return quadrature_moments(
+            self.likelihood, mean, variance, self.n_nodes, min(1e-6, self.tolerance)
+        )
+
+    def with_sites(self, sites):
+        """Return the state of other sites."""
+        return PropagationState(self.prior, self.likelihood, sites, self.n_nodes, self.tolerance)
+
+    def log_evidence(self) -> float:
+        """Log of the normaliser: see `expectation_propagation_approximation`."""
+        slope, variance = self.natural_slope, self.cavity_variance
+        return float(
+            self.tilted.log_normaliser.sum()
+            - 0.5 * slope @ (self.product.mean - self.prior.mean)
+            + 0.5 * variance @ slope**2
+            - self.product.half_log_determinant
+            + 0.5 * np.log1p(self.sites.precision * variance).sum()
+        )

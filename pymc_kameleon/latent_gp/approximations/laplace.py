@@ -1,0 +1,198 @@
+"""Laplace's approximation: a Gaussian about the mode, with the curvature there."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_solve, cholesky
+
+from pymc_kameleon.latent_gp.approximations.approximation import (
+    GaussianApproximation,
+    SiteProduct,
+    approximation_of,
+)
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
+from pymc_kameleon.validation import checked_array, checked_integer, checked_number
+
+__all__ = ["Climb", "climb", "laplace_approximation"]
+
+SMALLEST_STEP = 2.0**-40
+"""Share of a Newton step below which the line search gives up."""
+
+
+def laplace_approximation(
+    prior: Gaussian,
+    likelihood: FactorisingLikelihood,
+    *,
+    tolerance: float = 1e-8,
+    max_iterations: int = 200,
+    start: np.ndarray | None = None,
+) -> GaussianApproximation:
+    r"""Gaussian about the mode of N(f; m, K) exp(sum_n l_n(f_n)).
+
+    Parameters
+    ----------
+    prior : Gaussian
+        N(m, K).
+    likelihood : FactorisingLikelihood
+    tolerance : float
+        Converged when the Newton step is shorter, in standard deviations of the approximation.
+    max_iterations : int
+    start : array, shape (N,), optional
+        Where to begin; the prior mean by default.
+
+    Returns
+    -------
+    GaussianApproximation
+        Its sites have precision -l'' and shift l' - l'' f at the mode f.
+
+    Warns
+    -----
+    UserWarning
+        If `max_iterations` were not enough.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, or the log-likelihood is not finite where to begin.
+    ArithmeticError
+        If the iterations end where the posterior has no maximum but a saddle.
+
+    Notes
+    -----
+    Newton's method in the form of Rasmussen & Williams (2006), algorithm 3.1, in which K is never
+    inverted: with a = K^-1 (f - m), W = -diag(l'') and B = I + W^1/2 K W^1/2,
+
+    .. math:: a \leftarrow b - W^{1/2} B^{-1} W^{1/2} K b,\quad b = W (f - m) + l'.
+
+    Steps are halved until the posterior density increases. Where l_n is not log-concave, W is
+    floored at 0 in the iterations, which keeps every step uphill; at the mode the curvature itself
+    gives the log evidence, and the sites of the result are floored (see
+    `GaussianApproximation.n_floored`). Such a posterior may have several modes, of which this is
+    one: prefer expectation propagation, or begin at several points.
+    """
+    checked_number("tolerance", tolerance, above=0.0)
+    checked_integer("max_iterations", max_iterations, 1)
+    if likelihood.size != prior.size:
+        raise ValueError(f"The prior has {prior.size} values and the likelihood {likelihood.size}.")
+    weights, offset = np.zeros(prior.size), np.zeros(prior.size)
+    if start is not None:
+        start = checked_array("start", start, (prior.size,), "a latent function to begin at")
+        offset = start - prior.mean
+        weights = cho_solve((prior.cholesky, True), offset, check_finite=False)
+    if not np.isfinite(_log_posterior(prior, likelihood, weights, offset)):
+        raise ValueError(
+            "The log-likelihood is not finite at the "
+            f"{'prior mean' if start is None else 'start'}: give a start where it is."
+        )
+    mode = climb(prior, likelihood, weights, offset, tolerance, max_iterations)
+    offset, residual, n_iterations = mode.offset, mode.residual, mode.n_iterations
+    converged = bool(residual < tolerance)
+    if not converged:
+        warnings.warn(
+            f"Laplace's approximation has not converged: after {n_iterations} Newton steps the "
+            f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
+            "more max_iterations, another start, or expectation propagation.",
+            stacklevel=2,
+        )
+    return _at_mode(
+        prior,
+        likelihood,
+        offset,
+        converged=converged,
+        n_iterations=n_iterations,
+        residual=residual,
+    )
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Where Newton's method has ended.
+
+    Attributes
+    ----------
+    offset : array, shape (N,)
+        f - m.
+    next_step : array, shape (N,)
+        What Newton's method would add to it.
+    residual : float
+        Length of that in standard deviations of the approximation.
+    n_iterations : int
+    """
+
+    offset: np.ndarray
+    next_step: np.ndarray
+    residual: float
+    n_iterations: int
+
+
+def climb(prior, likelihood, weights, offset, tolerance, max_iterations) -> Climb:
+    """Climb to the mode by Newton's method from f = m + `offset`, with offset = K weights."""
+    value = _log_posterior(prior, likelihood, weights, offset)
+    residual, n_iterations = np.inf, 0
+    while n_iterations < max_iterations:
+        _, slope, second, _ = likelihood.terms(prior.mean + offset)
+        change, offset_change, residual = _newton_step(prior, weights, offset, slope, -second)
+        if residual < tolerance:
+            break
+        n_iterations += 1
+        share = 1.0
+        while True:
+            new_weights, new_offset = weights + share * change, offset + share * offset_change
+            new_value = _log_posterior(prior, likelihood, new_weights, new_offset)
+            # At the mode a step gains less than what rounding takes.
+            is_uphill = new_value >= value - 1e-10 * (1.0 + abs(value))
+            if is_uphill or share < SMALLEST_STEP:
+                break
+            share *= 0.5
+        if not is_uphill:
+            break
+        weights, offset, value = new_weights, new_offset, new_value
+    return Climb(offset, offset_change, float(residual), n_iterations)
+
+
+def _log_posterior(prior, likelihood, weights, offset):
+    """Return log p(y | f) - (f - m)^T K^-1 (f - m) / 2 for f = m + offset, offset = K weights."""
+    with np.errstate(all="ignore"):
+        total = likelihood.value(prior.mean + offset) - 0.5 * weights @ offset
+    return total if np.isfinite(total) else -np.inf
+
+
+def _newton_step(prior, weights, offset, slope, curvature):
+    """Change of weights, of the offset, and the length of the latter in standard deviations."""
+    curvature = np.maximum(curvature, 0.0)
+    roots = np.sqrt(curvature)
+    inner = roots[:, None] * prior.covariance * roots
+    inner[np.diag_indices_from(inner)] += 1.0
+    factor = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
+    gradient = slope - weights
+    projected = cho_solve((factor, True), roots * (prior.covariance @ gradient), check_finite=False)
+    # b - W^1/2 B^-1 W^1/2 K b - a, with b = W K a + l', is the same for the gradient l' - a alone.
+    change = gradient - roots * projected
+    offset_change = prior.covariance @ change
+    return change, offset_change, np.sqrt(max(gradient @ offset_change, 0.0))
+
+
+def _at_mode(prior, likelihood, offset, **report):
+    mode = prior.mean + offset
+    values, slope, second, _ = likelihood.terms(mode)
+    sites = Sites(-second, slope - second * mode)
+    try:
+        product = SiteProduct(prior, sites)
+    except LinAlgError as error:
+        raise ArithmeticError(
+            "The posterior has no maximum where Newton's method ended: the likelihood is not "
+            f"log-concave there ({np.sum(second > 0)} of {prior.size} second derivatives are "
+            "positive). Begin elsewhere (start), or use expectation propagation, or the prior."
+        ) from error
+    log_evidence = values.sum() - 0.5 * slope @ offset - product.half_log_determinant
+    return approximation_of(
+        prior,
+        likelihood,
+        sites,
+        mode,
+        log_evidence=float(log_evidence),
+        method="Laplace",
+        **report,
+    )

@@ -1,0 +1,1 @@
+"""Prior and likelihood of a latent function, read from a PyMC model."""

@@ -1,0 +1,268 @@
+"""The factorising log likelihood of a latent function, with derivatives, from a PyMC model."""
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
+from pytensor.gradient import NullTypeGradError, grad
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+from scipy.special import log_ndtr
+
+from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.model.model_function import ModelFunction, black_boxes
+
+__all__ = ["ModelLikelihood"]
+
+ENDLESS = "local_zero_div"
+"""Rewrite of PyTensor 2 that undoes itself without end on second derivatives of some densities."""
+
+IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
+"""For what is asked once: compiling would take longer."""
+
+PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
+"""Standard deviations of the points, about the prior mean, where a likelihood is probed."""
+
+
+class ModelLikelihood:
+    """Log likelihood of the values of a latent function, as the sum of one term for each value.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    name : str
+        Of the latent function.
+    terms : dict
+        Name of a variable -> its log density, for the variables that depend on the function.
+    function : tensor variable, shape (N,), float64
+        The values of the latent function in the terms' graphs.
+    size : int
+        N.
+    centre : array, shape (N,)
+        Where the likelihood is probed: the prior mean at the model's initial point.
+    compile_kwargs : dict or None
+        As for `ModelFunction`.
+
+    Attributes
+    ----------
+    size : int
+    has_gradient : bool
+        Whether there are derivatives; without, only `value` and `elementwise` serve.
+    probit_labels : array (N,) of -1 and +1, or None
+
+    Raises
+    ------
+    ValueError
+        If the likelihood is not finite near the prior mean, or does not factorise.
+    """
+
+    def __init__(self, model, name, terms, function, size, centre, compile_kwargs):
+        self._model, self._compile_kwargs = model, compile_kwargs
+        self.name, self.size = name, size
+        self._names = list(terms)
+        graphs = with_stable_normal_cdf([pt.as_tensor(t).astype("float64") for t in terms.values()])
+        self._count = model.compile_fn(
+            [t.size for t in graphs], inputs=[function], point_fn=False, mode=IN_PYTHON
+        )
+        flat = pt.concatenate([t.flatten() for t in graphs])
+        total = _simplified(flat.sum())
+        zero = pt.constant(0.0)
+        self._value = self._compile([zero, total, zero, flat], function)
+        self._no_gradient = self._structure = None
+        try:
+            derivatives = _derivatives(total, function)
+            structure = _structure(flat, derivatives[0], function, _unlike(size))
+        except (NotImplementedError, NullTypeGradError) as error:
+            self._no_gradient = ", ".join(black_boxes(graphs)) or str(error)
+        else:
+            self._derivatives = self._compile([*derivatives, flat], function)
+            self._structure = model.compile_fn(
+                structure, inputs=[function], point_fn=False, mode=IN_PYTHON
+            )
+        self.data_changed(centre)
+
+    def data_changed(self, centre: np.ndarray) -> None:
+        """Find anew which observations there are, and which value each of them belongs to.
+
+        Parameters
+        ----------
+        centre : array, shape (N,)
+            Where the likelihood is probed.
+
+        Raises
+        ------
+        ValueError
+            If the data do not fit each other, or as when the likelihood was made.
+        """
+        self._value.check_data(centre, f"The log likelihood of {self.name}")
+        self._counts = self._count(centre)
+        self._owners = None
+        self._probes = self._find_probes(centre)
+        if self._structure is not None:
+            self._find_structure(self._structure)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether derivatives are known."""
+        return self._no_gradient is None
+
+    @property
+    def compiled_value(self) -> ModelFunction:
+        """The function behind `value`: 0, the value and 0, and then every observation's."""
+        return self._value
+
+    @property
+    def n_outputs(self) -> int:
+        """Length of what `compiled_value` returns."""
+        return N_TERMS + int(sum(self._counts))
+
+    def value(self, f: np.ndarray) -> float:
+        """Sum of l_n at `f` (N,)."""
+        out = np.empty(self.n_outputs)
+        self._value.into(f, out)
+        return float(out[1])
+
+    def elementwise(self, f: np.ndarray) -> np.ndarray:
+        """Values l_n (N,) at `f` (N,).
+
+        Raises
+        ------
+        ValueError
+            If the model does not give the terms one by one, only their sum.
+        """
+        if self._owners is None:
+            raise ValueError(
+                f"The log likelihood of {self.name} is known as a whole only, not for each element "
+                "of the function. Write it without summing: a pm.Potential may be a vector."
+            )
+        out = np.empty(self.n_outputs)
+        self._value.into(f, out)
+        return self._summed(out[N_TERMS:])
+
+    def terms(self, f: np.ndarray) -> np.ndarray:
+        """Values and first three derivatives at `f` (N,): an array (4, N).
+
+        Where the terms are known as a whole only, each value is an N-th of their sum.
+
+        Raises
+        ------
+        NotImplementedError
+            If the likelihood has no gradient.
+        """
+        self.require_gradient()
+        out = np.empty(3 * self.size + self.n_outputs - N_TERMS)
+        self._derivatives.into(f, out)
+        derivatives, observations = np.split(out, [3 * self.size])
+        if self._owners is None:
+            values = np.full(self.size, observations.sum() / self.size)
+        else:
+            values = self._summed(observations)
+        return np.vstack([values, derivatives.reshape(3, self.size)])
+
+    def require_gradient(self) -> None:
+        """Raise NotImplementedError, naming the operation, if there is no gradient."""
+        if self._no_gradient is not None:
+            raise NotImplementedError(
+                f"The likelihood of {self.name} has no gradient: {self._no_gradient} has none. "
+                "Take EllipticalSliceStep with center='prior', which needs none."
+            )
+
+    @property
+    def probit_labels(self) -> np.ndarray | None:
+        """Labels (N,), -1 and +1, if l_n is log Phi(label f_n) for every n."""
+        if self._owners is None:
+            return None
+        labels = np.sign(self.terms(self._probes[0])[1])
+        for f in self._probes:
+            if not np.allclose(self.elementwise(f), log_ndtr(labels * f), rtol=1e-9, atol=1e-12):
+                return None
+        return labels
+
+    # construction ---------------------------------------------------------------------------------
+
+    def _compile(self, outputs, function):
+        return ModelFunction(self._model, outputs, function, self.size, self._compile_kwargs)
+
+    def _summed(self, observations):
+        return np.bincount(self._owners, weights=observations, minlength=self.size)
+
+    def _find_probes(self, centre):
+        """Two points with a finite likelihood."""
+        rng = np.random.default_rng(0)
+        for scale in PROBE_SCALES:
+            probes = centre + scale * rng.standard_normal((2, self.size))
+            values = np.empty((2, self.n_outputs))
+            for f, value in zip(probes, values, strict=True):
+                self._value.into(f, value)
+            values = values[:, N_TERMS:]
+            if np.all(np.isfinite(values)):
+                return probes
+        first = int(np.flatnonzero(~np.isfinite(values[0]))[0])
+        ends = np.cumsum(self._counts)
+        term = int(np.searchsorted(ends, first, side="right"))
+        raise ValueError(
+            f"{self._names[term]}: the log likelihood of its value number "
+            f"{first - (ends[term - 1] if term else 0)} is {values[0, first]} wherever {self.name} "
+            "was tried, near its prior mean. Is the observed value one that the likelihood can "
+            "produce? Bernoulli takes 0 and 1, not -1 and 1."
+        )
+
+    def _find_structure(self, structure):
+        """Find the element that each observation belongs to; check that there is only one."""
+        vector = _unlike(self.size)
+        owners = np.zeros(int(sum(self._counts)), dtype=np.int64)
+        separate = True
+        for f in self._probes:
+            product, ones, weighted = structure(f)
+            expected = self.terms(f)[2] * vector
+            if not np.allclose(product, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max()):
+                raise ValueError(
+                    f"The log likelihood of {self.name} does not factorise: its Hessian has "
+                    f"entries off the diagonal. Each of {', '.join(self._names)} may depend on one "
+                    f"value of {self.name} only. Take NUTS or KameleonStep for this model."
+                )
+            moving = np.abs(ones) > 0
+            ratios = weighted[moving] / ones[moving]
+            order = np.argsort(vector)
+            places = np.clip(np.searchsorted(vector[order], ratios), 1, max(self.size - 1, 1))
+            left, right = order[places - 1], order[np.minimum(places, self.size - 1)]
+            closer = np.abs(vector[left] - ratios) < np.abs(vector[right] - ratios)
+            nearest = np.where(closer, left, right)
+            separate &= np.allclose(vector[nearest], ratios, rtol=1e-9)
+            owners[moving] = nearest
+        if separate:
+            self._owners = owners
+
+
+def _simplified(graph):
+    """Return an equal graph whose derivatives are finite where the graph is, as PyMC does it."""
+    return rewrite_graph(graph, include=("canonicalize", "stabilize"), exclude=(ENDLESS,))
+
+
+def _derivatives(total, function):
+    """First, second and third derivative: each is the gradient of the sum of the one before."""
+    derivatives, last = [], total
+    for _ in range(3):
+        derivatives.append(grad(last, function, disconnected_inputs="ignore"))
+        # Each derivative is simplified before it is differentiated: it grows tenfold otherwise.
+        last = _simplified(derivatives[-1].sum())
+    return derivatives
+
+
+def _structure(observations, gradient, function, vector):
+    """Hessian times `vector`, and the Jacobian of the observations times ones and `vector`."""
+    vector = pt.constant(vector)
+    product = grad((gradient * vector).sum(), function, disconnected_inputs="ignore")
+    weights = observations.type()
+    pulled = grad((observations * weights).sum(), function, disconnected_inputs="ignore")
+    pushed = [
+        grad((pulled * w).sum(), weights, disconnected_inputs="ignore")
+        for w in (pt.ones_like(vector), vector)
+    ]
+    zeros = pt.zeros_like(observations)
+    return [product, *clone_replace(pushed, replace={weights: zeros}, rebuild_strict=False)]
+
+
+def _unlike(size):
+    """Return a vector (size,) without structure, all of whose entries differ."""
+    return 1.0 + np.random.default_rng(1).random(size)

@@ -1,0 +1,279 @@
+"""From a PyMC model and its latent function to a Gaussian prior and a factorising likelihood."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.logprob.basic import transformed_conditional_logp
+from pymc.logprob.utils import replace_rvs_by_values
+from pymc.pytensorf import make_shared_replacements
+from pymc.vartypes import discrete_types
+from pytensor.compile.ops import ViewOp
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from scipy.linalg import LinAlgError
+
+from pymc_kameleon.latent_gp.model.likelihood import IN_PYTHON, ModelLikelihood
+from pymc_kameleon.latent_gp.model.prior import ModelPrior
+from pymc_kameleon.model.estimated_loglikelihood import estimates
+from pymc_kameleon.model.model_function import SharedValues
+
+__all__ = ["LatentFunction", "free_variable"]
+
+
+def free_variable(model, var) -> tuple:
+    """Find a latent function and the free random variable behind it.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    var : variable or str
+        The latent function (as `pm.gp.Latent(...).prior` or `pm.MvNormal` returned it) or the free
+        variable behind it, or the name of either.
+
+    Returns
+    -------
+    random variable
+        The free one.
+    deterministic variable or None
+        The function; None if it is the free variable itself.
+
+    Raises
+    ------
+    ValueError
+        If there is no such variable, or it is discrete, or no vector.
+    """
+    if isinstance(var, str):
+        if var not in model.named_vars:
+            raise ValueError(f"vars: the model has no variable {var!r}.")
+        var = model[var]
+    var = model.values_to_rvs.get(var, var)
+    if var in model.observed_RVs:
+        raise ValueError(f"vars: {var.name} is observed. Name the latent function.")
+    if var not in model.free_RVs and var not in model.deterministics:
+        raise ValueError(
+            f"vars: {var.name or var} is neither a free variable nor a Deterministic of the model."
+        )
+    if var.dtype in discrete_types:
+        raise ValueError(
+            f"vars: {var.name} is discrete, and a latent function is continuous. Name the function "
+            "of the Gaussian process."
+        )
+    if var.ndim != 1:
+        raise ValueError(
+            f"vars: {var.name} has {var.ndim} dimensions, and a latent function is a vector (N,). "
+            "Give each output of a Gaussian process a function and a step of its own."
+        )
+    if var in model.free_RVs:
+        functions = [
+            d
+            for d in model.deterministics
+            if d.ndim == 1 and _length(d) == _length(var) and _is_affine(model, d, var)
+        ]
+        copies = [copy for function in functions for copy in _copies(function)]
+        direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=copies)
+        if len(functions) > 1 and not direct:
+            raise ValueError(
+                f"vars: {', '.join(d.name for d in functions)} are all affine functions of "
+                f"{var.name}. Name the one that the likelihood depends on."
+            )
+        return var, None if direct or not functions else functions[0]
+    candidates = [rv for rv in model.free_RVs if rv.ndim == 1 and _length(rv) == _length(var)]
+    candidates = [rv for rv in candidates if _is_affine(model, var, rv)]
+    if len(candidates) != 1:
+        found = ", ".join(rv.name for rv in candidates) or "none"
+        raise ValueError(
+            f"vars: {var.name} should be an affine function of one normal vector of its own "
+            f"length, and of these {found} was found. Name the free variable, vars=[...]."
+        )
+    return candidates[0], var
+
+
+class LatentFunction:
+    """Everything about a latent function f that its samplers and approximations need.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    var : variable or str
+        As for `free_variable`.
+    initial_point : dict or None
+        Values of the other variables; default `model.initial_point()`.
+    compile_kwargs : dict or None
+        As for `ModelFunction`.
+
+    Attributes
+    ----------
+    name : str
+    size : int
+        N.
+    value_variable : variable
+        What `pm.sample` moves.
+    shared : dict
+        Value variables of the other free variables -> shared variables.
+    prior : ModelPrior
+    likelihood : ModelLikelihood
+
+    Raises
+    ------
+    ValueError
+        If no Gaussian prior or no factorising likelihood is found: it says which and why.
+    """
+
+    def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):
+        variable, function = free_variable(model, var)
+        self.name = variable.name if function is None else function.name
+        self.value_variable = model.rvs_to_values[variable]
+        point = model.initial_point() if initial_point is None else initial_point
+        self.shared = make_shared_replacements(point, [self.value_variable], model)
+        graph = None if function is None else model.replace_rvs_by_values([function])[0]
+        compile_kwargs = compile_kwargs or None
+        self.prior = ModelPrior(model, self.name, variable, graph, self.shared, compile_kwargs)
+        self.size = self.prior.size
+        terms, argument = self._likelihood_terms(model, variable, function)
+        self.likelihood = ModelLikelihood(
+            model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
+        )
+        others = set(self.shared.values())
+        self._seen_prior = SharedValues(self.prior.function, others)
+        self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others)
+
+    def refresh(self) -> bool:
+        """Follow the other variables; return whether prior or likelihood changed.
+
+        Raises
+        ------
+        ValueError
+            If the prior's covariance has ceased to be positive definite, or new data do not fit.
+        """
+        prior_changed = self._seen_prior.changed()
+        if self._seen_prior.are_data_new:
+            self.prior.function.check_data(np.zeros(self.size), f"The prior of {self.name}")
+            self._seen_prior.are_data_new = False
+        if prior_changed:
+            self.prior.refresh()
+        likelihood_changed = self._seen_likelihood.changed()
+        if self._seen_likelihood.are_data_new:
+            self.likelihood.data_changed(self.prior.gaussian.mean)
+            self._seen_likelihood.are_data_new = False
+        return prior_changed or likelihood_changed
+
+    def set_point(self, point: dict[str, np.ndarray]) -> None:
+        """Give the other variables their values in `point` (by value variables' names)."""
+        for value, shared in self.shared.items():
+            if value.name in point:
+                shared.set_value(np.asarray(point[value.name], dtype=shared.dtype))
+
+    def _likelihood_terms(self, model, variable, function):
+        """Log densities that depend on f, by name, and the vector that stands for f in them."""
+        # Double precision whatever the model's: structure is found by comparing values.
+        argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
+        held = _copies(variable if function is None else function)
+        variables = [rv for rv in model.basic_RVs if rv not in held]
+        given = clone_replace(
+            [*variables, *model.potentials],
+            replace=dict.fromkeys(held, argument),
+            rebuild_strict=False,
+        )
+        rvs, potentials = given[: len(variables)], given[len(variables) :]
+        originals = dict(zip(rvs, variables, strict=True))
+        values = {
+            "rvs_to_values": {rv: model.rvs_to_values[v] for rv, v in originals.items()},
+            "rvs_to_transforms": {rv: model.rvs_to_transforms[v] for rv, v in originals.items()},
+        }
+        observed = {
+            v.name: model.rvs_to_values[v]
+            for rv, v in originals.items()
+            if v in model.observed_RVs and argument in ancestors([rv])
+        }
+        try:
+            densities = transformed_conditional_logp(rvs, **values)
+        except (TypeError, ValueError) as error:
+            if not observed:
+                raise
+            raise _shapes_differ(observed, argument) from error
+        densities += replace_rvs_by_values(potentials, **values)
+        named = zip([*variables, *model.potentials], densities, strict=True)
+        terms = {v.name: density for v, density in named if v is not variable}
+        besides = [name for name, t in terms.items() if self.value_variable in ancestors([t])]
+        if besides:
+            raise ValueError(
+                f"{', '.join(besides)} depends on {variable.name} not only through "
+                f"{self.name}, so its likelihood is no function of {self.name}."
+            )
+        terms = {name: t for name, t in terms.items() if argument in ancestors([t])}
+        if not terms:
+            raise ValueError(
+                f"Nothing observed depends on {self.name}: its posterior is its prior. Give the "
+                f"model an observed variable or a pm.Potential that is a function of {self.name}."
+            )
+        noisy = [name for name, t in terms.items() if estimates([t])]
+        if noisy:
+            raise ValueError(
+                f"{', '.join(noisy)} is an estimate, and depends on {self.name}: this needs the "
+                "likelihood itself. Take a step that keeps estimates, such as "
+                "KameleonStep(pseudo_marginal=True)."
+            )
+        graphs = clone_replace(list(terms.values()), replace=self.shared, rebuild_strict=False)
+        terms = dict(zip(terms, graphs, strict=True))
+        _check_shapes(observed, terms, argument)
+        return terms, argument
+
+
+def _copies(variable) -> list:
+    """Return a variable and, if it is a Deterministic, the variable that it was made from."""
+    node = variable.owner
+    return [variable, *(node.inputs if node is not None and isinstance(node.op, ViewOp) else [])]
+
+
+def _check_shapes(observed, terms, argument):
+    for name in observed.keys() & terms.keys():
+        shapes = pytensor.function(
+            [argument],
+            [observed[name].shape, terms[name].shape],
+            mode=IN_PYTHON,
+            on_unused_input="ignore",
+        )
+        try:
+            values, densities = shapes(np.zeros(argument.type.shape))
+        except ValueError as error:
+            raise _shapes_differ({name: observed[name]}, argument) from error
+        # A vector-valued distribution has one density for each of its vectors.
+        if not np.array_equal(values[: len(densities)], densities):
+            raise _shapes_differ({name: observed[name]}, argument)
+
+
+def _shapes_differ(observed, argument) -> ValueError:
+    shapes = [f"{name} of shape {tuple(v.shape.eval().tolist())}" for name, v in observed.items()]
+    return ValueError(
+        f"The observed values {' and '.join(shapes)} do not go with their distribution as a "
+        f"function of {argument.name} of shape {argument.type.shape}. Give both the same shape."
+    )
+
+
+def _length(variable) -> int:
+    known = variable.type.shape[0]
+    return int(variable.shape[0].eval()) if known is None else known
+
+
+def _is_affine(model, function, variable) -> bool:
+    """Whether `function` is an affine function of a free variable of the same length."""
+    (graph,) = model.replace_rvs_by_values([function])
+    value = model.rvs_to_values[variable]
+    if value not in ancestors([graph]):
+        return False
+    point = model.initial_point()
+    others = {v: pt.constant(point[v.name]) for v in model.value_vars if v is not value}
+    evaluate = model.compile_fn(
+        clone_replace(graph, replace=others, rebuild_strict=False),
+        inputs=[value],
+        point_fn=False,
+        mode=IN_PYTHON,
+    )
+    first, second = np.random.default_rng(0).standard_normal((2, _length(variable)))
+    try:
+        ends = evaluate(first.astype(value.dtype)) + evaluate(second.astype(value.dtype))
+        middle = evaluate((0.5 * (first + second)).astype(value.dtype))
+    except LinAlgError:
+        return True  # The covariance is not positive definite: `ModelPrior` says so.
+    scale = 1e-9 * max(np.abs(ends).max(), 1.0)
+    return not np.all(np.isfinite(ends)) or np.allclose(ends, 2.0 * middle, atol=scale)

@@ -1,0 +1,1 @@
+"""Transitions of a latent function."""

@@ -1,0 +1,1 @@
+"""Transitions: one loop, the proposals that it runs, and their acceptance."""

@@ -1,0 +1,40 @@
+"""Standardised coordinates, in which local moves are made."""
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.linalg import solve_factor
+from pymc_kameleon.mcmc.numba_bridge import jit
+
+__all__ = ["Standardization", "standardize"]
+
+
+class Standardization(NamedTuple):
+    """The change of variables u = factor^-1 (x - location).
+
+    Attributes
+    ----------
+    location : array, shape (d,)
+    factor : array, shape (d, d)
+        Lower Cholesky factor of the covariance.
+    """
+
+    location: Annotated[np.ndarray, floats("d")]
+    factor: Annotated[np.ndarray, floats("d", "d")]
+
+    def whiten(self, points: np.ndarray) -> np.ndarray:
+        """Standardised coordinates of the rows of `points` (n, d), as an array (d, n)."""
+        return np.ascontiguousarray(
+            linalg.solve_triangular(self.factor, (points - self.location).T, lower=True)
+        )
+
+
+@jit
+def standardize(coordinates, position, out):
+    """Standardised coordinates of one position (d,), into `out`."""
+    for i in range(out.size):
+        out[i] = position[i] - coordinates.location[i]
+    solve_factor(coordinates.factor, out, out)

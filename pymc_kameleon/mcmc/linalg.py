@@ -1,0 +1,147 @@
+"""Linear algebra in loops that compile fast: vectors, Cholesky factors and their updates."""
+
+import math
+
+import numpy as np
+
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+
+__all__ = [
+    "add_into",
+    "cholesky_in_place",
+    "copy_into",
+    "delete_row",
+    "dot",
+    "factor_times",
+    "rank_one_update",
+    "solve_factor",
+    "solve_lower",
+    "solve_upper",
+]
+
+
+@jit
+def copy_into(source, out):
+    """Copy a vector. Loops like this one compile in a fraction of the time of array expressions."""
+    for i in range(out.size):
+        out[i] = source[i]
+
+
+@jit
+def add_into(first, second, out):
+    """Write the sum of two vectors into `out`, which may be one of them."""
+    for i in range(out.size):
+        out[i] = first[i] + second[i]
+
+
+@jit
+def cholesky_in_place(matrix):
+    """Replace the lower triangle by the Cholesky factor's; False if there is none."""
+    dim = matrix.shape[0]
+    for i in range(dim):
+        for j in range(i + 1):
+            total = matrix[i, j]
+            for k in range(j):
+                total -= matrix[i, k] * matrix[j, k]
+            if i > j:
+                matrix[i, j] = total / matrix[j, j]
+            elif total > 0.0 and total < np.inf:
+                matrix[i, i] = math.sqrt(total)
+            else:
+                return False
+    return True
+
+
+@jit
+def factor_times(factor, vector, out):
+    """Lower-triangular `factor` times `vector`, into `out`."""
+    for i in range(vector.size):
+        total = 0.0
+        for j in range(i + 1):
+            total += factor[i, j] * vector[j]
+        out[i] = total
+
+
+@jit
+def solve_factor(factor, vector, out):
+    """Solve `factor` @ out = `vector` for a lower-triangular `factor`; `out` may be `vector`."""
+    for i in range(vector.size):
+        total = vector[i]
+        for j in range(i):
+            total -= factor[i, j] * out[j]
+        out[i] = total / factor[i, i]
+
+
+@jit
+def rank_one_update(factor, vector, keep, add):
+    """Replace L by the Cholesky factor of keep L L^T + add v v^T; overwrites `vector` too."""
+    dim = vector.size
+    root = math.sqrt(keep)
+    weight = math.sqrt(add)
+    for i in range(dim):
+        vector[i] *= weight
+    for k in range(dim):
+        old = root * factor[k, k]
+        new = math.sqrt(old * old + vector[k] * vector[k])
+        cosine, sine = new / old, vector[k] / old
+        factor[k, k] = new
+        for i in range(k + 1, dim):
+            factor[i, k] = (root * factor[i, k] + sine * vector[i]) / cosine
+            vector[i] = cosine * vector[i] - sine * factor[i, k]
+
+
+@jit(fastmath=SIMD)
+def dot(first, second, count):
+    """Inner product of the first `count` entries."""
+    total = 0.0
+    for i in range(count):
+        total += first[i] * second[i]
+    return total
+
+
+@jit(fastmath=SIMD)
+def solve_lower(factor, count, vector):
+    """Overwrite `vector` with L^-1 `vector`, L the leading (count, count) block of `factor`.
+
+    Each row is one inner product of contiguous numbers, as fast as a product with a stored inverse
+    and as accurate as substitution is.
+    """
+    for i in range(count):
+        total = 0.0
+        for j in range(i):
+            total += factor[i, j] * vector[j]
+        vector[i] = (vector[i] - total) / factor[i, i]
+
+
+@jit(fastmath=SIMD)
+def solve_upper(factor, count, vector):
+    """Overwrite `vector` with L^-T `vector`, row by row of L."""
+    for i in range(count - 1, -1, -1):
+        vector[i] /= factor[i, i]
+        entry = vector[i]
+        for j in range(i):
+            vector[j] -= entry * factor[i, j]
+
+
+@jit
+def delete_row(factor, count, index):
+    """Turn the factor of K into that of K without row and column `index`, in O(t^2).
+
+    Below the deleted row, L' L'^T = L L^T + l l^T with l the deleted column: a rank-one update by
+    rotations, which adds and so loses no accuracy.
+    """
+    size = count - 1 - index
+    cosines, sines = np.empty(size), np.empty(size)
+    for i in range(size):
+        row, old = index + i, index + i + 1
+        for j in range(index):
+            factor[row, j] = factor[old, j]
+        carried = factor[old, index]
+        for j in range(i):
+            entry = factor[old, index + 1 + j]
+            factor[row, index + j] = cosines[j] * entry + sines[j] * carried
+            carried = cosines[j] * carried - sines[j] * entry
+        entry = factor[old, old]
+        diagonal = math.sqrt(entry * entry + carried * carried)
+        factor[row, row] = diagonal
+        cosines[i], sines[i] = entry / diagonal, carried / diagonal

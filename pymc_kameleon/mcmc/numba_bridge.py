@@ -1,0 +1,249 @@
+"""Call a log density or a kernel's gradients from code that is compiled once and cached.
+
+What differs from model to model enters compiled code as the address of machine code, so the
+transitions themselves are the same machine code for every model. The same transitions run as plain
+Python when the log density or the kernel cannot be compiled: then a Python callable stands where
+the address stood.
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.core.caching import IndexDataCacheFile
+from numba.core.dispatcher import Dispatcher
+from numba.core.errors import TypingError
+from numba.extending import intrinsic, overload, register_jitable
+
+__all__ = [
+    "EVALUATIONS",
+    "NONFINITE",
+    "N_TERMS",
+    "SIMD",
+    "as_pointer",
+    "by_class",
+    "caller",
+    "evaluate",
+    "evaluate_gradients",
+    "gradients_address",
+    "jit",
+    "machine_code_address",
+]
+
+N_TERMS = 3
+"""Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
+
+EVALUATIONS, NONFINITE = 0, 1
+"""Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""
+
+
+SIMD = {"contract", "nsz", "reassoc"}
+"""Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _CacheOfThisSource(IndexDataCacheFile):
+    def _load_index(self):
+        try:
+            return super()._load_index()
+        except (AttributeError, ImportError):  # what another version of the package compiled
+            return {}
+
+
+def jit(function=None, **options):
+    """Compile a function with Numba, and keep it on disk until a file of the package changes.
+
+    Numba itself would look at the file of the function alone, and go on calling what was compiled
+    of other files before they changed.
+    """
+    if function is None:
+        return functools.partial(jit, **options)
+    compiled = numba.njit(cache=True, **options)(function)
+    if isinstance(compiled, Dispatcher):
+        cache = compiled._cache
+        directory, name = cache._cache_path, cache._impl.filename_base
+        if numba.config.CACHE_DIR:
+            # The same for every copy of the source, wherever it is.
+            directory = str(Path(numba.config.CACHE_DIR, function.__module__))
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        cache._cache_file = _CacheOfThisSource(directory, name, _source_digest())
+    return compiled
+
+
+def by_class(stub):
+    """Let a function do what is registered for the class of its first argument, a NamedTuple.
+
+    `stub` documents it; `register(cls, function)` gives an implementation that Numba can compile.
+    A compiled call is resolved when its caller is compiled, and costs nothing.
+    """
+    implementations = {}
+
+    @functools.wraps(stub)
+    def call(value, *arguments):
+        return implementations[type(value)](value, *arguments)
+
+    @overload(call, strict=False)
+    def compiled(value, *arguments):
+        if isinstance(value, types.BaseNamedTuple):
+            return implementations.get(value.instance_class)
+        return None
+
+    def register(cls, function):
+        implementations[cls] = register_jitable(function)
+
+    call.register = register
+    return call
+
+
+def caller(jitted, argument_types):
+    """Return what calls a jitted function from compiled code with a tuple of arguments.
+
+    It calls the machine code that is there. A plain call would have all of it optimised again
+    with the caller, which takes a second where the function calls linear algebra.
+
+    Parameters
+    ----------
+    jitted : numba dispatcher
+        Keep it alive as long as what is compiled with the result.
+    argument_types : sequence of numba types
+    """
+    parameters = jitted.get_call_template(tuple(argument_types), {})[2]
+    machine_code = jitted.overloads[parameters]
+    star_args = (types.StarArgTuple, types.StarArgUniTuple)
+    takes_tuple = len(parameters) == 1 and isinstance(parameters[0], star_args)
+
+    @intrinsic
+    def call(typingctx, arguments):
+        if list(arguments) != list(argument_types):
+            raise TypingError(f"{jitted} is compiled for {argument_types}, not {arguments}")
+
+        def codegen(context, builder, signature, args):
+            values = args if takes_tuple else cgutils.unpack_tuple(builder, args[0])
+            return context.call_internal(
+                builder, machine_code.fndesc, machine_code.signature, values
+            )
+
+        return machine_code.signature.return_type(arguments), codegen
+
+    return call
+
+
+def machine_code_address(jitted, argument_types):
+    """Address of a jitted function's machine code, for `call_machine_code`.
+
+    Parameters
+    ----------
+    jitted : numba dispatcher
+        It returns nothing. Keep it alive as long as the address is in use.
+    argument_types : sequence of numba types
+
+    Returns
+    -------
+    int
+    """
+    jitted.compile(tuple(argument_types))
+    compiled = jitted.overloads[tuple(argument_types)]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)
+
+
+@intrinsic
+def call_machine_code(typingctx, address, arguments):
+    """Call a jitted function that returns nothing by its address, and pass its errors on."""
+    signature = types.none(types.intp, arguments)
+
+    def codegen(context, builder, signature, args):
+        convention, argument_types = context.call_conv, tuple(signature.args[1])
+        function_type = convention.get_function_type(types.none, argument_types)
+        function = builder.inttoptr(args[0], function_type.as_pointer())
+        values = cgutils.unpack_tuple(builder, args[1])
+        status, _ = convention.call_function(builder, function, types.none, argument_types, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def as_pointer(typingctx, address):
+    """Turn an integer address into a pointer that `numba.carray` takes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.intp), codegen
+
+
+def _log_density_into(log_density, x, value):
+    log_density[0](x, value)
+
+
+@overload(_log_density_into)
+def _log_density_into_overload(log_density, x, value):
+    def compiled(log_density, x, value):
+        call_machine_code(log_density[0], (x, value, log_density))
+
+    return compiled
+
+
+@register_jitable
+def evaluate(log_density, x, value, counts):
+    """Evaluate the terms of the log density at `x` into `value`; return their sum.
+
+    Parameters
+    ----------
+    log_density : int64 array (compiled) or 1-tuple of a callable (plain Python)
+        What `LogDensity.compiled` or `LogDensity.plain` returned.
+    x : array, shape (d,)
+        Raveled position.
+    value : array, shape (3,)
+        The terms of the log density, as `LogDensity` returns them, are written here.
+    counts : int64 array, shape (2,)
+        `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
+
+    Returns
+    -------
+    float
+        The log density; -inf where it was NaN or +inf, so that such a proposal is rejected.
+    """
+    counts[EVALUATIONS] += 1
+    _log_density_into(log_density, x, value)
+    total = value[0] + value[1] + value[2]
+    if np.isnan(total) or total == np.inf:
+        counts[NONFINITE] += 1
+        return -np.inf
+    return total
+
+
+def evaluate_gradients(kernel, x, points, parameters, gradients):
+    """Write the gradients of k(., points[:, i]) at `x` into the columns of `gradients`.
+
+    `kernel` is an address (an int) in compiled code and a callable in plain Python.
+    """
+    kernel(x, points, parameters, gradients)
+
+
+@overload(evaluate_gradients)
+def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
+    def compiled(kernel, x, points, parameters, gradients):
+        if x.size != points.shape[0] or gradients.shape != points.shape:
+            raise RuntimeError("the subsample has another size than where its gradients go")
+        call_machine_code(kernel, (x, points, parameters, gradients))
+
+    return compiled
+
+
+def gradients_address(gradients) -> int:
+    """Address of a jitted `gradients(x, points, parameters, out)`, which has to be kept alive."""
+    vector, matrix = types.float64[::1], types.float64[:, ::1]
+    return machine_code_address(gradients, (vector, matrix, vector, matrix))

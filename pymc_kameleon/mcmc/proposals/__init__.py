@@ -1,0 +1,71 @@
+"""What a proposal is: a NamedTuple of arrays, and functions that are registered for its class.
+
+The loop of `mcmc.run` calls `propose`, `commit` and `invalidate` with the tuple first.
+"""
+
+from collections.abc import Callable
+
+from pymc_kameleon.mcmc.numba_bridge import by_class
+
+__all__ = ["commit", "covariance_at", "invalidate", "propose", "register_proposal"]
+
+
+@by_class
+def propose(proposal, chain, normals, uniforms):
+    """Write x* into `chain.proposal`; return log q(x | x*) - log q(x* | x), and an index."""
+
+
+@by_class
+def commit(proposal):
+    """Keep what was computed for x*, which was accepted."""
+
+
+@by_class
+def invalidate(proposal):
+    """Drop what was computed for the position that was left by another move."""
+
+
+@by_class
+def covariance_at(proposal, x):
+    """Covariance (d, d) of the move from `x` (d,)."""
+
+
+def _nothing(proposal):
+    pass
+
+
+def register_proposal(
+    cls: type,
+    *,
+    propose: Callable,
+    commit: Callable = _nothing,
+    invalidate: Callable = _nothing,
+    covariance_at: Callable | None = None,
+) -> None:
+    """Register the functions of a class of proposals.
+
+    The first three are Python functions that Numba can compile.
+
+    Parameters
+    ----------
+    cls : subclass of NamedTuple
+        Its fields are arrays, numbers, or tuples of such.
+    propose : callable
+        `propose(proposal, chain, normals, uniforms) -> (log_ratio, index)` writes x* into
+        `chain.proposal`. `log_ratio` is log q(x | x*) - log q(x* | x), -inf where there is no such
+        move; `index` says which scaling the move was made with. `normals` (k,) and `uniforms` (7,)
+        are fresh random numbers: `uniforms[PICK]` is the proposal's own.
+    commit : callable, optional
+        `commit(proposal)` is called after x* was accepted.
+    invalidate : callable, optional
+        `invalidate(proposal)` is called after the position was changed by another move.
+    covariance_at : callable, optional
+        `covariance_at(proposal, x)`, covariance (d, d) of the move from x (d,), for plots; plain
+        Python.
+    """
+    functions = globals()
+    functions["propose"].register(cls, propose)
+    functions["commit"].register(cls, commit)
+    functions["invalidate"].register(cls, invalidate)
+    if covariance_at is not None:
+        functions["covariance_at"].register(cls, covariance_at)

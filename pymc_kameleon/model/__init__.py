@@ -1,0 +1,1 @@
+"""A PyMC model as functions of one raveled, unconstrained vector."""

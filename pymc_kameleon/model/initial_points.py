@@ -1,0 +1,269 @@
+"""Overdispersed starting points for the chains of `pymc.sample`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as compile_graph
+from pymc.util import get_random_generator
+from pymc.vartypes import discrete_types
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace
+
+from pymc_kameleon.model.transforms import unconstraining_function
+
+__all__ = ["dispersed_starts"]
+
+PRIOR_TRIES = 100
+SHRINKS = 10
+TRIES_PER_SHRINK = 10
+JITTER = 2.0
+SEED_BOUND = 2**32
+
+MODE = "FAST_COMPILE"
+"""Few evaluations of several functions: to compile them would cost more than to run them."""
+
+FAILURES = (ValueError, ArithmeticError)
+"""What draws and log densities raise at parameters out of bounds; LinAlgError is a ValueError."""
+
+Point = dict[str, np.ndarray]
+
+
+def dispersed_starts(
+    model: pm.Model,
+    chains: int,
+    random_seed: int | Sequence[int] | np.random.SeedSequence | np.random.Generator | None = None,
+) -> list[Point]:
+    """Draw a starting point for every chain from the prior.
+
+    PyMC moves the starts of NUTS at random, and the steps of this package move theirs near the
+    default; every other step method starts all chains at one point, and R-hat then sees little of a
+    chain that stays where it began. Starts from the prior lie further apart.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        A model with at least one free variable.
+    chains : int
+        Number of chains, at least 1.
+    random_seed : int, sequence of int, SeedSequence, Generator or None
+        The same seed gives the same points.
+
+    Returns
+    -------
+    list of dict
+        One a chain: name of each free variable -> value in its natural (constrained) space, as
+        ``pymc.sample(initvals=...)`` wants it. The log density of the model is finite at each.
+
+    Raises
+    ------
+    ValueError
+        If chains is not a positive integer, the model has no free variables, or no point with a
+        finite log density is found.
+
+    Notes
+    -----
+    Free variables, imputed values among them, are drawn jointly from the prior. A variable whose
+    prior cannot be drawn from (``pymc.Flat``, a ``pymc.CustomDist`` without ``random``) gets the
+    default initial point of the model plus a uniform(-2, 2) jitter in the unconstrained space, or
+    the default itself if it is discrete; those that depend on it are drawn given that value.
+    Vectors that an ordered transform would refuse are sorted.
+
+    A point without a finite log density is drawn again. After 100 such points, new ones are moved
+    towards the default initial point, by half of the distance in the unconstrained space at first
+    and closer after every ten further failures; discrete variables then take the default, and
+    values that could not be drawn or lie outside of the support are jittered as above.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = pm.sample(step=KameleonStep(), initvals=dispersed_starts(model, chains=4))
+    """
+    if not isinstance(chains, Integral) or isinstance(chains, bool) or chains < 1:
+        raise ValueError(f"chains={chains!r} must be a whole number of at least 1, as in chains=4.")
+    if not model.free_RVs:
+        raise ValueError("model has no free variables, so there is nothing to start.")
+    search = _StartSearch(model, get_random_generator(random_seed))
+    return [search.find() for _ in range(chains)]
+
+
+class _StartSearch:
+    """Compiled functions of one model, and the search for one start at a time."""
+
+    def __init__(self, model: pm.Model, rng: np.random.Generator) -> None:
+        self.model = model
+        self.rng = rng
+        self.variables = list(model.free_RVs)
+        self.names = [variable.name for variable in self.variables]
+        self.values = [model.rvs_to_values[variable] for variable in self.variables]
+        self.discrete = [variable.dtype in discrete_types for variable in self.variables]
+        self.factor_names = [factor.name for factor in (*model.basic_RVs, *model.potentials)]
+        self.log_densities = model.compile_logp(sum=False, mode=MODE)
+        self.to_unconstrained = unconstraining_function(model)
+        self.to_natural = compile_graph(
+            self.values,
+            model.replace_rvs_by_values(self.variables),
+            mode=MODE,
+            on_unused_input="ignore",
+        )
+        default = model.initial_point(random_seed=self._seed())
+        # PyMC's default lies outside of the support of an ordered vector, for one.
+        self.default = [
+            np.where(np.isfinite(default[value.name]), default[value.name], 0).astype(value.dtype)
+            for value in self.values
+        ]
+        self.undrawable: list[bool] | None = None
+        self.draw_prior = self._compile_draw([False] * len(self.variables))
+
+    def _seed(self) -> int:
+        return int(self.rng.integers(SEED_BOUND))
+
+    def _backward(self, variable: Any, value: Any, inputs: Sequence) -> Any:
+        transform = self.model.rvs_to_transforms[variable]
+        return value if transform is None else transform.backward(value, *inputs)
+
+    def _compile_draw(self, undrawable: Sequence[bool]) -> Callable:
+        """Compile a joint draw of natural values, given unconstrained ones of some variables."""
+        graph = FunctionGraph(outputs=self.variables, clone=True)
+        clones = list(graph.outputs)
+        inputs = []
+        # Children first: a replaced variable depends on its parents through its bounds.
+        for i in reversed(range(len(clones))):
+            if undrawable[i]:
+                value = self.values[i].type(f"{self.names[i]}_given")
+                natural = self._backward(self.variables[i], value, clones[i].owner.inputs)
+                natural = clones[i].type.filter_variable(natural.astype(clones[i].dtype))
+                graph.replace(clones[i], natural, import_missing=True)
+                inputs.insert(0, value)
+        return compile_graph(
+            inputs,
+            list(graph.outputs),
+            random_seed=self._seed(),
+            mode=MODE,
+            on_unused_input="ignore",
+        )
+
+    def _find_undrawable(self) -> list[bool]:
+        """Try the prior of each variable with all the others at the default initial point."""
+        default = dict(zip(self.variables, self.to_natural(*self.default), strict=True))
+        undrawable = []
+        for variable in self.variables:
+            constants = {
+                other: other.type.filter_variable(pt.as_tensor_variable(value, dtype=other.dtype))
+                for other, value in default.items()
+                if other is not variable
+            }
+            draw = clone_replace([variable], constants)
+            try:
+                compile_graph([], draw, random_seed=self._seed(), mode=MODE)()
+            except Exception:  # whatever a user's own `random` may raise
+                undrawable.append(True)
+            else:
+                undrawable.append(False)
+        return undrawable
+
+    def _draw(self) -> list[np.ndarray]:
+        """Draw natural values, finding out on the first failure which priors cannot be drawn."""
+        if self.undrawable is None:
+            try:
+                return self.draw_prior()
+            except Exception:  # whatever a user's own `random` may raise
+                self.undrawable = self._find_undrawable()
+                self.draw_prior = self._compile_draw(self.undrawable)
+        given = [
+            value
+            for value, undrawable in zip(self._jitter(), self.undrawable or [], strict=False)
+            if undrawable
+        ]
+        return self.draw_prior(*given)
+
+    def _jitter(self) -> list[np.ndarray]:
+        """Jitter the default in the unconstrained space."""
+        return [
+            default
+            if discrete
+            else (default + self.rng.uniform(-JITTER, JITTER, default.shape)).astype(default.dtype)
+            for default, discrete in zip(self.default, self.discrete, strict=True)
+        ]
+
+    def _sort(self, natural: list[np.ndarray]) -> list[np.ndarray]:
+        """Sort the vectors that are inside the support only when sorted."""
+        natural = list(natural)
+        for i, value in enumerate(natural):
+            if np.ndim(value) == 0 or np.isfinite(self.to_unconstrained(*natural)[i]).all():
+                continue
+            ascending = np.sort(value, axis=-1)
+            for candidate in (ascending, ascending[..., ::-1].copy()):
+                trial = [*natural[:i], candidate, *natural[i + 1 :]]
+                if np.isfinite(self.to_unconstrained(*trial)[i]).all():
+                    natural = trial
+                    break
+        return natural
+
+    def _shrunk(self, weight: float) -> list[np.ndarray]:
+        """Draw natural values at the share `weight` of their distance from the default."""
+        jittered = self._jitter()
+        try:
+            drawn = self.to_unconstrained(*self._sort(self._draw()))
+        except FAILURES:
+            drawn = jittered
+        shrunk = []
+        for value, jitter, default, discrete in zip(
+            drawn, jittered, self.default, self.discrete, strict=True
+        ):
+            value = default if discrete else np.where(np.isfinite(value), value, jitter)
+            shrunk.append((default + weight * (value - default)).astype(default.dtype))
+        return self.to_natural(*shrunk)
+
+    def _faults(self, natural: list[np.ndarray]) -> list[str]:
+        """Names of the variables and potentials that `pymc.sample` would not start with."""
+        unconstrained = self.to_unconstrained(*natural)
+        faults = [
+            name
+            for name, *parts in zip(self.names, natural, unconstrained, strict=True)
+            if not all(np.isfinite(part).all() for part in parts)
+        ]
+        if faults:
+            return faults
+        point = {value.name: part for value, part in zip(self.values, unconstrained, strict=True)}
+        terms = self.log_densities(point)
+        return [
+            name
+            for name, term in zip(self.factor_names, terms, strict=True)
+            if not np.isfinite(np.sum(term))
+        ]
+
+    def find(self) -> Point:
+        """Return one starting point."""
+        weights = [1.0] * PRIOR_TRIES
+        weights += [0.5**k for k in range(1, SHRINKS + 1) for _ in range(TRIES_PER_SHRINK)]
+        faults: list[str] = []
+        error = None
+        for weight in weights:
+            try:
+                with np.errstate(all="ignore"):
+                    natural = self._shrunk(weight) if weight < 1 else self._sort(self._draw())
+                    faults = self._faults(natural)
+            except FAILURES as raised:
+                error = raised
+                continue
+            if not faults:
+                return {
+                    name: np.array(value, dtype=variable.dtype)
+                    for name, value, variable in zip(
+                        self.names, natural, self.variables, strict=True
+                    )
+                }
+        subject = ", ".join(faults) if faults else f"one of {', '.join(self.names)}"
+        raise ValueError(
+            f"No starting point with a finite log density was found in {len(weights)} tries, of "
+            f"which the last were next to the model's default initial point. At fault: {subject}. "
+            "Check that the observed data are possible under the model, model.debug() shows where "
+            "they are not; narrow the priors; or give the free variables an initial value at which "
+            "the log density is finite, as in pm.Normal('x', initval=1.0)."
+        ) from error

@@ -1,0 +1,374 @@
+"""From a PyMC model to a compiled log density over the raveled vector of free variables."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements, rewrite_pregrad
+from pymc.util import get_value_vars_from_user_vars
+from pymc.vartypes import discrete_types
+from pytensor.gradient import NullTypeGradError
+from pytensor.graph.traversal import ancestors
+
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.model.estimated_loglikelihood import (
+    draw_seeds,
+    estimates,
+    seeds_of,
+    set_seeds,
+)
+from pymc_kameleon.model.model_function import (
+    ModelFunction,
+    SharedValues,
+    black_boxes,
+    has_black_box,
+)
+
+__all__ = ["LogDensity", "likelihood_terms", "select_variables"]
+
+
+def select_variables(model, vars=None) -> list:
+    """Value variables to sample, in the model's own order.
+
+    PyMC ravels a point in the order of `model.value_vars`; a step that is compiled in any other
+    order silently swaps its variables.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    vars : list of variables or None
+        Free random variables, value variables or names of either; None for all.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to sample or a variable is discrete.
+    """
+    if vars is None:
+        chosen = list(model.value_vars)
+    else:
+        vars = vars if isinstance(vars, list | tuple) else [vars]
+        named = [model[v] if isinstance(v, str) else v for v in vars]
+        chosen = get_value_vars_from_user_vars(named, model)
+    if not chosen:
+        raise ValueError("vars: the model has no free variables to sample; give it at least one.")
+    discrete = [v.name for v in chosen if v.dtype in discrete_types]
+    if discrete:
+        raise ValueError(
+            f"vars: {', '.join(discrete)} {'is' if len(discrete) == 1 else 'are'} discrete, and "
+            "this step moves continuous variables only. Name the continuous ones, vars=[...], and "
+            "PyMC assigns a step to the rest: pm.sample(step=[KameleonStep(vars=[...])])."
+        )
+    wanted = set(chosen)
+    return [v for v in model.value_vars if v in wanted]
+
+
+class LogDensity:
+    """Log density of a model over the raveled vector of some of its free variables.
+
+    It is the sum of the log prior (with the Jacobians of the transforms) and the log likelihood
+    (observed variables and potentials), which one compiled function returns together.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    vars : list of variables or None
+        Free variables of the vector; the others enter through shared variables.
+    initial_point : dict or None
+        Gives the shapes; default `model.initial_point()`.
+    compile_kwargs : dict or None
+        Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, so that compiled
+        transitions can call the log density directly, and falls back to the default linker by
+        itself where the model holds an operation that Numba does not know.
+    separate_estimates : bool
+        Keep the observed variables and potentials that hold black-box operations as a term of their
+        own, so that an estimate can be kept while the rest is evaluated again (pseudo-marginal).
+
+    Attributes
+    ----------
+    vars : list
+        Value variables, in the model's order.
+    names : list of str
+    shapes : list of tuple
+    default_start : array, shape (d,)
+        Where chains begin that were given no other start.
+    dim : int
+        Length d of the raveled vector.
+    shared : dict
+        Value variable of each variable not sampled here -> shared variable.
+    n_evaluations : int
+        Evaluations so far, those made inside compiled transitions included.
+    has_likelihood : bool
+        Whether the model has observed variables or potentials.
+    others_in_likelihood : list of str
+        Variables not sampled here that the likelihood depends on.
+    has_estimates : bool
+        Whether there are estimates that were separated.
+    estimated_terms : list of str
+        Observed variables and potentials that hold an `estimated_loglikelihood`.
+    foreign_estimates : dict
+        Those that depend on none of `vars`, and are left out, because they cancel but when they are
+        drawn anew: name -> seeds.
+    n_seeds : int
+        Estimates in the log density.
+    """
+
+    def __init__(
+        self,
+        model,
+        vars: Sequence | None = None,
+        *,
+        initial_point: dict[str, np.ndarray] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        separate_estimates: bool = False,
+    ):
+        default = model.initial_point()
+        initial_point = default if initial_point is None else initial_point
+        self.vars = select_variables(model, vars)
+        self.names = [v.name for v in self.vars]
+        self.default_start = np.concatenate([np.ravel(default[name]) for name in self.names])
+        self.shapes = [np.shape(initial_point[name]) for name in self.names]
+        self.dim = int(sum(np.prod(shape) for shape in self.shapes))
+        if self.dim == 0:
+            raise ValueError(f"vars: {', '.join(self.names)} have no elements; nothing to sample.")
+        self.shared = make_shared_replacements(initial_point, self.vars, model)
+        self.n_evaluations = 0
+
+        terms = classify_terms(model, self.vars, separate_estimates)
+        foreign = {variable.name: seeds_of([logp]) for variable, logp in terms.foreign}
+        self.foreign_estimates = {name: seeds for name, seeds in foreign.items() if seeds}
+        kept, others = [*terms.exact, *terms.estimated], set(model.value_vars) - set(self.vars)
+        self.has_likelihood = bool(kept)
+        self.others_in_likelihood = _names_among(others, [logp for _, logp in kept])
+        self.estimated_terms = [variable.name for variable, logp in kept if seeds_of([logp])]
+        self.has_estimates = bool(terms.estimated)
+        if separate_estimates:
+            _refuse_shared_estimates(terms.estimated, others)
+        prior = model.logp(vars=model.free_RVs)
+        if estimates([prior]):
+            _refuse_estimated_priors(model)
+        likelihood, estimate = (
+            model.logp(vars=[variable for variable, _ in part]) if part else pt.constant(0.0)
+            for part in (terms.exact, terms.estimated)
+        )
+        outputs = [pt.as_tensor(o).astype("float64") for o in (prior, likelihood, estimate)]
+        self._outputs, self._input = join_nonshared_inputs(
+            initial_point, outputs, self.vars, self.shared
+        )
+        self._seeds = seeds_of(self._outputs)
+        self.n_seeds = len(self._seeds)
+        self._model = model
+        # PyMC 6 passes {} to a step that it chose itself: nothing that a user asked for.
+        self._compile_kwargs = compile_kwargs or None
+        self._function = self._compile(self._outputs)
+        self._rest = self._compile(self._outputs[:2]) if terms.estimated and self.shared else None
+        self._more_functions = {}
+        self._inputs = SharedValues(
+            self._function, set(self.shared.values()), ignored=set(self._seeds)
+        )
+
+    def coordinates(self) -> list[tuple[str, str]]:
+        """Name of the variable and index in it, as in "[0, 1]", of each raveled coordinate."""
+        return [
+            (name, f"[{', '.join(map(str, index))}]" if index else "")
+            for name, shape in zip(self.names, self.shapes, strict=True)
+            for index in np.ndindex(shape)
+        ]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Log prior, log likelihood and estimated log likelihood (0 if not separated) at `x`.
+
+        Parameters
+        ----------
+        x : array, shape (d,)
+
+        Returns
+        -------
+        array, shape (3,)
+        """
+        value = np.empty(N_TERMS)
+        self.n_evaluations += 1
+        self._function.into(x, value)
+        return value
+
+    def redraw_estimates(self, rng: np.random.Generator) -> np.ndarray:
+        """Make the next evaluation draw every estimate anew; return the seeds (n_seeds,)."""
+        return draw_seeds(self._seeds, rng)
+
+    def restore_estimates(self, seeds: np.ndarray) -> None:
+        """Make the next evaluation repeat the estimates of `seeds` (n_seeds,)."""
+        set_seeds(self._seeds, seeds)
+
+    def rest(self, x: np.ndarray) -> np.ndarray:
+        """Log prior and exact log likelihood at `x`, without drawing the estimated term again."""
+        value = np.empty(2)
+        self._rest.into(x, value)
+        return value
+
+    @property
+    def keeps_estimates(self) -> bool:
+        """Whether estimated terms must be kept while other steps move the remaining variables."""
+        return self._rest is not None
+
+    def value_and_gradient(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Terms of the log density and the gradients of log prior and log likelihood.
+
+        Parameters
+        ----------
+        x : array, shape (d,)
+
+        Returns
+        -------
+        value : array, shape (3,)
+        gradient : array, shape (2, d)
+            Of the log prior, and of the log likelihood with its estimated part.
+
+        Raises
+        ------
+        NotImplementedError
+            If an operation of the model has no gradient.
+        """
+        self.n_evaluations += 1
+        value = np.empty(N_TERMS + 2 * self.dim)
+        self.with_gradients.into(x, value)
+        return value[:N_TERMS], value[N_TERMS:].reshape(2, self.dim)
+
+    @property
+    def function(self) -> ModelFunction:
+        """The three terms."""
+        return self._function
+
+    @property
+    def with_gradients(self) -> ModelFunction:
+        """The three terms, the gradient of the log prior and that of the log likelihood."""
+        return self._compiled_once(
+            "gradients", lambda: [*self._outputs, *self._gradients_of(self._outputs)]
+        )
+
+    @property
+    def prior(self) -> ModelFunction:
+        """The log prior, with the Jacobians of the transforms, and two zeros for other terms."""
+        zero = pt.constant(0.0)
+        return self._compiled_once("prior", lambda: [self._outputs[0], zero, zero])
+
+    @property
+    def prior_with_gradient(self) -> ModelFunction:
+        """The log prior, two zeros in place of the other terms, and the gradient of the prior."""
+        zero = pt.constant(0.0)
+        return self._compiled_once(
+            "prior gradient",
+            lambda: [self._outputs[0], zero, zero, self._gradients_of(self._outputs)[0]],
+        )
+
+    def _compiled_once(self, name, outputs):
+        if name not in self._more_functions:
+            self._more_functions[name] = self._compile(outputs())
+        return self._more_functions[name]
+
+    def inputs_changed(self) -> bool:
+        """Whether a shared value (another step's variable, or data) changed since the last call.
+
+        True at the first one, but not where nothing but data can change and estimates are kept:
+        then the first call is that of a restored chain, which has its estimate.
+        """
+        is_known = self._inputs.were_seen or self.shared or not self.has_estimates
+        return self._inputs.changed() and bool(is_known)
+
+    def check_data(self, x: np.ndarray) -> None:
+        """Raise an error if the log density cannot be computed at `x` (d,) with data that are new.
+
+        `inputs_changed` finds out whether they are.
+
+        Raises
+        ------
+        ValueError
+            If the model's variables were resized, or shapes or indices do not fit each other.
+        """
+        if not self._inputs.are_data_new:
+            return
+        try:
+            is_known = self._function.check_data(x, f"The log density of {', '.join(self.names)}")
+        except ValueError as error:
+            point = self._model.initial_point()
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                if name in point and np.shape(point[name]) != shape:
+                    raise ValueError(
+                        f"The model was resized: {name} has shape {np.shape(point[name])} in it "
+                        f"now, and had {shape} when this step was made. Make a new step, inside "
+                        "`with model:`, and start it from a point of this size."
+                    ) from error
+            raise
+        self._inputs.are_data_new = not is_known
+
+    def _compile(self, outputs):
+        return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)
+
+    def _gradients_of(self, terms):
+        """Gradients of the log prior and of the log likelihood with its estimated part."""
+        try:
+            return [
+                pt.grad(rewrite_pregrad(term), self._input, disconnected_inputs="ignore")
+                for term in (terms[0], terms[1] + terms[2])
+            ]
+        except (NotImplementedError, NullTypeGradError) as error:
+            named = ", ".join(black_boxes(terms)) or str(error)
+            raise NotImplementedError(
+                f"The log density has no gradient with respect to {', '.join(self.names)}: {named} "
+                "has none. Take a step that needs no gradient, such as KameleonStep."
+            ) from error
+
+
+def likelihood_terms(model) -> list[tuple]:
+    """Pairs (observed variable or potential, its log density graph)."""
+    variables = [*model.observed_RVs, *model.potentials]
+    return list(zip(variables, model.logp(vars=variables, sum=False), strict=True))
+
+
+class LikelihoodTerms(NamedTuple):
+    """Pairs (observed variable or potential, its log density graph), by what becomes of them."""
+
+    exact: list[tuple]
+    estimated: list[tuple]
+    foreign: list[tuple]
+
+
+def classify_terms(model, vars: Sequence, separate_estimates: bool) -> LikelihoodTerms:
+    """Terms to evaluate, estimates to keep apart, and estimates that depend on none of `vars`."""
+    own, terms = set(vars), LikelihoodTerms([], [], [])
+    for variable, logp in likelihood_terms(model):
+        is_estimate = separate_estimates and has_black_box(logp)
+        if (is_estimate or seeds_of([logp])) and not _names_among(own, [logp]):
+            terms.foreign.append((variable, logp))
+        elif is_estimate:
+            terms.estimated.append((variable, logp))
+        else:
+            terms.exact.append((variable, logp))
+    return terms
+
+
+def _refuse_estimated_priors(model):
+    for variable in model.free_RVs:
+        if estimates([model.logp(vars=[variable])]):
+            raise ValueError(
+                f"The log density of the free variable {variable.name} holds an "
+                "estimated_loglikelihood, which no step can keep: make it a potential, "
+                f'pm.Potential("{variable.name}_estimate", estimated_loglikelihood(...)).'
+            )
+
+
+def _refuse_shared_estimates(estimated, others):
+    for variable, logp in estimated:
+        foreign = _names_among(others, [logp])
+        if foreign:
+            raise ValueError(
+                f"pseudo_marginal=True: the estimated term {variable.name} depends on "
+                f"{', '.join(foreign)}, which another step moves, so its estimate cannot be kept. "
+                f"Give this step those variables too: vars=[..., {', '.join(foreign)}], with "
+                "blocked=True."
+            )
+
+
+def _names_among(variables, graphs) -> list[str]:
+    """Names of those of `variables` that `graphs` depend on."""
+    return sorted(v.name for v in ancestors(graphs) if v in variables)

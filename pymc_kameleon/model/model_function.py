@@ -1,0 +1,399 @@
+"""A compiled function of a model's raveled vector, callable from Python and from compiled code."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from operator import is_not
+from typing import Any
+
+import numba
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.logprob.utils import ParameterValueError
+from pytensor.compile.mode import Mode
+from pytensor.compile.ops import FromFunctionOp
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import ancestors
+from pytensor.link.numba.dispatch import basic as numba_dispatch
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.type import TensorType
+from scipy.linalg import LinAlgError
+
+from pymc_kameleon.mcmc.numba_bridge import as_pointer, caller, machine_code_address
+
+__all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
+
+_log = logging.getLogger("pymc.kameleon")
+
+CHECKED = Mode(linker="py", optimizer=None)
+"""NumPy checks every shape and every index; for what is asked once, compiling would take longer."""
+
+MADE_ANEW = (
+    "_address",
+    "_arrays",
+    "_buffers",
+    "_caller",
+    "_checking",
+    "_containers",
+    "_jitted",
+    "_table",
+)
+"""Attributes of a `ModelFunction` that do not go with it to another process."""
+
+
+class ModelFunction:
+    """Values of some outputs of a model at a raveled vector, one after the other in one array.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    outputs : list of variables
+        Scalars and vectors of the vector `point` and shared variables.
+    point : variable
+        The raveled vector, of length d.
+    dim : int
+        d.
+    compile_kwargs : dict or None
+        Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, and falls back to
+        the default linker where the outputs hold an operation that Numba does not know.
+    """
+
+    def __init__(self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None):
+        self._model, self._point, self._dim = model, point, dim
+        self._compile_kwargs = compile_kwargs
+        outputs = [pt.atleast_1d(pt.as_tensor(o).astype("float64")) for o in outputs]
+        self._output = pt.concatenate(outputs)
+        self._has_black_box = has_black_box(self._output)
+        self._function = self._compile(self._output)
+        self._compilable = hasattr(getattr(self._function, "vm", None), "jit_fn")
+        self._reset()
+
+    def __getstate__(self):
+        return {k: v for k, v in self.__dict__.items() if k not in MADE_ANEW}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._reset()
+
+    def into(self, x: np.ndarray, value: np.ndarray) -> None:
+        """Write the outputs at `x` (d,) into `value`, in plain Python.
+
+        Raises
+        ------
+        ValueError
+            If `x` or `value` has another length than the function takes or returns.
+        """
+        if x.size != self._dim:
+            raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
+        outputs = self._function(x.astype(self._point.dtype, copy=False))
+        if outputs.size != value.size:
+            raise ValueError(
+                f"{outputs.size} numbers came from the model's function where {value.size} go."
+            )
+        value[:] = outputs
+
+    def check_data(self, x: np.ndarray, name: str) -> bool:
+        """Evaluate the outputs at `x` (d,) with shapes and indices checked, for data that are new.
+
+        PyTensor's compiled code checks shapes, but no arrays of indices. A function that holds a
+        black box is not called, which may be expensive: its indices are checked at every call.
+
+        Parameters
+        ----------
+        x : array, shape (d,)
+        name : str
+            What messages call the outputs.
+
+        Returns
+        -------
+        bool
+            False if that could not be found out at this point.
+
+        Raises
+        ------
+        ValueError
+            If shapes or indices do not fit each other.
+        """
+        if self._has_black_box:
+            return True
+        if self._checking is None:
+            self._checking = self._function
+            if _indexes_by_shared_values(self._output):
+                self._checking = self._model.compile_fn(
+                    self._output, inputs=[self._point], point_fn=False, mode=CHECKED
+                )
+        try:
+            self._checking(x.astype(self._point.dtype))
+        except (LinAlgError, ParameterValueError):
+            return False
+        except (AssertionError, IndexError, ValueError) as error:
+            values = [f"{v.name} of shape {v.get_value(borrow=True).shape}" for v in self.shared()]
+            raise ValueError(
+                f"{name} cannot be computed with the present {', '.join(values)}: "
+                f"{str(error).splitlines()[0]}. Shapes and indices have to fit each other and the "
+                "variables: see pm.set_data."
+            ) from error
+        return True
+
+    def shared(self) -> list:
+        """Shared variables that the outputs depend on, in the order of `containers`."""
+        return self._function.get_shared()
+
+    def containers(self) -> list:
+        """Where the values of the shared variables are."""
+        return self._function.input_storage[1:]
+
+    @property
+    def is_compilable(self) -> bool:
+        """Whether compiled code may call the function, as far as is known yet."""
+        return self._compilable
+
+    def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
+        """Return what `numba_bridge.evaluate` takes in plain Python."""
+        return (self.into,)
+
+    def compiled(self) -> np.ndarray | None:
+        """Return what `numba_bridge.evaluate` takes in compiled code; None if there is none.
+
+        Returns
+        -------
+        int64 array
+            The address of a function's machine code, then data pointer and shape of every shared
+            array. Valid until a shared variable gets another array.
+        """
+        if not self._compilable:
+            return None
+        if self._caller is None and not self._compile_caller():
+            return None
+        arrays = [container.storage[0] for container in self._containers]
+        if self._table is None or any(map(is_not, arrays, self._arrays)):
+            # Both are kept: one to notice a new array, the other because it is what is read.
+            self._arrays = arrays
+            self._buffers = [np.require(array, requirements=["C", "A"]) for array in arrays]
+            table = [self._address]
+            for array in self._buffers:
+                table += [array.ctypes.data, *array.shape]
+            self._table = np.array(table, dtype=np.intp)
+        return self._table
+
+    def _reset(self):
+        self.__dict__.update(dict.fromkeys(MADE_ANEW))
+        self._containers = self.containers()
+
+    def _compile(self, output):
+        function = None
+        if self._compile_kwargs is None:
+            function = self._compile_numba(output)
+        if function is None:
+            kwargs = self._compile_kwargs
+            if kwargs is None:
+                kwargs = {"mode": "cvm"} if pytensor.config.cxx else {}
+            function = self._model.compile_fn(
+                output, inputs=[self._point], point_fn=False, **kwargs
+            )
+        function.trust_input = True
+        return function
+
+    def _compile_numba(self, output):
+        """Compile with the Numba linker, or return None after logging why it cannot be done."""
+        foreign = sorted({type(op).__name__ for op in _operations([output]) if not _in_numba(op)})
+        if foreign:
+            _log.info(
+                "The log density holds %s, which Numba cannot compile: transitions run in Python.",
+                ", ".join(foreign),
+            )
+            return None
+        # Rounding that the compiler may choose is another one when the function comes from
+        # PyTensor's cache: one seed would give two chains.
+        exact = pytensor.config.change_flags(numba__fastmath=False)
+        with exact, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                function = self._model.compile_fn(
+                    output, inputs=[self._point], point_fn=False, mode="NUMBA"
+                )
+                function(np.zeros(self._dim, dtype=self._point.dtype))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            else:
+                objects = [str(w.message) for w in caught if "object mode" in str(w.message)]
+                if not objects:
+                    return function
+                reason = objects[0].splitlines()[0]
+        _log.info(
+            "Numba cannot compile the log density (%s): each transition runs in Python.", reason
+        )
+        return None
+
+    def _compile_caller(self) -> bool:
+        arrays = [c.storage[0] for c in self.containers()]
+        if not all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in arrays):
+            _log.info(
+                "A shared input of the model is no plain array: each transition runs in Python."
+            )
+            self._compilable = False
+            return False
+        self._jitted = self._function.vm.jit_fn
+        given = [np.dtype(self._point.dtype), *(a.dtype for a in arrays)]
+        dimensions = [1, *(a.ndim for a in arrays)]
+        types = [
+            numba.types.Array(numba.from_dtype(t), n, "C")
+            for t, n in zip(given, dimensions, strict=True)
+        ]
+        namespace = {
+            "np": np,
+            "carray": numba.carray,
+            "as_pointer": as_pointer,
+            "call_jitted": caller(self._jitted, types),
+        }
+        for i, array in enumerate(arrays):
+            namespace[f"dtype_{i}"] = array.dtype.type
+        namespace["input_dtype"] = np.dtype(self._point.dtype).type
+        exec(_caller_source(self._dim, [a.ndim for a in arrays]), namespace)
+        self._caller = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+            namespace["model_function"]
+        )
+        vector, table = numba.types.float64[::1], numba.types.intp[::1]
+        self._address = machine_code_address(self._caller, (vector, vector, table))
+        return True
+
+
+class SharedValues:
+    """Notices when the values of shared variables change.
+
+    Parameters
+    ----------
+    function : ModelFunction
+    moving : set of shared variables
+        Those that another step moves: small, set at every draw, and compared by value. The others
+        are data, which may be large and are replaced as a whole.
+    ignored : set of shared variables
+        Those that may change unnoticed.
+    """
+
+    def __init__(self, function: ModelFunction, moving: set, ignored: set = frozenset()):
+        self._function, self._moving, self._ignored = function, moving, ignored
+        self._forget()
+
+    def __getstate__(self):
+        return {k: v for k, v in self.__dict__.items() if k not in ("_seen", "_moves", "_watched")}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self):
+        self._seen = self._moves = self._watched = None
+        self.are_data_new = True
+
+    @property
+    def were_seen(self) -> bool:
+        """Whether `changed` was called before."""
+        return self._seen is not None
+
+    def changed(self) -> bool:
+        """Whether a value changed since the last call; True at the first one.
+
+        Where data, or the shape of what moves, may have changed, `are_data_new` is True until
+        whoever has checked them sets it to False.
+        """
+        values = [container.storage[0] for container in self._function.containers()]
+        if self._seen is None:
+            shared = self._function.shared()
+            self._seen = [(None, None)] * len(values)
+            self._moves = [variable in self._moving for variable in shared]
+            self._watched = [i for i, v in enumerate(shared) if v not in self._ignored]
+        changed = False
+        for i in self._watched:
+            value, (last, copy) = values[i], self._seen[i]
+            if value is last:
+                continue
+            if not (self._moves[i] and _same(value, copy)):
+                changed = True
+            if not (self._moves[i] and np.shape(value) == np.shape(copy)):
+                self.are_data_new = True
+            self._seen[i] = (value, np.array(value) if self._moves[i] else None)
+        return changed
+
+
+def _same(a, b) -> bool:
+    return (
+        isinstance(a, np.ndarray)
+        and isinstance(b, np.ndarray)
+        and a.dtype == b.dtype
+        and np.array_equal(a, b)
+    )
+
+
+def _caller_source(dim, dimensions) -> str:
+    """Source of a function that unpacks the table and calls the jitted function."""
+    lines, offset = [], 1
+    for i, ndim in enumerate(dimensions):
+        shape = "".join(f"table[{offset + 1 + k}], " for k in range(ndim))
+        lines.append(f"    shared_{i} = carray(as_pointer(table[{offset}]), ({shape}), dtype_{i})")
+        offset += 1 + ndim
+    arguments = "".join(f" shared_{i}," for i in range(len(dimensions)))
+    return "\n".join(
+        [
+            "def model_function(x, value, table):",
+            f"    if x.size != {dim}:",
+            "        raise RuntimeError('the position has another size than the model')",
+            *lines,
+            f"    outputs = call_jitted((x.astype(input_dtype),{arguments}))[0]",
+            "    if value.size != outputs.size:",
+            "        raise RuntimeError('the log density has another size')",
+            "    for i in range(value.size):",
+            "        value[i] = outputs[i]",
+        ]
+    )
+
+
+def _operations(variables) -> Iterator:
+    for variable in ancestors(variables):
+        if variable.owner is not None:
+            op = variable.owner.op
+            yield op
+            if isinstance(op, HasInnerGraph):
+                yield from _operations(op.inner_outputs)
+
+
+def _indexes_by_shared_values(graph) -> bool:
+    """Whether an array of indices, or a mask, in a graph depends on a shared variable."""
+
+    def is_index(variable):
+        return isinstance(variable.type, TensorType) and np.dtype(variable.dtype).kind in "biu"
+
+    for variable in ancestors([graph]):
+        if variable.owner is not None and type(variable.owner.op).__name__.startswith("Advanced"):
+            indices = [v for v in variable.owner.inputs if is_index(v)]
+            if any(isinstance(v, SharedVariable) for v in ancestors(indices)):
+                return True
+    return False
+
+
+def _is_black_box(op) -> bool:
+    package = type(op).__module__.split(".")[0]
+    return isinstance(op, FromFunctionOp) or package not in ("pytensor", "pymc", "pymc_extras")
+
+
+def _in_numba(op) -> bool:
+    return not _is_black_box(op) or any(
+        registry.dispatch(type(op)) is not registry.dispatch(object)
+        for registry in (
+            numba_dispatch.numba_funcify,
+            numba_dispatch.numba_funcify_default_op_cache_key,
+            numba_dispatch.numba_funcify_and_cache_key,
+        )
+    )
+
+
+def has_black_box(graph) -> bool:
+    """Whether a graph holds an operation that is not PyTensor's own, or draws at random."""
+    return any(isinstance(op, RandomVariable) or _is_black_box(op) for op in _operations([graph]))
+
+
+def black_boxes(graphs) -> list[str]:
+    """Names of the operations in `graphs` that are not PyTensor's own."""
+    return sorted({type(op).__name__ for op in _operations(graphs) if _is_black_box(op)})

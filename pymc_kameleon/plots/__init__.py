@@ -1,0 +1,6 @@
+"""Pictures of what steps have learnt and found."""
+
+from pymc_kameleon.plots.evidence_estimates import plot_evidence
+from pymc_kameleon.plots.proposals import plot_proposals
+
+__all__ = ["plot_evidence", "plot_proposals"]

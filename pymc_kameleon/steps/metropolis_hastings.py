@@ -1,0 +1,629 @@
+"""What every step shares: chains, kept log density, first stage, statistics, warnings."""
+
+import copy
+import logging
+import math
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+from pymc.blocking import RaveledVars
+from pymc.exceptions import SamplingError
+from pymc.model import modelcontext
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.compound import StepMethodState
+from pymc.step_methods.state import dataclass_state
+
+from pymc_kameleon.adaptation.history import HELD, SEEN, record
+from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
+from pymc_kameleon.adaptation.scaling import target_acceptance
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
+from pymc_kameleon.mcmc.moves import N_UNIFORMS
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
+from pymc_kameleon.mcmc.run import run_plain, runner
+from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.model.model_function import ModelFunction
+from pymc_kameleon.model.warm_start import warm_points, warm_scaling
+from pymc_kameleon.steps import kept_estimate, surrogate_stage
+from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
+from pymc_kameleon.steps.mixing import new_draws, slow_mixing
+from pymc_kameleon.surrogate import GPSurrogate
+from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
+from pymc_kameleon.surrogate.langevin_delayed_acceptance import JointFirstStage
+from pymc_kameleon.validation import checked_integer, checked_share
+
+__all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
+
+_log = logging.getLogger("pymc.kameleon")
+
+USUAL_ENDS = (200, 1000)
+"""Draws after which mixing is judged where PyMC does not say how many there will be."""
+
+DISPERSAL_TRIES = 60
+"""Points tried around the model's default start, ten at each width."""
+
+
+def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
+    """Transitions a draw that a step makes unless told otherwise.
+
+    A well-tuned random walk on a Gaussian gains about 0.25 / d effective draws a transition, so 2d
+    transitions leave one of two draws effective, and d one of four; posteriors of practice need
+    the margin. It depends on what is fixed by the model, never on a clock, so that one seed is one
+    chain.
+
+    Parameters
+    ----------
+    dim : int
+        d.
+    is_compiled : bool
+        Whether a transition costs microseconds, as a stored draw does.
+    """
+    return min(max(20, 2 * dim), 100) if is_compiled else min(max(5, dim), 50)
+
+
+@dataclass_state
+class MetropolisHastingsState(StepMethodState):
+    """All that the next transition of a chain needs."""
+
+    tune: bool
+    expected_tune: int | None
+    transition: int
+    chain: Chain | None
+    learner: LearnerState | None
+    stage: FirstStage | JointFirstStage | None
+    returned: np.ndarray | None
+    report: dict[str, float]
+    configuration: str = field(metadata={"frozen": True})
+
+
+class MetropolisHastingsStep(Step):
+    """Base of the steps: chains, kept log density, first stage, statistics, warnings.
+
+    A subclass is its arguments, from which it makes an `Adaptation`; one that needs a gradient,
+    which no estimate has, gives None for `pseudo_marginal`.
+    """
+
+    stats_dtypes_shapes = {
+        "accept": (np.float64, []),
+        "accepted": (np.float64, []),
+        "scaling": (np.float64, []),
+        "n_evals": (np.float64, []),
+        "n_nonfinite": (np.float64, []),
+        "n_transitions": (np.float64, []),
+        "warning": (SamplerWarning, None),
+    }
+    name = "metropolis_hastings"
+    _state_class = MetropolisHastingsState
+    default_tune_steps = 2000
+
+    def __init__(
+        self,
+        vars=None,
+        *,
+        adaptation: Adaptation,
+        steps_per_draw: int | None = None,
+        disperse: bool = True,
+        target_accept: float | None = None,
+        adapt_after_tune: bool = False,
+        pseudo_marginal: bool | None = False,
+        surrogate: GPSurrogate | None = None,
+        warm_start=None,
+        model=None,
+        rng=None,
+        initial_point=None,
+        compile_kwargs: dict[str, Any] | None = None,
+        blocked: bool = True,
+    ):
+        model = modelcontext(model)
+        if steps_per_draw is not None:
+            steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        if target_accept is not None:
+            checked_share("target_accept", target_accept, open_interval=True)
+        self.pseudo_marginal = bool(pseudo_marginal)
+        self.adapt_after_tune = bool(adapt_after_tune)
+        self.disperse = bool(disperse)
+        self.adaptation = adaptation
+        self.target = LogDensity(
+            model,
+            vars,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            separate_estimates=self.pseudo_marginal,
+        )
+        self.dim = self.target.dim
+        adaptation.check(self.target.names, self.dim)
+        kernel = adaptation.transition_kernel
+        has_compiled_kernel = kernel is None or kernel.is_compiled
+        self._could_compile = has_compiled_kernel and not self.target.n_seeds
+        if pseudo_marginal is not None and not pseudo_marginal:
+            kept_estimate.warn_without(type(self).__name__, self.target)
+        self.surrogate = surrogate
+        if surrogate is not None:
+            self._check_surrogate()
+        self.target_accept = (
+            target_acceptance(self.dim) if target_accept is None else float(target_accept)
+        )
+        if steps_per_draw is None:
+            steps_per_draw = chosen_steps_per_draw(self.dim, self.runs_compiled)
+            name = type(self).__name__
+            _log.info("%s: %d transitions a draw, %s", name, steps_per_draw, self._how)
+        self.steps_per_draw = steps_per_draw
+        patience = 2 if self.runs_compiled else 1
+        self.default_tune_steps = math.ceil(patience * self._transitions_to_tune() / steps_per_draw)
+        options = adaptation.options | {
+            "steps_per_draw": self.steps_per_draw,
+            "target_accept": self.target_accept,
+            "adapt_after_tune": self.adapt_after_tune,
+            "pseudo_marginal": self.pseudo_marginal,
+            "shapes": self.target.shapes,
+            "surrogate": None
+            if surrogate is None
+            else repr(surrogate_stage.configuration(surrogate)),
+        }
+        self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
+        super().__init__(
+            self.target.vars, self.target.shapes, self.target.shared, blocked=blocked, rng=rng
+        )
+        added = {} if surrogate is None else surrogate_stage.STATISTICS
+        if self.pseudo_marginal:
+            added = added | kept_estimate.STATISTICS
+        if added:
+            self.stats_dtypes_shapes = self.stats_dtypes_shapes | added
+            self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
+        self.warm = None
+        if warm_start is not None:
+            own = set(self.stats_dtypes_shapes) - {"warning"}
+            others = {"bandwidth", "rank", "component", "step_size"} - own
+            self.warm = WarmStart(
+                warm_points(warm_start, model, self.target, adaptation.history_capacity),
+                warm_scaling(warm_start, own, others),
+            )
+        if self.runs_compiled:  # once, before PyMC forks a process for each chain
+            self._density().compiled()
+        self._begin_chain(None)
+
+    def __repr__(self):
+        name, variables = type(self).__name__, ", ".join(self.target.names)
+        return f"{name}(vars=[{variables}], steps_per_draw={self.steps_per_draw}), {self._how}"
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether transitions run compiled, log density included."""
+        return self._could_compile and self._density().is_compilable
+
+    @property
+    def _how(self):
+        return "compiled" if self.runs_compiled else "in Python"
+
+    def _transitions_to_tune(self) -> int:
+        """Transitions that a first run needs to learn the shape of a target of this dimension."""
+        return 1000 + 500 * self.dim
+
+    def _begin_chain(self, expected_tune):
+        self.tune = True
+        self.expected_tune = expected_tune
+        self.transition = 0
+        self.chain = self.learner = self.stage = self.returned = None
+        self.draws = new_draws(self.dim)
+        self.report = {
+            "unmoved": 0,
+            "rejections": 0,
+            "acceptance": 0.0,
+            "evaluations": 0,
+            "nonfinite": 0,
+        }
+        if self.surrogate is not None:
+            self.report |= surrogate_stage.new_report()
+
+    def _lengths(self):
+        lengths = {"d": self.dim, "values": self._n_values()}
+        if self.learner is not None:
+            lengths |= self.learner.lengths()
+        if self.stage is not None:
+            lengths |= surrogate_stage.lengths(self._new_stage())
+        return lengths
+
+    def stop_tuning(self):
+        """Freeze the adaptation (or let it go on with vanishing steps, `adapt_after_tune=True`)."""
+        if self.chain is not None and self.tune:
+            with all_or_nothing(self.learner):
+                self.learner.end_tuning(self.chain.position, self.rng)
+            self._check_tuning()
+        super().stop_tuning()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the next transition adapts."""
+        return self.tune or self.adapt_after_tune
+
+    # a draw ---------------------------------------------------------------------------------------
+
+    def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
+        """Make `steps_per_draw` transitions from `q0`."""
+        self._arrive(q0.data)
+        # Until the draw is complete: if it is interrupted, position and value may not go together.
+        self.returned = None
+        chain = self.chain
+        chain.outcome[:] = 0.0
+        if self.tune and self.target.has_estimates:
+            kept_estimate.advance_patiently(self, self.steps_per_draw)
+        else:
+            self._advance(self.steps_per_draw)
+            self.transition += self.steps_per_draw
+        self.returned = chain.position.astype(q0.data.dtype)
+        evaluations, nonfinite = (int(chain.counts[i]) for i in (EVALUATIONS, NONFINITE))
+        chain.counts[:] = 0
+        self.target.n_evaluations += evaluations
+        statistics = {
+            "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
+            "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
+            "n_evals": float(evaluations),
+            "n_nonfinite": float(nonfinite),
+            "n_transitions": float(self.steps_per_draw),
+            **self._learnt_statistics(),
+        }
+        if self.stage is not None:
+            self.report["calls_made"] += evaluations
+            self.report["calls_saved"] += self.steps_per_draw - evaluations
+            statistics |= surrogate_stage.statistics(self.stage, self.report)
+        if self.pseudo_marginal:
+            statistics["estimate"] = chain.value[2]
+        if not self.tune:
+            record(self.draws, chain.position)
+        self._report(statistics)
+        self.target.restore_estimates(self._kept_seeds())
+        return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
+
+    def _arrive(self, x):
+        """Make `x` the current position, evaluating the log density only where it is not known."""
+        if x.shape != (self.dim,):
+            raise ValueError(
+                f"{type(self).__name__} takes points of {self.dim} numbers, the raveled "
+                f"{', '.join(self.target.names)}, and this one has shape {x.shape}."
+            )
+        inputs_changed = self.target.inputs_changed()
+        self.target.check_data(x)
+        if self.chain is None:
+            try:
+                self._begin_at(x)
+            except BaseException:
+                self.chain = self.learner = None
+                raise
+            return
+        if self.returned is None or not (x == self.returned).all():
+            self.chain.position[:] = x
+            self.learner.invalidate()
+            if self.stage is not None:
+                self.stage.is_current[0] = False
+            self._evaluate_current()
+        elif inputs_changed and self.target.keeps_estimates:
+            self.chain.counts[EVALUATIONS] += 1
+            self.chain.value[:2] = self.target.rest(self.chain.position)
+            self._mark_impossible()
+        elif inputs_changed:
+            self._evaluate_current()
+
+    def _begin_at(self, x):
+        position = np.array(x, dtype=np.float64)
+        self.chain = Chain(
+            position=position,
+            value=np.zeros(self._n_values()),
+            proposal=position.copy(),
+            proposed_value=np.zeros(self._n_values()),
+            counts=np.zeros(2, dtype=np.int64),
+            outcome=np.zeros(2),
+        )
+        if self.surrogate is not None:
+            self.stage = self._new_stage()
+        self.report["foreign_seed"] = kept_estimate.foreign_seed(self.target)
+        for start in self._starts(x):
+            position[:] = start
+            self._evaluate_current()
+            if self.chain.value[0] > -np.inf:
+                break
+        else:
+            tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
+            raise SamplingError(
+                f"Initial evaluation of {', '.join(self.target.names)} failed: the log density "
+                f"at the start {np.array2string(x, threshold=20)} (raveled, unconstrained) is not "
+                f"finite{tried if self.target.has_estimates else ''}. Give a start with a positive "
+                "probability: pm.sample(initvals=dispersed_starts(model, chains)), or see "
+                "model.debug()."
+            )
+        self.learner = self._new_learner(position, self.warm)
+        if not self.tune:
+            self.learner.end_tuning(position, self.rng)
+            if self.warm is None:
+                self._check_tuning()
+
+    def _starts(self, x):
+        """Points to begin at, the first of which with a finite log density is taken.
+
+        Chains that all begin at one point tell R-hat nothing, so a chain that is about to tune is
+        moved from the model's default start as PyMC moves those of NUTS, less far where the model
+        is finite nearby only.
+        """
+        if self.disperse and self.tune and np.array_equal(x, self.target.default_start):
+            for i in range(DISPERSAL_TRIES):
+                width = 0.5 ** (i // 10)
+                yield x + self.rng.uniform(-width, width, self.dim)
+        for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
+            yield x
+
+    def _new_learner(self, position, warm):
+        return self.adaptation.start(position, self.rng, warm, self.target_accept)
+
+    def _set_state(self, state):
+        # PyMC sets the state of what has one, so there has to be a learner: a new one, so that the
+        # present one is left as it is if the state is refused.
+        if state.learner is not None:
+            self.learner = self._new_learner(np.zeros(self.dim), None)
+            expected = type(self.learner)._state_class
+            if type(state.learner) is not expected:
+                raise TypeError(
+                    f"sampling_state.learner is a {type(state.learner).__name__}: "
+                    f"{type(self).__name__} takes a {expected.__name__}."
+                )
+        super()._set_state(state)
+
+    def _density(self):
+        """Return the function of the target that transitions evaluate."""
+        return self.target.function
+
+    def _prior(self):
+        """Return the part of it that the first stage evaluates."""
+        return self.target.prior
+
+    def _n_values(self):
+        """Count the numbers that `_density` returns, and the seeds of the estimates among them."""
+        return N_TERMS + self.target.n_seeds
+
+    def _evaluate_current(self):
+        chain = self.chain
+        chain.counts[EVALUATIONS] += 1
+        self._plain_density(chain.position, chain.value)
+        self._mark_impossible()
+
+    def _plain_density(self, x, value):
+        """Write what `_density` returns at `x`, then the seeds of its new estimates, to `value`."""
+        end = value.size - self.target.n_seeds
+        value[end:] = self.target.redraw_estimates(self.rng)
+        self._density().into(x, value[:end])
+
+    def _kept_seeds(self):
+        return self.chain.value[self.chain.value.size - self.target.n_seeds :]
+
+    def _mark_impossible(self):
+        """Let a chain that was put where there is no density leave by any move."""
+        if not math.isfinite(self.chain.value[:N_TERMS].sum()):
+            self.chain.value[:N_TERMS] = 0.0
+            self.chain.value[0] = -np.inf
+
+    def _advance(self, n):
+        """Make `n` transitions, and the updates of the proposal that come between them."""
+        if not self.adapts:
+            self._run(n)
+            return
+        learner, done = self.learner, 0
+        while done < n:
+            transition = self.transition + done
+            count = learner.transitions_before_update(transition, n - done, self.rng)
+            if count:
+                self._learn_from(count)
+                done += count
+            if done < n:
+                with all_or_nothing(learner):
+                    learner.update(self.chain.position, self.tune, self.rng)
+                self._learn_from(1)
+                done += 1
+
+    def _learn_from(self, n):
+        """Make `n` transitions, no more at a time than the learner has room for."""
+        learner = self.learner
+        while n > 0:
+            count = min(n, learner.room())
+            self._run(count)
+            learner.absorb()
+            n -= count
+
+    def _run(self, n):
+        """Make `n` transitions, compiled if log density and proposal are."""
+        table = self._density().compiled() if self.runs_compiled else None
+        is_compiled, learner = table is not None, self.learner
+        stage, proposal = self.stage, learner.proposal(is_compiled)
+        if stage is not None:
+            stage = self._stage(ModelFunction.compiled if is_compiled else ModelFunction.plain)
+        run = self._loop(proposal, is_compiled)
+        try:
+            run(
+                table if is_compiled else (self._plain_density,),
+                stage,
+                self.chain,
+                learner.mixture(self.tune),
+                proposal,
+                learner.observer(),
+                self.adapts,
+                self.rng.standard_normal((n, self.dim + learner.n_more_normals)),
+                self.rng.random((n, N_UNIFORMS)),
+            )
+        except Exception:
+            if is_compiled:
+                self.target(self.chain.proposal)  # PyTensor's own error names the operation
+            raise
+        if stage is not None:
+            self._teach()
+
+    def _learnt_statistics(self):
+        return self.learner.statistics()
+
+    def _loop(self, proposal, is_compiled):
+        """Return the function that makes transitions."""
+        return runner(type(proposal)) if is_compiled else run_plain
+
+    def _check_surrogate(self):
+        surrogate_stage.check(self.surrogate, self.target, self.pseudo_marginal)
+
+    def _new_stage(self):
+        return surrogate_stage.new_stage(self.surrogate, self.dim)
+
+    def _stage(self, form):
+        """Return the first stage as transitions take it, with the log prior in the same form."""
+        self.stage.learns[0] = self.adapts
+        return self.stage._replace(log_prior=form(self._prior()))
+
+    def _teach(self):
+        if self.adapts:
+            surrogate_stage.refit(self.stage, self.surrogate, self.chain)
+
+    # warnings -------------------------------------------------------------------------------------
+
+    def _report(self, statistics):
+        """Add a warning to `statistics`, at most one of each kind in a chain."""
+        report, steps = self.report, self.steps_per_draw
+        report["unmoved"] = 0 if statistics["accepted"] > 0 else report["unmoved"] + steps
+        weight = 1.0 / min(1.0 + self.transition / steps, max(1.0, 500 / steps))
+        report["acceptance"] += weight * (statistics["accept"] - report["acceptance"])
+        report["evaluations"] += statistics["n_evals"]
+        report["nonfinite"] += statistics["n_nonfinite"]
+        message = kept_estimate.overestimate(self, statistics)
+        if message is None:
+            message = self._complaint()
+        if message is not None:
+            statistics["warning"] = SamplerWarning(*message, "warn")
+
+    def _complaint(self):
+        """Return a warning that was not given before in this chain, or None."""
+        report, names = self.report, ", ".join(self.target.names)
+        has_stuck = not self.tune and report["unmoved"] >= STUCK_AFTER
+        if has_stuck and "stuck" not in report and "overestimate" not in report:
+            report["stuck"] = 1
+            return (
+                WarningType.CONVERGENCE,
+                f"The chain of {names} is stuck: no move was accepted in the last "
+                f"{report['unmoved']} transitions. Tune longer "
+                f"(tune={2 * self.default_tune_steps}) or start elsewhere "
+                "(initvals=dispersed_starts(model, chains)).",
+            )
+        if "pending" in report:
+            return report.pop("pending")
+        if (
+            report["evaluations"] >= 500
+            and report["nonfinite"] > 0.1 * report["evaluations"]
+            and "nonfinite_told" not in report
+        ):
+            report["nonfinite_told"] = 1
+            share = report["nonfinite"] / report["evaluations"]
+            return (
+                WarningType.BAD_PARAMS,
+                f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
+                "rejected. The draws keep to where the model is finite; check the model there.",
+            )
+        message = self._complaint_of_mixing()
+        if message is not None:
+            return message
+        message = kept_estimate.unseeded(self)
+        if message is None and self.stage is not None and not self.tune:
+            message = surrogate_stage.complaint(self.stage, report, names)
+        return message
+
+    def _complaint_of_mixing(self):
+        """Return a warning if the chain mixed badly, at its end or where a usual one ends."""
+        n_draws = int(self.draws.cursor[SEEN])
+        ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
+        if self.tune or n_draws not in ends or {"stuck", "mixing"} & set(self.report):
+            return None
+        kept = self.draws.points[: self.draws.cursor[HELD]]
+        n_tune = self.transition // self.steps_per_draw - n_draws
+        message = slow_mixing(
+            kept,
+            n_draws,
+            max(n_tune, self.default_tune_steps),
+            self.steps_per_draw,
+            [name + element for name, element in self.target.coordinates()],
+            self.learner.normal(),
+        )
+        if message is None:
+            return None
+        self.report["mixing"] = 1
+        return WarningType.CONVERGENCE, message
+
+    def _check_tuning(self):
+        """At the end of tuning, remember a warning for the next draw if something is off."""
+        acceptance, names = self.report["acceptance"], ", ".join(self.target.names)
+        noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
+        hint = noisy if self.target.has_estimates else ""
+        low, high = 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
+        if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
+            self.report["pending"] = (
+                WarningType.CONVERGENCE,
+                f"Tuning of {names} was short: {self.transition} transitions in {self.dim} "
+                f"dimensions. Take pm.sample(tune={self.default_tune_steps}) or more, or more "
+                f"steps_per_draw (now {self.steps_per_draw}).",
+            )
+        elif not low <= acceptance <= high:
+            self.report["pending"] = (
+                WarningType.BAD_ACCEPTANCE,
+                f"The acceptance of {names} ended tuning at {acceptance:.3f}, far from its target "
+                f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
+                f"compare several chains.{hint}",
+            )
+        if "pending" in self.report:
+            self.report["mixing"] = 1  # its cause will have been told
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    def proposal_covariance(self, x) -> np.ndarray:
+        """Covariance of the step's own move from a point.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Raveled, unconstrained positions, in the order of the model's variables.
+
+        Returns
+        -------
+        array, shape (..., d, d)
+
+        Raises
+        ------
+        RuntimeError
+            If the step has learnt nothing.
+        """
+        x = self._checked_places(x)
+        if self.learner is None and self.warm is not None:
+            # Before there is a chain, which will begin anew.
+            rng, last = copy.deepcopy(self.rng), self.warm.points[-1]
+            self.learner = self.adaptation.start(last, rng, self.warm, self.target_accept)
+        if self.learner is None or not self.learner.has_learnt:
+            raise RuntimeError(
+                f"This {type(self).__name__} has learnt nothing, so there is no proposal to show. "
+                f"Make one from earlier draws: {type(self).__name__}(warm_start=idata)."
+            )
+        covariances = self.learner.covariances_at(x.reshape(-1, self.dim))
+        return covariances.reshape(*x.shape, self.dim)
+
+    def _checked_places(self, x):
+        names, dim = ", ".join(self.target.names), self.dim
+        try:
+            places = np.asarray(x, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"x={x!r}: take an array of shape (..., {dim}), the raveled unconstrained {names}."
+            ) from error
+        if places.ndim == 0 or places.shape[-1] != dim:
+            raise ValueError(
+                f"x has shape {places.shape}: take shape (..., {dim}), the raveled unconstrained "
+                f"{names}."
+            )
+        if not np.all(np.isfinite(places)):
+            raise ValueError(f"x has NaN or infinite entries: take finite values of {names}.")
+        return places
+
+    def _progress_columns(self):
+        shown = {"accept": ("Acceptance", "0.2f"), "scaling": ("Scaling", "0.3g")}
+        if self.surrogate is None:
+            return shown | {"n_evals": ("Evals/draw", "0.0f")}
+        return shown | {
+            "calls_made": ("Calls made", "0.0f"),
+            "calls_saved": ("Calls saved", "0.0f"),
+        }

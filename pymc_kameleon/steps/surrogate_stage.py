@@ -1,0 +1,249 @@
+"""A chain's first stage: its arrays, its fits, its statistics, and what may not have one."""
+
+import copy
+
+import numpy as np
+from pymc.stats.convergence import WarningType
+from scipy import linalg
+
+from pymc_kameleon.mcmc.layout import check_layout
+from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
+from pymc_kameleon.surrogate.delayed_acceptance import (
+    N_OUTCOMES,
+    PASSED,
+    SCREENED,
+    SPREAD,
+    FirstStage,
+)
+from pymc_kameleon.surrogate.langevin_delayed_acceptance import JointFirstStage, Prediction
+
+__all__ = [
+    "LARGE_JITTER",
+    "STATISTICS",
+    "check",
+    "complaint",
+    "configuration",
+    "lengths",
+    "new_joint_stage",
+    "new_report",
+    "new_stage",
+    "refit",
+    "statistics",
+]
+
+ENOUGH = 1000
+"""Proposals after which the share that passes is judged."""
+
+STATISTICS = {
+    "surrogate_accept": (np.float64, []),
+    "surrogate_sd": (np.float64, []),
+    "n_points": (np.float64, []),
+    "calls_made": (np.float64, []),
+    "calls_saved": (np.float64, []),
+}
+
+LARGE_JITTER = 1e-5
+"""A process that needs more than this, relative to its squared amplitude, is ill-conditioned."""
+
+
+def configuration(surrogate) -> GPSurrogate:
+    """Return the configuration of a surrogate, fitted or not."""
+    return surrogate.surrogate if isinstance(surrogate, FittedSurrogate) else surrogate
+
+
+def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> None:
+    """Raise an error if this target cannot have this first stage, saying what to do."""
+    if not isinstance(surrogate, GPSurrogate | FittedSurrogate):
+        raise TypeError(
+            f"surrogate={surrogate!r}: pass GPSurrogate(...), or what its fit(X, values) returned."
+        )
+    if not target.has_likelihood:
+        raise ValueError(
+            "surrogate= needs a likelihood, the observed variables and potentials of the model, "
+            "and this model has neither: leave surrogate out, or give a variable observed=..."
+        )
+    if pseudo_marginal or target.estimated_terms:
+        raise ValueError(
+            "surrogate= with pseudo_marginal=True or an estimated_loglikelihood: the Gaussian "
+            "process takes the log-likelihood for exact, and an estimate is noisy. Leave surrogate "
+            "out."
+        )
+    if target.others_in_likelihood:
+        raise ValueError(
+            f"surrogate=: the likelihood depends on {', '.join(target.others_in_likelihood)} too, "
+            "which another step moves, so what was learnt would contradict itself. Give this step "
+            f"those variables: vars=[{', '.join([*target.names, *target.others_in_likelihood])}]."
+        )
+    names = ", ".join(target.names)
+    configuration(surrogate).check_dimension(target.dim, names, gradients)
+    if gradients and configuration(surrogate).mean == "current":
+        raise ValueError(
+            'GPSurrogate(mean="current") is for steps without gradients: take "quadratic" or '
+            '"constant".'
+        )
+    if isinstance(surrogate, FittedSurrogate):
+        if gradients:
+            raise TypeError(
+                "surrogate: this step learns values and gradients together; pass GPSurrogate(...), "
+                "which it fits itself."
+            )
+        found = surrogate.process.points.shape[1]
+        if found != target.dim:
+            raise ValueError(
+                f"surrogate was fitted in {found} dimensions, and {names} have {target.dim}."
+            )
+        stored = configuration(surrogate).capacity(target.dim)
+        known = {"d": target.dim, "1 + d": 1 + target.dim, "stored": stored}
+        check_layout("surrogate.process", surrogate.process, known)
+
+
+def new_stage(surrogate, dim: int) -> FirstStage:
+    """Return a first stage, closed unless the surrogate is fitted already."""
+    settings = configuration(surrogate)
+    is_fitted = isinstance(surrogate, FittedSurrogate)
+    process = copy.deepcopy(surrogate.process) if is_fitted else settings.new_process(dim)
+    size = max(settings.capacity(dim), settings.initial_size(dim))
+    return FirstStage(
+        log_prior=None,
+        process=process,
+        is_open=np.array([is_fitted]),
+        learns=np.zeros(1, dtype=np.bool_),
+        follows=np.array([settings.mean == "current"]),
+        one_stage_share=np.array([settings.one_stage_share]),
+        here=np.zeros(1),
+        is_current=np.zeros(1, dtype=np.bool_),
+        proposed_prior=np.zeros(3),
+        points=np.zeros((size, dim)),
+        values=np.zeros(size),
+        count=np.full(2, process.count[0]),
+        counts=np.zeros(2, dtype=np.int64),
+        outcome=np.zeros(N_OUTCOMES),
+    )
+
+
+def new_joint_stage(surrogate: GPSurrogate, dim: int) -> JointFirstStage:
+    """Return a closed first stage of values and gradients."""
+    size = max(surrogate.capacity(dim, True), surrogate.initial_size(dim, True))
+    return JointFirstStage(
+        log_prior=None,
+        process=surrogate.new_joint_process(dim),
+        is_open=np.zeros(1, dtype=np.bool_),
+        learns=np.zeros(1, dtype=np.bool_),
+        one_stage_share=np.array([surrogate.one_stage_share]),
+        here=_no_prediction(dim),
+        there=_no_prediction(dim),
+        is_current=np.zeros(1, dtype=np.bool_),
+        proposed_prior=np.zeros(3 + dim),
+        points=np.zeros((size, dim)),
+        values=np.zeros(size),
+        gradients=np.zeros((size, dim)),
+        count=np.zeros(2, dtype=np.int64),
+        counts=np.zeros(2, dtype=np.int64),
+        outcome=np.zeros(N_OUTCOMES),
+    )
+
+
+def lengths(stage) -> dict[str, int]:
+    """Lengths of the arrays of a stage, by the names in their declarations."""
+    process = stage.process
+    return {
+        "1 + d": process.hyperparameters.size,
+        "stored": process.values.size,
+        "rows": process.whitened.size,
+        "lately": stage.values.size,
+        "prior values": stage.proposed_prior.size,
+    }
+
+
+def refit(stage, surrogate, chain) -> None:
+    """Fit the process anew if enough was learnt since the last time; open the stage at the first.
+
+    Parameters
+    ----------
+    stage : FirstStage or JointFirstStage
+    surrogate : GPSurrogate or FittedSurrogate
+    chain : Chain
+    """
+    settings, (count, fitted) = configuration(surrogate), stage.count
+    process, dim = stage.process, chain.position.size
+    gradients = (stage.gradients,) if isinstance(stage, JointFirstStage) else ()
+    if stage.is_open[0]:
+        if not settings.needs_refit(count, fitted):
+            return
+        gradients = (process.gradients,) if gradients else ()
+        held = [a[: process.count[0]].copy() for a in (process.points, process.values, *gradients)]
+    else:
+        if count < max(settings.initial_size(dim, bool(gradients)), settings.refit * fitted):
+            return
+        size = min(count, stage.values.size)
+        held = [a[:size] for a in (stage.points, stage.values, *gradients)]
+    stage.count[1] = count
+    fit = settings.fit_joint_into if gradients else settings.fit_into
+    try:
+        fit(process, *held, current_value=chain.value[1])
+    except (ValueError, linalg.LinAlgError):
+        # Too few finite points so far, or points that no jitter tells apart: ask again later.
+        stage.is_open[0] = False
+        return
+    stage.is_open[0] = True
+    stage.is_current[0] = False
+
+
+def new_report() -> dict[str, float]:
+    """Return what `statistics` and `complaint` keep of a chain."""
+    return {"calls_made": 0, "calls_saved": 0, "screened": 0.0, "passed": 0.0}
+
+
+def statistics(stage, report) -> dict[str, float]:
+    """Return the statistics since the last call, and add them up in `report`."""
+    screened = stage.outcome[SCREENED]
+    passed, spread = (
+        float(stage.outcome[i] / screened) if screened else np.nan for i in (PASSED, SPREAD)
+    )
+    report["screened"] += float(screened)
+    report["passed"] += float(stage.outcome[PASSED])
+    stage.outcome[:] = 0.0
+    return {
+        "surrogate_accept": passed,
+        "surrogate_sd": spread,
+        "n_points": float(stage.process.count[0]),
+        "calls_made": float(report["calls_made"]),
+        "calls_saved": float(report["calls_saved"]),
+    }
+
+
+def complaint(stage, report, names) -> tuple[WarningType, str] | None:
+    """Say what is wrong with a surrogate after tuning, once a chain; None if nothing is."""
+    if "surrogate_told" in report:
+        return None
+    message, share = None, report["passed"] / max(report["screened"], 1.0)
+    if not stage.is_open[0]:
+        message = (
+            f"The surrogate of {names} was never fitted: tuning gave it {stage.count[0]} "
+            "evaluations. Tune longer, or lower n_initial."
+        )
+    elif stage.process.jitter[0] >= LARGE_JITTER:
+        message = (
+            f"The surrogate of {names} is ill-conditioned: it needed a jitter of "
+            f"{stage.process.jitter[0]:.0e} of its variance. The chain is exact, and saves fewer "
+            'calls. Try GPSurrogate(kernel="matern52"), or fewer points.'
+        )
+    elif report["screened"] >= ENOUGH and share > 0.95:
+        message = (
+            f"The surrogate of {names} lets {share:.0%} of all proposals through, so it saves "
+            "nothing. Tune longer, raise max_points, or leave it out."
+        )
+    elif report["screened"] >= ENOUGH and share < 1e-3:
+        message = (
+            f"The surrogate of {names} lets {share:.1e} of all proposals through, so the chain "
+            "hardly moves. Tune longer, or start elsewhere "
+            "(initvals=dispersed_starts(model, chains))."
+        )
+    if message is None:
+        return None
+    report["surrogate_told"] = 1
+    return WarningType.BAD_PARAMS, message
+
+
+def _no_prediction(dim):
+    return Prediction(np.zeros(2), np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))

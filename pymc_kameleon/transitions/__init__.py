@@ -1,1 +1,0 @@
-"""Markov transitions, written once: compiled where the log density is, plain Python elsewhere."""

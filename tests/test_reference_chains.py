@@ -1,0 +1,98 @@
+"""A short chain of every step, kept: nothing that only rearranges code may change one.
+
+A change that is meant prints what it gives now, with `python tests/test_reference_chains.py`.
+"""
+
+import functools
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+from models import PLAIN, run
+
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    EllipticalSliceStep,
+    FastKameleonStep,
+    KameleonStep,
+    MALAStep,
+    PCAKameleonStep,
+    RiemannianHMCStep,
+)
+from pymc_kameleon.surrogate import GPSurrogate
+
+OURS = functools.partial(dict, steps_per_draw=5, disperse=False)
+SURROGATE = functools.partial(OURS, surrogate=GPSurrogate())
+
+
+def curved():
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 0, 1), pm.HalfNormal("b", 2)
+        c = pm.Normal("c", 0, 1, shape=2)
+        pm.Normal("y", a**2 + b + c.sum(), 0.5, observed=1.5)
+    return model
+
+
+def latent():
+    with pm.Model() as model:
+        x = np.linspace(-2, 2, 5)
+        f = pm.MvNormal("f", np.zeros(5), np.exp(-0.5 * (x - x[:, None]) ** 2) + 0.01 * np.eye(5))
+        pm.Poisson("y", pm.math.exp(f), observed=np.array([0, 1, 3, 2, 0]))
+    return model
+
+
+STEPS = {
+    "kameleon": (curved, KameleonStep, OURS()),
+    "kameleon, in Python": (curved, KameleonStep, OURS(compile_kwargs=PLAIN)),
+    "kameleon, with a surrogate": (curved, KameleonStep, SURROGATE()),
+    "paper": (curved, KameleonStep.paper, OURS(n_subsample=50)),
+    "fast": (curved, FastKameleonStep, OURS(n_features=30)),
+    "thesis": (curved, FastKameleonStep.thesis, OURS(n_features=30)),
+    "pca": (curved, PCAKameleonStep, OURS(n_components=4)),
+    "metropolis": (curved, AdaptiveMetropolisStep, OURS()),
+    "metropolis, with a surrogate": (curved, AdaptiveMetropolisStep, SURROGATE()),
+    "mala": (curved, MALAStep, OURS(steps_per_draw=1)),
+    "mala, with a surrogate": (curved, MALAStep, SURROGATE(steps_per_draw=4)),
+    "slice": (latent, EllipticalSliceStep, {}),
+    "riemannian": (latent, RiemannianHMCStep, {}),
+}
+
+CHAINS = {
+    "kameleon": [-0.128382874, -0.771381161, 0.338440807],
+    "kameleon, in Python": [-0.128382874, -0.771381161, 0.338440807],
+    "kameleon, with a surrogate": [0.004752387, -0.358303499, 0.362201942],
+    "paper": [0.030391375, 0.214232263, 0.662210602],
+    "fast": [-0.104527596, 0.242720579, 0.404996124],
+    "thesis": [0.054830615, 0.277404667, 0.296631074],
+    "pca": [-0.236940754, 0.067713068, 0.430072303],
+    "metropolis": [-0.060239268, 0.28825048, 0.323713827],
+    "metropolis, with a surrogate": [-0.402056688, 0.40448738, 0.305564927],
+    "mala": [0.630052488, 0.287628532, 0.339444924],
+    "mala, with a surrogate": [-0.020435424, 0.03447761, 0.562136852],
+    "slice": [-0.769811565, -0.286424645, 3.6875],
+    "riemannian": [-0.62687965, -0.510141006, 0.830194977],
+}
+"""Mean of the last twenty draws of the first and the last coordinate, and the mean acceptance."""
+
+
+def chain(name):
+    make_model, make_step, options = STEPS[name]
+    model = make_model()
+    draws, statistics, _ = run(make_step(model=model, **options), model, 80, tune=60, seed=11)
+    shown = "accept" if "accept" in statistics[0] else "n_evals"
+    found = [*draws[-20:].mean(axis=0)[[0, -1]], np.mean([s[shown] for s in statistics])]
+    return [round(float(x), 9) for x in found]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_chain_is_the_one_that_was_kept(name):
+    np.testing.assert_allclose(chain(name), CHAINS[name], rtol=1e-4, atol=1e-6)
+
+
+if __name__ == "__main__":
+    logging.disable()
+    print("CHAINS = {")
+    for name in STEPS:
+        print(f'    "{name}": {chain(name)},')
+    print("}")

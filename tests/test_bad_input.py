@@ -6,6 +6,7 @@ import pymc as pm
 import pytest
 from pymc.exceptions import SamplingError
 
+import pymc_kameleon
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels
 
 
@@ -233,3 +234,10 @@ def test_warm_start_of_another_shape(step_class):
     first, second = models.normal(2)[0], models.normal(3)[0]
     idata = models.sample(pm.Metropolis(model=first), first, draws=5, tune=5)
     refused((ValueError, TypeError), step_class, "warm_start", "x", model=second, warm_start=idata)
+
+
+def test_names_that_changed_say_the_new_one():
+    with pytest.raises(TypeError, match="n_temperatures"):
+        pymc_kameleon.latent_gp.log_evidence(None, n_rungs=20)
+    with pytest.raises(AttributeError, match=r"targets\.simulators"):
+        _ = pymc_kameleon.surrogate_targets

@@ -72,10 +72,11 @@ def jit(function=None, **options):
     if isinstance(compiled, Dispatcher):
         cache = compiled._cache
         directory, name = cache._cache_path, cache._impl.filename_base
-        if numba.config.CACHE_DIR:
+        shared = numba.config.CACHE_DIR
+        if shared and Path(directory).is_relative_to(shared):
             # The same for every copy of the source, wherever it is.
-            directory = str(Path(numba.config.CACHE_DIR, function.__module__))
-            Path(directory).mkdir(parents=True, exist_ok=True)
+            directory = str(Path(shared, function.__module__))
+            Path(directory).mkdir(exist_ok=True)
         cache._cache_file = _CacheOfThisSource(directory, name, _source_digest())
     return compiled
 

@@ -59,6 +59,7 @@ class FeatureAdaptation(SubsampleAdaptation):
             rank_share=self.rank_share,
             **choices,
         )
+        self.transition_kernel = None
 
     def new_learner(self, dim, target_accept, rng):  # noqa: D102
         return FeatureLearner(self, dim, target_accept, rng)

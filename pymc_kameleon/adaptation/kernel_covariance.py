@@ -28,10 +28,6 @@ class KernelAdaptation(SubsampleAdaptation):
         self.schedule = schedule
         super().__init__(**choices, adaptation=getattr(schedule, "__qualname__", schedule))
 
-    @property
-    def transition_kernel(self):  # noqa: D102
-        return self.kernel
-
     def new_learner(self, dim, target_accept, rng):  # noqa: D102
         return KernelLearner(self, dim, target_accept, rng)
 
@@ -40,9 +36,9 @@ class KernelLearner(SubsampleLearner):
     """Draws a new subsample at every update."""
 
     def proposal(self, compiled):  # noqa: D102
-        kernel, learnt = self.choices.kernel, self.learnt
+        learnt = self.learnt
         return KernelGaussian(
-            kernel.address() if compiled else kernel.gradients,
+            self.choices.kernel.form(compiled),
             learnt.points,
             learnt.parameters,
             self.here,

@@ -9,7 +9,7 @@ from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
-from pymc_kameleon.adaptation.scaling import learn_scaling
+from pymc_kameleon.adaptation.scaling import LARGEST_LOG_SCALING, learn_scaling
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import rank_one_update
@@ -23,8 +23,6 @@ __all__ = ["Moments", "MomentsAdaptation", "MomentsLearner", "update_moments"]
 
 FORGETTING = 2.0
 """The covariance weighs position s of t by about (s/t)^(FORGETTING - 1): a bad start fades."""
-
-LARGEST_LOG_SCALING = 20.0
 
 
 class Moments(NamedTuple):

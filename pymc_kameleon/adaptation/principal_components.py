@@ -47,10 +47,6 @@ class PrincipalComponentAdaptation(SubsampleAdaptation):
             n_subsample=n_subsample, gamma=gamma, n_components=self.n_components, **choices
         )
 
-    @property
-    def transition_kernel(self):  # noqa: D102
-        return self.kernel
-
     def new_learner(self, dim, target_accept, rng):  # noqa: D102
         return PrincipalComponentLearner(self, dim, target_accept, rng)
 
@@ -81,9 +77,9 @@ class PrincipalComponentLearner(SubsampleLearner):
         self.here = GradientsHere(np.zeros(1, dtype=np.bool_), np.zeros(shape), np.zeros(shape))
 
     def proposal(self, compiled):  # noqa: D102
-        kernel, learnt = self.choices.kernel, self.learnt
+        learnt = self.learnt
         return EigenfunctionMoves(
-            kernel.address() if compiled else kernel.gradients,
+            self.choices.kernel.form(compiled),
             learnt.points,
             learnt.parameters,
             self.eigenfunctions,

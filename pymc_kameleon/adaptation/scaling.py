@@ -15,6 +15,7 @@ from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.validation import checked_number
 
 __all__ = [
+    "LARGEST_LOG_SCALING",
     "ScalingAdaptation",
     "ScalingBounds",
     "ScalingRecursion",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 LARGEST_LOG_SCALING = 20.0
+"""Bound of a log scaling that has no other."""
 
 
 def target_acceptance(dim: int) -> float:

@@ -77,7 +77,7 @@ class SubsampleAdaptation(Adaptation):
         learning_decay,
         **options,
     ):
-        self.kernel = kernel
+        self.kernel = self.transition_kernel = kernel
         if isinstance(bandwidth, str):
             if bandwidth != "median":
                 raise ValueError(f'bandwidth={bandwidth!r}: take a number above 0, or "median".')

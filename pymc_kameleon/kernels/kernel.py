@@ -131,6 +131,10 @@ class Kernel(ABC):
             self._address = gradients_address(self.gradients)
         return self._address
 
+    def form(self, compiled: bool):
+        """Return what `numba_bridge.evaluate_gradients` takes, compiled or in plain Python."""
+        return self.address() if compiled else self.gradients
+
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k != "_address"}
 

@@ -69,12 +69,10 @@ def check_layout(name: str, value: Any, lengths: dict[str, int]) -> None:
             if get_origin(option) is Annotated:
                 _check_array(where, part, option.__metadata__[0], lengths)
         tuples = [o for o in options if isinstance(o, type) and issubclass(o, tuple)]
-        if tuples:
-            if type(part) not in tuples:
-                expected = " or ".join(t.__name__ for t in tuples)
-                raise TypeError(f"{where} is {type(part).__name__}, and should be {expected}.")
-            check_layout(where, part, lengths)
-        elif is_dataclass(part):
+        if tuples and type(part) not in tuples:
+            expected = " or ".join(t.__name__ for t in tuples)
+            raise TypeError(f"{where} is {type(part).__name__}, and should be {expected}.")
+        if tuples or is_dataclass(part):
             check_layout(where, part, lengths)
     if not getattr(value, "is_consistent", True):
         raise ValueError(f"{name} counts more numbers than its arrays hold.")

@@ -108,11 +108,11 @@ def run_plain(
 
 
 run_compiled = jit(run_plain)
-_run_compiled_here = numba.njit(run_plain)
+_run_uncached = numba.njit(run_plain)
 
 
 @functools.cache
 def runner(cls):
     """Return the compiled loop for a class of proposals; that of another package is not cached."""
     package = cls.__module__.split(".")[0]
-    return run_compiled if package == __package__.split(".")[0] else _run_compiled_here
+    return run_compiled if package == __package__.split(".")[0] else _run_uncached

@@ -30,6 +30,10 @@ def covariance_at(proposal, x):
     """Covariance (d, d) of the move from `x` (d,)."""
 
 
+_COMPILED = (propose, commit, invalidate)
+_covariance_at = covariance_at
+
+
 def _nothing(proposal):
     pass
 
@@ -63,9 +67,7 @@ def register_proposal(
         `covariance_at(proposal, x)`, covariance (d, d) of the move from x (d,), for plots; plain
         Python.
     """
-    functions = globals()
-    functions["propose"].register(cls, propose)
-    functions["commit"].register(cls, commit)
-    functions["invalidate"].register(cls, invalidate)
+    for function, implementation in zip(_COMPILED, (propose, commit, invalidate), strict=True):
+        function.register(cls, implementation)
     if covariance_at is not None:
-        functions["covariance_at"].register(cls, covariance_at)
+        _covariance_at.register(cls, covariance_at)

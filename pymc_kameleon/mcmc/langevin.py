@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 from pymc_kameleon.mcmc.acceptance import has_first_stage, remember
 from pymc_kameleon.mcmc.chain import probability, settle
 from pymc_kameleon.mcmc.moves import ACCEPT, CHOICE, move_coordinate
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, resolved_once
 from pymc_kameleon.mcmc.run import observe
 
 __all__ = ["accept_langevin_in_two_stages", "run_compiled", "run_plain"]
@@ -119,4 +119,4 @@ def run_plain(log_density, stage, chain, mixture, walk, observer, adapts, normal
             observe(observer, chain.position, acceptance, index)
 
 
-run_compiled = jit(run_plain)
+run_compiled = resolved_once(jit(run_plain))

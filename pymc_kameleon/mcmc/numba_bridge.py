@@ -31,6 +31,7 @@ __all__ = [
     "gradients_address",
     "jit",
     "machine_code_address",
+    "resolved_once",
 ]
 
 N_TERMS = 3
@@ -79,6 +80,28 @@ def jit(function=None, **options):
             Path(directory).mkdir(exist_ok=True)
         cache._cache_file = _CacheOfThisSource(directory, name, _source_digest())
     return compiled
+
+
+def resolved_once(jitted):
+    """Return `jitted`, which finds its machine code by the classes of its arguments alone.
+
+    Numba looks at the type of every array in every tuple of every call, at 0.1 us each. This is for
+    functions to which a class always brings arrays of the same types: no one checks them again.
+    """
+    if not isinstance(jitted, Dispatcher):  # NUMBA_DISABLE_JIT
+        return jitted
+    found = {}
+
+    @functools.wraps(jitted.py_func)
+    def call(*arguments):
+        classes = tuple(map(type, arguments))
+        if classes in found:
+            return found[classes](*arguments)
+        result = jitted(*arguments)
+        found[classes] = jitted.overloads[tuple(map(numba.typeof, arguments))].entry_point
+        return result
+
+    return call
 
 
 def by_class(stub):

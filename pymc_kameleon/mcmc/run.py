@@ -21,7 +21,7 @@ from pymc_kameleon.mcmc.moves import (
     move_coordinate,
     propose_difference,
 )
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit
+from pymc_kameleon.mcmc.numba_bridge import by_class, jit, resolved_once
 from pymc_kameleon.mcmc.proposals import commit, invalidate, propose
 
 __all__ = ["Mixture", "observe", "run_plain", "runner"]
@@ -108,6 +108,7 @@ def run_plain(
 
 
 run_compiled = jit(run_plain)
+_run_resolved = resolved_once(run_compiled)
 _run_uncached = numba.njit(run_plain)
 
 
@@ -115,4 +116,4 @@ _run_uncached = numba.njit(run_plain)
 def runner(cls):
     """Return the compiled loop for a class of proposals; that of another package is not cached."""
     package = cls.__module__.split(".")[0]
-    return run_compiled if package == __package__.split(".")[0] else _run_uncached
+    return _run_resolved if package == __package__.split(".")[0] else _run_uncached

@@ -100,10 +100,9 @@ def test_standardization_of_degenerate_points_is_positive_definite(points):
 def test_running_moments_match_the_recursion_written_out():
     rng = np.random.default_rng(4)
     positions = rng.normal(size=(300, 3)) @ rng.normal(size=(3, 3)) + 4
-    moments = Moments(np.zeros(3), np.eye(3), np.zeros(1), np.array([0.0, 5.0]))
+    moments = Moments(np.zeros(3), np.eye(3), np.array([5.0]))
     mean, covariance, n = np.zeros(3), np.eye(3), 5.0
     for position in positions:
-        moments.n_updates[1] += 1
         update_moments(moments, position)
         n += 1
         step = FORGETTING / (n + FORGETTING)

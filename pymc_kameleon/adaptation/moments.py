@@ -9,11 +9,11 @@ from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
-from pymc_kameleon.adaptation.scaling import LARGEST_LOG_SCALING, learn_scaling
+from pymc_kameleon.adaptation.scaling import WIDEST_BOUNDS, ScalingRecursion
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import rank_one_update
-from pymc_kameleon.mcmc.moves import no_differences
+from pymc_kameleon.mcmc.moves import Scaling, no_differences
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals.random_walk import RandomWalk
 from pymc_kameleon.mcmc.run import Mixture, observe
@@ -26,22 +26,18 @@ FORGETTING = 2.0
 
 
 class Moments(NamedTuple):
-    """Running mean (d,), Cholesky factor of the running covariance (d, d), log of the scaling (1,).
-
-    `n_updates` (2,) counts the updates of the scaling, and of mean and covariance (from the weight
-    that their start has).
-    """
+    """Running mean (d,), Cholesky factor of the running covariance (d, d), their weight (1,)."""
 
     mean: Annotated[np.ndarray, floats("d")]
     factor: Annotated[np.ndarray, floats("d", "d")]
-    log_scaling: Annotated[np.ndarray, floats(1)]
-    n_updates: Annotated[np.ndarray, floats(2)]
+    weight: Annotated[np.ndarray, floats(1)]
 
 
 @jit
 def update_moments(moments, position):
     """Robbins-Monro step of mean and covariance; the factor is updated, not computed again."""
-    step = FORGETTING / (moments.n_updates[1] + FORGETTING)
+    moments.weight[0] += 1.0
+    step = FORGETTING / (moments.weight[0] + FORGETTING)
     difference = np.empty(position.size)
     for i in range(position.size):
         difference[i] = position[i] - moments.mean[i]
@@ -53,26 +49,16 @@ class MomentsObserver(NamedTuple):
     """Learns scaling and covariance at every transition (Andrieu & Thoms 2008, algorithm 4)."""
 
     moments: Moments
-    target_accept: float
+    recursion: ScalingRecursion
     learn_scaling: bool
     learn_covariance: bool
 
 
 def _observe(observer, position, acceptance, index):
-    moments = observer.moments
-    if observer.learn_scaling and index >= 0:
-        moments.n_updates[0] += 1.0
-        moments.log_scaling[0] = learn_scaling(
-            moments.log_scaling[0],
-            acceptance,
-            observer.target_accept,
-            1.0 / math.sqrt(moments.n_updates[0]),
-            -LARGEST_LOG_SCALING,
-            LARGEST_LOG_SCALING,
-        )
+    if observer.learn_scaling:
+        observe(observer.recursion, position, acceptance, index)
     if observer.learn_covariance:
-        moments.n_updates[1] += 1.0
-        update_moments(moments, position)
+        update_moments(observer.moments, position)
 
 
 observe.register(MomentsObserver, _observe)
@@ -144,6 +130,7 @@ class MomentsState(LearnerState):
     """State of a `MomentsLearner`."""
 
     moments: Moments
+    scaling: Scaling
     initial_transitions: int
 
 
@@ -161,21 +148,21 @@ class MomentsLearner(Learner):
         self.moments = Moments(
             mean=position.copy(),
             factor=np.eye(dim) if start is None else start.copy(),
-            log_scaling=np.array([math.log(scaling)]),
-            n_updates=np.array([0.0, 10.0 * dim]),
+            weight=np.array([10.0 * dim]),
         )
+        self.scaling = Scaling(np.array([math.log(scaling)]), np.zeros(1))
         self._no_differences = no_differences(dim)
         self.initial_transitions = 0
         if warm is not None and choices.learns_covariance:
             learnt = standardization(warm.points, np.ones(dim))
             self.moments.mean[:] = learnt.location
             self.moments.factor[:] = learnt.factor
-            self.moments.n_updates[1] = len(warm.points)
+            self.moments.weight[0] = len(warm.points)
         elif start is None:
             self.initial_transitions = max(100, 25 * dim)
 
     def proposal(self, compiled):  # noqa: D102
-        return RandomWalk(self.moments.factor, self.moments.log_scaling)
+        return RandomWalk(self.moments.factor, self.scaling.log)
 
     def mixture(self, tune):  # noqa: D102
         share = 0.0
@@ -188,7 +175,7 @@ class MomentsLearner(Learner):
     def observer(self):  # noqa: D102
         return MomentsObserver(
             self.moments,
-            self.target_accept,
+            ScalingRecursion(self.scaling, WIDEST_BOUNDS, self.target_accept, 1.0, 0.5),
             self.choices.learn_scaling,
             self.choices.learns_covariance and not self.initial_transitions,
         )
@@ -221,7 +208,10 @@ class MomentsLearner(Learner):
         return self.moments.mean, self.moments.factor
 
     def statistics(self):  # noqa: D102
-        return {"scaling": math.exp(self.moments.log_scaling[0])}
+        return {"scaling": math.exp(self.scaling.log[0])}
+
+    def lengths(self):  # noqa: D102
+        return super().lengths() | {"scalings": 1}
 
 
 def _cholesky(name, covariance, names, dim):

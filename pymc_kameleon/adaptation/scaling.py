@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
@@ -15,16 +14,14 @@ from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.validation import checked_number
 
 __all__ = [
-    "LARGEST_LOG_SCALING",
+    "WIDEST_BOUNDS",
     "ScalingAdaptation",
     "ScalingBounds",
     "ScalingRecursion",
-    "learn_scaling",
     "target_acceptance",
 ]
 
 LARGEST_LOG_SCALING = 20.0
-"""Bound of a log scaling that has no other."""
 
 
 def target_acceptance(dim: int) -> float:
@@ -32,34 +29,27 @@ def target_acceptance(dim: int) -> float:
     return 0.44 if dim == 1 else 0.234
 
 
-@register_jitable
-def learn_scaling(log_scaling, acceptance, target, step, smallest, largest):
-    """One Robbins-Monro step for a log scaling (Andrieu & Thoms 2008, algorithm 4).
-
-    Parameters
-    ----------
-    log_scaling : float
-    acceptance : float
-        Acceptance probability of the last proposal.
-    target : float
-    step : float
-        Step of the recursion, which vanishes with the number of updates.
-    smallest, largest : float
-        Bounds: without kernel support every small move is accepted and the recursion would run
-        away; where all moves fail, it would shrink to nothing.
-    """
-    return min(max(log_scaling + step * (acceptance - target), smallest), largest)
-
-
 class ScalingBounds(NamedTuple):
-    """Bounds of log scalings, shape (m,)."""
+    """Bounds of log scalings, shape (m,).
+
+    Without kernel support every small move is accepted and the recursion would run away; where all
+    moves fail, it would shrink to nothing.
+    """
 
     smallest: Annotated[np.ndarray, floats("scalings")]
     largest: Annotated[np.ndarray, floats("scalings")]
 
 
+WIDEST_BOUNDS = ScalingBounds(np.full(1, -LARGEST_LOG_SCALING), np.full(1, LARGEST_LOG_SCALING))
+"""Bounds of one log scaling that has no others."""
+
+
 class ScalingRecursion(NamedTuple):
-    """Learns the scaling that a move was made with; steps are `factor` n^-`power`."""
+    """Robbins-Monro recursion of the scaling that a move was made with.
+
+    The n-th step of a log scaling is `factor` n^-`power` times acceptance minus target (Andrieu &
+    Thoms 2008, algorithm 4).
+    """
 
     scaling: Scaling
     bounds: ScalingBounds
@@ -72,14 +62,9 @@ def _observe(recursion, position, acceptance, j):
     scaling, bounds = recursion.scaling, recursion.bounds
     if j >= 0:
         scaling.n_updates[j] += 1.0
-        scaling.log[j] = learn_scaling(
-            scaling.log[j],
-            acceptance,
-            recursion.target_accept,
-            recursion.factor * scaling.n_updates[j] ** -recursion.power,
-            bounds.smallest[j],
-            bounds.largest[j],
-        )
+        step = recursion.factor * scaling.n_updates[j] ** -recursion.power
+        log_scaling = scaling.log[j] + step * (acceptance - recursion.target_accept)
+        scaling.log[j] = min(max(log_scaling, bounds.smallest[j]), bounds.largest[j])
 
 
 observe.register(ScalingRecursion, _observe)
@@ -126,9 +111,6 @@ class ScalingLearner(Learner):
         self.make_proposal, self.target_accept = make_proposal, target_accept
         self.scaling = Scaling(np.array([math.log(scaling)]), np.zeros(1))
         self._no_differences = no_differences(dim)
-        self._bounds = ScalingBounds(
-            np.full(1, -LARGEST_LOG_SCALING), np.full(1, LARGEST_LOG_SCALING)
-        )
 
     def proposal(self, compiled):
         return self.make_proposal(self.scaling)
@@ -137,7 +119,7 @@ class ScalingLearner(Learner):
         return Mixture(self.scales, self._no_differences, 0.0, 0.0)
 
     def observer(self):
-        return ScalingRecursion(self.scaling, self._bounds, self.target_accept, 1.0, 0.5)
+        return ScalingRecursion(self.scaling, WIDEST_BOUNDS, self.target_accept, 1.0, 0.5)
 
     def transitions_before_update(self, transition, n, rng):
         return n

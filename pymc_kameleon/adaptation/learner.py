@@ -89,6 +89,9 @@ class Learner(WithSamplingState, ABC):
     def observer(self) -> Any:
         """Return what learns from each transition, registered for `mcmc.run.observe`."""
 
+    def record(self, learns: bool) -> Any:
+        """Return what remembers each evaluation, registered in `mcmc.acceptance`; or None."""
+
     # learning -------------------------------------------------------------------------------------
 
     @abstractmethod

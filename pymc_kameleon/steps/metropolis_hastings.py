@@ -433,6 +433,8 @@ class MetropolisHastingsStep(Step):
         stage, proposal = self.stage, learner.proposal(is_compiled)
         if stage is not None:
             stage = self._stage(ModelFunction.compiled if is_compiled else ModelFunction.plain)
+        else:
+            stage = learner.record(self.adapts)
         run = self._loop(proposal, is_compiled)
         try:
             run(
@@ -450,7 +452,7 @@ class MetropolisHastingsStep(Step):
             if is_compiled:
                 self.target(self.chain.proposal)  # PyTensor's own error names the operation
             raise
-        if stage is not None:
+        if self.stage is not None:
             self._teach()
 
     def _learnt_statistics(self):

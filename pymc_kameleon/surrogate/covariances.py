@@ -12,7 +12,7 @@ from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["COVARIANCES", "correlation_matrix", "lengthscale_slopes", "radial", "squared_distances"]
 
-COVARIANCES = {"squared_exponential": 0, "matern52": 1}
+COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
 """Code of each covariance in a process: compiled code takes no function pointers."""
 
 
@@ -22,8 +22,13 @@ def radial(kernel, squared):
 
     Squared exponential: :math:`\varphi = e^{-q/2}`. Matern 5/2:
     :math:`\varphi = (1 + a + a^2/3)\,e^{-a}` with :math:`a = \sqrt{5q}`; its third derivative is
-    infinite at q = 0, where it is always multiplied by 0, and 0 is returned.
+    infinite at q = 0, where it is always multiplied by 0, and 0 is returned. Rational quadratic:
+    :math:`\varphi = (1 + q/16)^{-8}`, close to the squared exponential without its cost.
     """
+    if kernel == 2:
+        t = 1.0 / (1.0 + squared / 16.0)
+        t8 = ((t * t) * (t * t)) * ((t * t) * (t * t))
+        return t8, t8 * t, 1.125 * t8 * t * t, 1.40625 * t8 * t * t * t
     if kernel == 0:
         value = math.exp(-0.5 * squared)
         return value, value, value, value

@@ -29,9 +29,13 @@ STARTS = (1.0, 0.4, 3.0)
 
 
 def log_marginal_likelihood(
-    kernel: int, u: np.ndarray, residuals: np.ndarray, hyperparameters: np.ndarray
+    kernel: int,
+    u: np.ndarray,
+    residuals: np.ndarray,
+    hyperparameters: np.ndarray,
+    noise: np.ndarray | float = 0.0,
 ) -> tuple[float, np.ndarray]:
-    """Log marginal likelihood of noise-free values, and its gradient.
+    """Log marginal likelihood of values, and its gradient.
 
     Parameters
     ----------
@@ -42,6 +46,8 @@ def log_marginal_likelihood(
         Values minus the prior mean.
     hyperparameters : array, shape (1 + d,)
         Logs of the amplitude and of the lengthscales.
+    noise : array, shape (t,), or float
+        Standard deviations of the values.
 
     Returns
     -------
@@ -51,15 +57,19 @@ def log_marginal_likelihood(
     coordinates = u / np.exp(hyperparameters[1:, None])
     values, slopes = np.empty((count, count)), np.empty((count, count))
     correlation_matrix(kernel, coordinates, values, slopes)
-    values[np.diag_indices(count)] += JITTER
-    lower, inverse = factor_and_inverse(values)
     variance = math.exp(2 * hyperparameters[0])
+    relative_noise = np.square(noise) / variance
+    values[np.diag_indices(count)] += JITTER + relative_noise
+    lower, inverse = factor_and_inverse(values)
     weights = inverse @ residuals
     fit = residuals @ weights / variance
     log_determinant = 2 * np.log(np.diagonal(lower)).sum() + 2 * count * hyperparameters[0]
     value = -0.5 * (fit + log_determinant + count * math.log(2 * math.pi))
     gradient = np.empty(hyperparameters.size)
     gradient[0] = fit - count
+    if np.any(relative_noise):
+        diagonal = np.diagonal(inverse) - weights**2 / variance
+        gradient[0] += np.sum(relative_noise * diagonal)
     inverse = 0.5 * (np.outer(weights, weights) / variance - inverse)
     lengthscale_slopes(coordinates, slopes, inverse, gradient[1:])
     return value, gradient
@@ -122,7 +132,11 @@ def most_likely(
 
 
 def fit_hyperparameters(
-    kernel: int, u: np.ndarray, residuals: np.ndarray, previous: np.ndarray | None = None
+    kernel: int,
+    u: np.ndarray,
+    residuals: np.ndarray,
+    previous: np.ndarray | None = None,
+    noise: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """Hyperparameters of a process of values, shape (1 + d,).
 
@@ -135,11 +149,14 @@ def fit_hyperparameters(
         Values minus the prior mean.
     previous : array, shape (1 + d,), optional
         Hyperparameters to start from.
+    noise : array, shape (t,), or float
+        Standard deviations of the values.
     """
     count = residuals.size
     chosen = np.linspace(0, count - 1, min(count, N_POINTS)).round().astype(int)
     u, residuals = np.ascontiguousarray(u[:, chosen]), residuals[chosen]
+    noise = noise if np.ndim(noise) == 0 else noise[chosen]
     scale = math.sqrt(np.mean(residuals**2))
     return most_likely(
-        lambda h: log_marginal_likelihood(kernel, u, residuals, h), len(u), scale, previous
+        lambda h: log_marginal_likelihood(kernel, u, residuals, h, noise), len(u), scale, previous
     )

@@ -10,7 +10,13 @@ import numpy as np
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import jit
 
-__all__ = ["Mean", "constant_mean", "fit_mean", "mean_gradient", "mean_value", "n_coefficients"]
+__all__ = ["Mean", "constant_mean", "fit_confining_mean", "fit_mean", "mean_gradient", "mean_value", "n_coefficients"]
+
+LARGEST_CURVATURE = -0.05
+"""Of a quadratic that confines, in standardised coordinates."""
+
+RIDGE = 0.1
+"""Weight of the log density of a standard normal against that of one value."""
 
 
 class Mean(NamedTuple):
@@ -91,6 +97,36 @@ def fit_mean(
     if eigenvalues[-1] > 0:
         matrix = (vectors * np.minimum(eigenvalues, 0.0)) @ vectors.T
         rest = target - design[:, 1 + dim :] @ matrix[np.triu_indices(dim)]
+        coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
+    return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
+
+
+def fit_confining_mean(u: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Mean:
+    """Fit a quadratic that falls in all directions, however few points there are.
+
+    Ridge regression towards the log density of a standard normal: with curvatures above
+    `LARGEST_CURVATURE` cut off, and the rest fitted again.
+
+    Parameters
+    ----------
+    u : array, shape (d, t)
+        Standardised coordinates.
+    values, weights : array, shape (t,)
+        Values, and what multiplies their misfits.
+    """
+    dim, centre = len(u), values.max()
+    design, target = _design(u), values - centre + 0.5 * np.sum(u**2, axis=0)
+    prior = np.sqrt(RIDGE) * np.eye(n_coefficients(dim))[1:]
+    coefficients = _least_squares(
+        np.concatenate([weights[:, None] * design, prior]),
+        np.concatenate([weights * target, np.zeros(len(prior))]),
+        np.ones(len(u.T) + len(prior)),
+    )
+    matrix = _as_matrix(coefficients[1 + dim :], dim) - np.eye(dim)
+    eigenvalues, vectors = np.linalg.eigh(matrix)
+    if eigenvalues[-1] > LARGEST_CURVATURE:
+        matrix = (vectors * np.minimum(eigenvalues, LARGEST_CURVATURE)) @ vectors.T
+        rest = values - centre - 0.5 * np.sum(u * (matrix @ u), axis=0)
         coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
     return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
 

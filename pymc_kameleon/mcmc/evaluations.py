@@ -1,0 +1,83 @@
+"""Every evaluated point of a chain that learns, accepted or not, for a surrogate to learn from."""
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from pymc_kameleon.mcmc.acceptance import accept_in_two_stages, has_first_stage, remember
+from pymc_kameleon.mcmc.layout import flags, floats, integers
+
+__all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
+
+
+class Evaluations(NamedTuple):
+    """The last evaluations of a chain; all arrays are changed in place.
+
+    It stands where a first stage would: it screens nothing, and remembers what was found.
+
+    Attributes
+    ----------
+    points : array, shape (m, d)
+        Raw coordinates.
+    values : array, shape (m,)
+        Log densities; -inf where they were not finite.
+    count : int64 array, shape (1,)
+        How many there were so far; they are held modulo m.
+    learns : bool array, shape (1,)
+    """
+
+    points: Annotated[np.ndarray, floats("evaluations", "d")]
+    values: Annotated[np.ndarray, floats("evaluations")]
+    count: Annotated[np.ndarray, integers(1)]
+    learns: Annotated[np.ndarray, flags(1)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the count is no negative one."""
+        return bool(self.count[0] >= 0)
+
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Points (n, d) and values (n,), the oldest first."""
+        count, size = int(self.count[0]), len(self.values)
+        order = np.arange(max(0, count - size), count) % size
+        return self.points[order], self.values[order]
+
+
+def new_evaluations(capacity: int, dim: int) -> Evaluations:
+    """Return a record of nothing yet."""
+    return Evaluations(
+        np.zeros((capacity, dim)),
+        np.zeros(capacity),
+        np.zeros(1, dtype=np.int64),
+        np.ones(1, dtype=np.bool_),
+    )
+
+
+@register_jitable
+def keep_evaluation(evaluations, point, value):
+    """Remember the log density `value` at `point` (d,)."""
+    i = evaluations.count[0] % evaluations.values.size
+    for k in range(point.size):
+        evaluations.points[i, k] = point[k]
+    evaluations.values[i] = value if np.isfinite(value) else -np.inf
+    evaluations.count[0] += 1
+
+
+def _screens_nothing(evaluations, chain, uniforms):
+    return False
+
+
+def _rejected(evaluations, log_density, chain, log_ratio, uniforms):
+    return 0.0, False
+
+
+def _remember(evaluations, chain, moved_unscreened):
+    if evaluations.learns[0]:
+        value = chain.proposed_value
+        keep_evaluation(evaluations, chain.proposal, value[0] + value[1] + value[2])
+
+
+has_first_stage.register(Evaluations, _screens_nothing)
+accept_in_two_stages.register(Evaluations, _rejected)
+remember.register(Evaluations, _remember)

@@ -1,0 +1,295 @@
+r"""Regression of a log density on all its evaluations: a quadratic plus radial basis functions.
+
+.. math:: s(u) = m(u) + \sum_j w_j\, \varphi(\lVert (u - c_j) / \ell \rVert^2)
+
+in standardised coordinates u. It is the posterior mean of a Gaussian process that is a combination
+of its covariances with the centres c (subset of regressors), so all evaluations are used and a
+gradient costs no more than the centres do.
+
+References
+----------
+C. E. Rasmussen (2003), Gaussian processes to speed up hybrid Monte Carlo for expensive Bayesian
+integrals, Bayesian Statistics 7.
+C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, section 8.3.1.
+"""
+
+import math
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.surrogate.covariances import COVARIANCES, correlation_matrix, radial
+from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
+from pymc_kameleon.surrogate.mean import (
+    Mean,
+    constant_mean,
+    fit_confining_mean,
+    mean_gradient,
+    mean_value,
+)
+
+__all__ = [
+    "Regression",
+    "compressed",
+    "fit_regression",
+    "no_regression",
+    "predicted",
+    "regression_gradient",
+    "regression_value",
+]
+
+RATIONAL = COVARIANCES["rational_quadratic"]
+
+RELATIVE_NOISE = 0.1
+"""Standard deviation of the misfit of a value, relative to its depth below the typical set: where
+the posterior has no mass the surrogate need only be low."""
+
+LEAST_NOISE = 0.02
+"""Standard deviation of the misfit where the posterior has its mass, in units of the log density."""
+
+
+class Regression(NamedTuple):
+    """A fitted regression; fixed until the next fit.
+
+    Attributes
+    ----------
+    standardization : Standardization
+        u = factor^-1 (x - location).
+    mean : Mean
+    inverse_lengthscales : array, shape (d,)
+    centres : array, shape (d, m)
+        Divided by the lengthscales.
+    weights : array, shape (m,)
+    hyperparameters : array, shape (1 + d,)
+        Logs of the amplitude and of the lengthscales.
+    radius : array, shape (1,)
+        Distance from the origin of u up to which there were evaluations.
+    """
+
+    standardization: Standardization
+    mean: Mean
+    inverse_lengthscales: Annotated[np.ndarray, floats("d")]
+    centres: Annotated[np.ndarray, floats("d", "centres")]
+    weights: Annotated[np.ndarray, floats("centres")]
+    hyperparameters: Annotated[np.ndarray, floats("1 + d")]
+    radius: Annotated[np.ndarray, floats(1)]
+
+
+def no_regression(dim: int) -> Regression:
+    """Return the regression of nothing, which is 0 everywhere."""
+    return Regression(
+        Standardization(np.zeros(dim), np.eye(dim)),
+        constant_mean(0.0, dim),
+        np.ones(dim),
+        np.zeros((dim, 0)),
+        np.zeros(0),
+        np.zeros(1 + dim),
+        np.zeros(1),
+    )
+
+
+@jit(fastmath=SIMD)
+def regression_value(regression, u):
+    """Evaluate the surrogate at `u` (d,)."""
+    centres, total = regression.centres, mean_value(regression.mean, u)
+    for j in range(centres.shape[1]):
+        squared = 0.0
+        for k in range(u.size):
+            difference = u[k] * regression.inverse_lengthscales[k] - centres[k, j]
+            squared += difference * difference
+        total += regression.weights[j] * radial(RATIONAL, squared)[0]
+    return total
+
+
+@jit(fastmath=SIMD)
+def regression_gradient(regression, u, work, out):
+    """Gradient of the surrogate in `u` (d,), into `out` (d,); `work` has shape (m,)."""
+    centres, weights = regression.centres, regression.weights
+    mean_gradient(regression.mean, u, out)
+    for j in range(weights.size):
+        work[j] = 0.0
+    for k in range(u.size):
+        z = u[k] * regression.inverse_lengthscales[k]
+        for j in range(weights.size):
+            difference = z - centres[k, j]
+            work[j] += difference * difference
+    for j in range(weights.size):
+        work[j] = weights[j] * radial(RATIONAL, work[j])[1]
+    for k in range(u.size):
+        z, total = u[k] * regression.inverse_lengthscales[k], 0.0
+        for j in range(weights.size):
+            total += work[j] * (z - centres[k, j])
+        out[k] -= total * regression.inverse_lengthscales[k]
+
+
+@jit(fastmath=SIMD)
+def _basis(coordinates, centres, out):
+    """Basis functions (n, m) of the columns of `coordinates` (d, n) at `centres` (d, m)."""
+    dim, n = coordinates.shape
+    for i in range(n):
+        for j in range(centres.shape[1]):
+            out[i, j] = 0.0
+        for k in range(dim):
+            for j in range(centres.shape[1]):
+                difference = coordinates[k, i] - centres[k, j]
+                out[i, j] += difference * difference
+        for j in range(centres.shape[1]):
+            out[i, j] = radial(RATIONAL, out[i, j])[0]
+
+
+@jit(fastmath=SIMD)
+def _choose_centres(coordinates, importance, size, chosen):
+    """Pivoted Cholesky: columns that predict the others worst, weighed by their importance.
+
+    Parameters
+    ----------
+    coordinates : array, shape (d, n)
+    importance : array, shape (n,)
+    size : int
+        At most this many.
+    chosen : int64 array, shape (size,)
+        Written.
+
+    Returns
+    -------
+    int
+        How many were chosen: fewer where the rest is predicted to rounding.
+    """
+    dim, n = coordinates.shape
+    rows, left = np.zeros((size, n)), np.ones(n)
+    column = np.empty(n)
+    for count in range(size):
+        best, pivot = -1.0, 0
+        for i in range(n):
+            if left[i] * importance[i] > best:
+                best, pivot = left[i] * importance[i], i
+        if not left[pivot] > 1e-8:
+            return count
+        chosen[count] = pivot
+        for i in range(n):
+            column[i] = 0.0
+        for k in range(dim):
+            z = coordinates[k, pivot]
+            for i in range(n):
+                difference = coordinates[k, i] - z
+                column[i] += difference * difference
+        for i in range(n):
+            column[i] = radial(RATIONAL, column[i])[0]
+        for c in range(count):
+            factor = rows[c, pivot]
+            for i in range(n):
+                column[i] -= factor * rows[c, i]
+        root = math.sqrt(left[pivot])
+        for i in range(n):
+            rows[count, i] = column[i] / root
+            left[i] -= rows[count, i] * rows[count, i]
+        left[pivot] = 0.0
+    return size
+
+
+def predicted(regression: Regression, points: np.ndarray) -> np.ndarray:
+    """Surrogate (n,) at the rows of `points` (n, d), in raw coordinates."""
+    u = np.ascontiguousarray(regression.standardization.whiten(points).T)
+    return np.array([regression_value(regression, row) for row in u])
+
+
+def typical_depth(dim: int) -> float:
+    """Depth below the largest value within which the posterior of a Gaussian has nearly all mass."""
+    return 0.5 * dim + 3.0 * math.sqrt(0.5 * dim) + 6.0
+
+
+def compressed(values: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Log densities fit to be regressed on, and the standard deviations of their misfits.
+
+    Below the depth of the typical set a value is replaced by the logarithm of its depth: it says
+    "very low", as -inf and NaN do, and how low changes no decision.
+
+    Parameters
+    ----------
+    values : array, shape (n,)
+        At least one of them finite.
+    dim : int
+
+    Returns
+    -------
+    values, noise : arrays, shape (n,)
+    """
+    finite = np.isfinite(values)
+    best, typical = values[finite].max(), typical_depth(dim)
+    depth = np.where(finite, best - np.where(finite, values, best), np.inf)
+    deepest = 20.0 * typical
+    excess = np.clip(depth - typical, 0.0, deepest)
+    depth = np.minimum(depth, typical) + typical * np.log1p(excess / typical)
+    return best - depth, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, depth - 0.5 * typical)
+
+
+def fit_regression(
+    points: np.ndarray,
+    values: np.ndarray,
+    standardization: Standardization,
+    max_centers: int,
+    previous: Regression | None = None,
+) -> Regression:
+    """Fit a regression to all evaluations.
+
+    Parameters
+    ----------
+    points : array, shape (n, d)
+        Raw coordinates.
+    values : array, shape (n,)
+        Log densities; -inf and NaN are "very low".
+    standardization : Standardization
+    max_centers : int
+    previous : Regression, optional
+        The search for lengthscales begins with its.
+
+    Raises
+    ------
+    ValueError
+        If no value is finite.
+    numpy.linalg.LinAlgError
+        If the points cannot be told apart.
+    """
+    points, first = np.unique(points, axis=0, return_index=True)
+    values = values[first]
+    if not np.any(np.isfinite(values)):
+        raise ValueError("none of the log densities is finite: there is nothing to learn from")
+    dim = points.shape[1]
+    u = standardization.whiten(points)
+    y, noise = compressed(values, dim)
+    precision = 1.0 / (1.0 + ((y.max() - y) / dim))
+    mean = fit_confining_mean(u, y, np.sqrt(precision))
+    residuals = y - np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
+    start = None if previous is None else previous.hyperparameters
+    hyperparameters = fit_hyperparameters(RATIONAL, u, residuals, start, noise)
+    inverse = np.exp(-hyperparameters[1:])
+    z = np.ascontiguousarray(u * inverse[:, None])
+    chosen = np.empty(min(max_centers, len(values)), dtype=np.int64)
+    count = _choose_centres(z, 1.0 / noise, chosen.size, chosen)
+    centres = np.ascontiguousarray(z[:, chosen[:count]])
+    weights = _ridge(z, centres, residuals, noise, math.exp(hyperparameters[0]))
+    radius = np.sqrt(np.max(np.sum(u**2, axis=0)))
+    return Regression(
+        standardization, mean, inverse, centres, weights, hyperparameters, np.array([radius])
+    )
+
+
+def _ridge(z, centres, residuals, noise, amplitude):
+    """Weights (m,) of the basis functions: the posterior mean of the subset of regressors."""
+    m = centres.shape[1]
+    covariance, slopes = np.empty((m, m)), np.empty((m, m))
+    correlation_matrix(RATIONAL, centres, covariance, slopes)
+    covariance[np.diag_indices(m)] += 1e-8
+    lower = linalg.cholesky(covariance, lower=True, check_finite=False)
+    basis = np.empty((z.shape[1], m))
+    _basis(z, centres, basis)
+    scaled = linalg.solve_triangular(lower, basis.T / noise, lower=True, check_finite=False)
+    gram = linalg.blas.dsyrk(1.0, scaled, lower=1)
+    gram[np.diag_indices(m)] += amplitude**-2
+    factor = linalg.cho_factor(gram, lower=True, check_finite=False)
+    solved = linalg.cho_solve(factor, scaled @ (residuals / noise), check_finite=False)
+    return linalg.solve_triangular(lower, solved, lower=True, trans=1, check_finite=False)

@@ -1,0 +1,250 @@
+r"""Hamiltonian trajectories on a surrogate, accepted by the true density.
+
+Momenta :math:`n \sim N(0, I)` and a leapfrog of :math:`H = -s(u) + \tfrac12 |n|^2` whose velocity
+is A n, so the mass matrix is :math:`(A A^\top)^{-1}`. For any fixed surrogate s the map is
+reversible and keeps volume, so one evaluation of the true density accepts it exactly,
+
+.. math:: \alpha = 1 \wedge \frac{\pi(x^*)}{\pi(x)} e^{(|n|^2 - |n^*|^2) / 2}.
+
+References
+----------
+C. E. Rasmussen (2003), Gaussian processes to speed up hybrid Monte Carlo for expensive Bayesian
+integrals, Bayesian Statistics 7.
+"""
+
+import math
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from pymc_kameleon.mcmc.chain import probability
+from pymc_kameleon.mcmc.coordinates import standardize
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.linalg import add_into, factor_times
+from pymc_kameleon.mcmc.moves import PICK
+from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.surrogate.regression import (
+    Regression,
+    regression_gradient,
+    regression_value,
+)
+
+__all__ = ["Integrator", "SurrogateTrajectory", "leapfrog", "new_integrator", "tune_integrator"]
+
+SHORT_SHARE = 0.2
+"""Share of trajectories whose length is drawn log-uniformly, so that some are short."""
+
+STEP_JITTER = 0.2
+"""Step sizes are uniform within this share of the mean, so that no period is hit."""
+
+LARGEST_STEP = 1.5
+"""The first step size tried, where the mass matrix makes the density nearly standard normal."""
+
+LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128])
+
+
+class Integrator(NamedTuple):
+    """How trajectories run; arrays are changed in place.
+
+    Attributes
+    ----------
+    root : array, shape (d, d)
+        A, lower-triangular: a root of the inverse mass matrix in standardised coordinates.
+    step_size : array, shape (1,)
+    length : array, shape (1,)
+        Largest number of leapfrog steps.
+    radius : array, shape (1,)
+        Distance from the origin of u that no point of a trajectory exceeds. The way back visits the
+        same points, so this is symmetric.
+    n_steps : array, shape (1,)
+        Leapfrog steps so far.
+    """
+
+    root: Annotated[np.ndarray, floats("d", "d")]
+    step_size: Annotated[np.ndarray, floats(1)]
+    length: Annotated[np.ndarray, floats(1)]
+    radius: Annotated[np.ndarray, floats(1)]
+    n_steps: Annotated[np.ndarray, floats(1)]
+
+
+def new_integrator(dim: int) -> Integrator:
+    """Return an integrator that was tuned for nothing yet."""
+    return Integrator(np.eye(dim), np.full(1, 0.1), np.full(1, 8.0), np.zeros(1), np.zeros(1))
+
+
+class SurrogateTrajectory(NamedTuple):
+    """The proposal: a surrogate, and how trajectories run on it."""
+
+    surrogate: Regression
+    integrator: Integrator
+
+
+@jit
+def _kick(root, size, gradient, momentum):
+    for i in range(momentum.size):
+        for j in range(i, momentum.size):
+            momentum[i] += size * root[j, i] * gradient[j]
+
+
+@jit
+def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum):
+    """Move `u` and `momentum`, both (d,), in place along a trajectory.
+
+    Parameters
+    ----------
+    surrogate : Regression
+    root : array, shape (d, d)
+    step_size : float
+    n_steps : int
+    radius : float
+    gradient : array, shape (d,)
+        That of the surrogate at `u`, before and after.
+    work : array, shape (m,)
+
+    Returns
+    -------
+    bool
+        False if a point was outside of the ball of `radius`, or not finite.
+    """
+    velocity = np.empty(u.size)
+    for _ in range(n_steps):
+        _kick(root, 0.5 * step_size, gradient, momentum)
+        factor_times(root, momentum, velocity)
+        squared = 0.0
+        for i in range(u.size):
+            u[i] += step_size * velocity[i]
+            squared += u[i] * u[i]
+        if not squared <= radius * radius:
+            return False
+        regression_gradient(surrogate, u, work, gradient)
+        _kick(root, 0.5 * step_size, gradient, momentum)
+    return True
+
+
+@jit
+def _squared_norm(vector):
+    total = 0.0
+    for i in range(vector.size):
+        total += vector[i] * vector[i]
+    return total
+
+
+def _propose(proposal, chain, normals, uniforms):
+    dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
+    u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
+    work = np.empty(surrogate.weights.size)
+    standardize(surrogate.standardization, chain.position, u)
+    radius, length = integrator.radius[0], integrator.length[0]
+    if not _squared_norm(u) <= radius * radius:
+        return -np.inf, 0
+    for i in range(dim):
+        momentum[i] = normals[i]
+    if uniforms[PICK + 1] < SHORT_SHARE:
+        n_steps = int(math.exp(uniforms[PICK] * math.log(length + 1.0)))
+    else:
+        n_steps = int(math.ceil(length * (0.25 + 0.75 * uniforms[PICK])))
+    step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[PICK + 2] - 1.0))
+    before = _squared_norm(momentum)
+    regression_gradient(surrogate, u, work, gradient)
+    integrator.n_steps[0] += n_steps
+    if not leapfrog(
+        surrogate, integrator.root, step_size, n_steps, radius, gradient, work, u, momentum
+    ):
+        return -np.inf, 0
+    factor_times(surrogate.standardization.factor, u, chain.proposal)
+    add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
+    return 0.5 * (before - _squared_norm(momentum)), 0
+
+
+register_proposal(SurrogateTrajectory, propose=_propose)
+
+
+@jit
+def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, acceptance, jumps):
+    """Mean acceptance and accepted squared jumps on the surrogate alone, after some lengths.
+
+    Parameters
+    ----------
+    lengths : int64 array, shape (n,)
+        Increasing.
+    starts, momenta : array, shape (k, d)
+    acceptance : array, shape (n,)
+        Written.
+    jumps : array, shape (n, d)
+        Written.
+    """
+    k, dim = starts.shape
+    u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
+    work = np.empty(surrogate.weights.size)
+    for n in range(lengths.size):
+        acceptance[n] = 0.0
+        for i in range(dim):
+            jumps[n, i] = 0.0
+    for s in range(k):
+        for i in range(dim):
+            u[i], momentum[i] = starts[s, i], momenta[s, i]
+        energy = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+        regression_gradient(surrogate, u, work, gradient)
+        made = 0
+        for n in range(lengths.size):
+            steps, made = lengths[n] - made, lengths[n]
+            if not leapfrog(surrogate, root, step_size, steps, radius, gradient, work, u, momentum):
+                break
+            change = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum) - energy
+            accepted = probability(change)
+            acceptance[n] += accepted / k
+            for i in range(dim):
+                jumps[n, i] += accepted * (u[i] - starts[s, i]) ** 2 / k
+
+
+def tune_integrator(
+    surrogate: Regression,
+    points: np.ndarray,
+    radius: float,
+    target_accept: float,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, float, int]:
+    """Choose mass matrix, step size and length on the surrogate, without a true evaluation.
+
+    Parameters
+    ----------
+    surrogate : Regression
+    points : array, shape (k, d)
+        Standardised coordinates of points that the chain visits.
+    radius : float
+    target_accept : float
+        Mean acceptance on the surrogate.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    root : array, shape (d, d)
+        Of the inverse of the surrogate's Fisher information.
+    step_size : float
+    length : int
+        The shortest with nearly the best expected squared jump of the coordinate that moves least.
+    """
+    k, dim = points.shape
+    gradients, work = np.empty((k, dim)), np.empty(surrogate.weights.size)
+    for point, gradient in zip(points, gradients, strict=True):
+        regression_gradient(surrogate, point, work, gradient)
+    information = (gradients.T @ gradients + 2 * dim * np.eye(dim)) / (k + 2 * dim)
+    root = np.linalg.cholesky(np.linalg.inv(information))
+    starts = np.ascontiguousarray(points[rng.integers(k, size=30)])
+    momenta = rng.standard_normal(starts.shape)
+    step_size, few = LARGEST_STEP, LENGTHS[:8]
+    acceptance, jumps = np.empty(len(LENGTHS)), np.empty((len(LENGTHS), dim))
+    for _ in range(20):
+        _jumps(surrogate, root, step_size, radius, few, starts, momenta, acceptance, jumps)
+        if acceptance[: len(few)].mean() >= target_accept:
+            break
+        step_size *= 0.8
+    _jumps(surrogate, root, step_size, radius, LENGTHS, starts, momenta, acceptance, jumps)
+    # Lengths are uniform between a quarter and the whole.
+    means = [
+        jumps[(LENGTHS >= length / 4) & (LENGTHS <= length)].mean(axis=0).min()
+        for length in LENGTHS
+    ]
+    best = np.argmax(np.array(means) >= 0.9 * max(means))
+    return root, step_size, int(LENGTHS[best])

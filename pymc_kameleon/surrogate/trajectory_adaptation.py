@@ -1,0 +1,288 @@
+"""Learner of `SurrogateHMCStep`: fits of the surrogate while tuning, then everything is frozen."""
+
+import math
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pymc.step_methods.state import dataclass_state
+from scipy import linalg
+
+from pymc_kameleon.adaptation.history import (
+    HELD,
+    SEEN,
+    STRIDE,
+    History,
+    new_history,
+    record,
+    thinned,
+)
+from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
+from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.moves import Differences, no_differences
+from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.surrogate.regression import (
+    Regression,
+    fit_regression,
+    no_regression,
+    typical_depth,
+)
+from pymc_kameleon.surrogate.trajectory import (
+    Integrator,
+    SurrogateTrajectory,
+    new_integrator,
+    tune_integrator,
+)
+from pymc_kameleon.validation import checked_integer
+
+__all__ = ["TrajectoryAdaptation", "TrajectoryLearner"]
+
+GROWTH = 1.2
+"""Factor between the numbers of evaluations at which the surrogate is fitted again."""
+
+N_HISTORY = 1000
+N_EVALUATIONS = 6000
+N_DIFFERENCES = 200
+
+DIFFERENCE_SHARE = 0.2
+"""Share of difference moves, which need no surrogate, where trajectories are trusted."""
+
+TRUSTED, HOPELESS = 0.3, 0.05
+"""Acceptance of trajectories above which they make most moves, and below which they make few."""
+
+BALL = 2.0
+"""Trajectories stay within this times the distance of the furthest evaluation that was not very
+low."""
+
+
+class Trajectories(NamedTuple):
+    """Counts of the trajectories since the last fit, and sums of their acceptances, shape (2,)."""
+
+    outcome: Annotated[np.ndarray, floats(2)]
+
+
+class TrajectoryObserver(NamedTuple):
+    """Records the history, and how trajectories fared."""
+
+    history: History
+    trajectories: Trajectories
+
+
+def _observe(observer, position, acceptance, index):
+    record(observer.history, position)
+    if index >= 0:
+        observer.trajectories.outcome[0] += 1.0
+        observer.trajectories.outcome[1] += acceptance
+
+
+observe.register(TrajectoryObserver, _observe)
+
+
+class TrajectoryAdaptation(Adaptation):
+    """Choices of `SurrogateHMCStep`.
+
+    Parameters
+    ----------
+    max_centers : int
+        Largest number of radial basis functions.
+    """
+
+    history_capacity = N_HISTORY
+
+    def __init__(self, *, max_centers: int):
+        self.max_centers = checked_integer("max_centers", max_centers, 1)
+        self.options = {"max_centers": self.max_centers}
+
+    def start(self, position, rng, warm, target_accept):  # noqa: D102
+        return TrajectoryLearner(self, position.size, target_accept)
+
+
+@dataclass_state
+class TrajectoryState(LearnerState):
+    """State of a `TrajectoryLearner`."""
+
+    history: History
+    evaluations: Evaluations
+    surrogate: Regression
+    integrator: Integrator
+    trajectories: Trajectories
+    differences: Annotated[np.ndarray, floats("d", "differences")]
+    difference_share: float
+    acceptance: float
+    next_update: int
+
+
+class TrajectoryLearner(Learner):
+    """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor."""
+
+    _state_class = TrajectoryState
+
+    def __init__(self, choices: TrajectoryAdaptation, dim: int, target_accept: float):
+        super().__init__(dim)
+        self.choices, self.target_accept = choices, target_accept
+        self.history = new_history(N_HISTORY, dim)
+        self.evaluations = new_evaluations(N_EVALUATIONS, dim)
+        self.surrogate = no_regression(dim)
+        self.integrator = new_integrator(dim)
+        self.trajectories = Trajectories(np.zeros(2))
+        self.differences = np.zeros((dim, 0))
+        self.difference_share = 0.5
+        self.acceptance = math.nan
+        self.next_update = 5 * (dim + 2)
+        self._difference_scale = 2.38 / math.sqrt(2 * dim)
+        self._no_differences = no_differences(dim)
+
+    # what transitions take ------------------------------------------------------------------------
+
+    def proposal(self, compiled):  # noqa: D102
+        return SurrogateTrajectory(self.surrogate, self.integrator)
+
+    def mixture(self, tune):  # noqa: D102
+        if not self.has_learnt:
+            return Mixture(self.scales, self._no_differences, 1.0, 0.0)
+        factor = self.surrogate.standardization.factor
+        differences = Differences(self.differences, factor, self._difference_scale, 0.1, 0.01)
+        return Mixture(self.scales, differences, 0.0, self.difference_share)
+
+    def observer(self):  # noqa: D102
+        return TrajectoryObserver(self.history, self.trajectories)
+
+    def record(self, learns: bool) -> Evaluations:  # noqa: D102
+        self.evaluations.learns[0] = learns
+        return self.evaluations
+
+    # learning -------------------------------------------------------------------------------------
+
+    def keep(self, point: np.ndarray, value: float) -> None:
+        """Learn from an evaluation that was not a transition's."""
+        keep_evaluation(self.evaluations, point, value)
+
+    def transitions_before_update(self, transition, n, rng):  # noqa: D102
+        return min(n, max(0, self.next_update - int(self.evaluations.count[0])))
+
+    def update(self, position, tune, rng):  # noqa: D102
+        count = int(self.evaluations.count[0])
+        self.next_update = max(count + 5, math.ceil(GROWTH * count))
+        self.fit(rng)
+
+    def end_tuning(self, position, rng):  # noqa: D102
+        if not self.has_learnt and self.evaluations.count[0] > 2 * (self.dim + 1):
+            self.fit(rng)
+
+    def begin_with(self, points: np.ndarray) -> None:
+        """Let the history be `points` (n, d) before the first transition."""
+        self.history.points[: len(points)] = points
+        self.history.cursor[[HELD, STRIDE, SEEN]] = (len(points), 1, len(points))
+
+    def fit(self, rng) -> None:
+        """Fit surrogate, integrator and difference moves to what is known."""
+        points, values = self.evaluations.held()
+        if not np.any(np.isfinite(values)):
+            return
+        coordinates = self._coordinates(points, values)
+        try:
+            previous = self.surrogate if self.has_learnt else None
+            surrogate = fit_regression(
+                points, values, coordinates, self.choices.max_centers, previous
+            )
+        except linalg.LinAlgError:
+            return
+        high = values > values.max() - 2.0 * typical_depth(self.dim)
+        radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
+        visited = np.ascontiguousarray(coordinates.whiten(self._typical_points(rng)).T)
+        root, step_size, length = tune_integrator(
+            surrogate, visited, radius, self.target_accept, rng
+        )
+        n_steps = self.integrator.n_steps
+        self.integrator = Integrator(
+            root, np.array([step_size]), np.array([float(length)]), np.array([radius]), n_steps
+        )
+        self.surrogate = surrogate
+        self.differences = self._new_differences(rng)
+        self._judge()
+
+    def _judge(self):
+        """Let trajectories make the more moves, the better those since the last fit fared."""
+        made, accepted = self.trajectories.outcome
+        if made >= 10:
+            self.acceptance = accepted / made
+            if self.acceptance >= TRUSTED:
+                self.difference_share = DIFFERENCE_SHARE
+            else:
+                self.difference_share = 0.5 if self.acceptance >= HOPELESS else 0.8
+            self.trajectories.outcome[:] = 0.0
+
+    def _coordinates(self, points, values):
+        """Standardise by the chain's past, or by the evaluations near the largest value."""
+        later = self.history.later_half()
+        if len(np.unique(later, axis=0)) > 4 * self.dim:
+            return standardization(later, np.ones(self.dim))
+        if self.has_learnt:
+            return self.surrogate.standardization
+        return _around_the_mode(points, values)
+
+    def _typical_points(self, rng):
+        """Points (n, d) where the chain is, or might be."""
+        later = self.history.later_half()
+        if len(np.unique(later, axis=0)) > 4 * self.dim:
+            return thinned(later, 200, rng)
+        coordinates = self._coordinates(*self.evaluations.held())
+        normals = rng.standard_normal((200, self.dim))
+        return coordinates.location + normals @ coordinates.factor.T
+
+    def _new_differences(self, rng):
+        points = self.surrogate.standardization.whiten(self._typical_points(rng))
+        return np.ascontiguousarray(points[:, :N_DIFFERENCES])
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    @property
+    def has_learnt(self):  # noqa: D102
+        return self.differences.shape[1] > 0
+
+    def normal(self):  # noqa: D102
+        return self.surrogate.standardization if self.has_learnt else None
+
+    def statistics(self):  # noqa: D102
+        n_leapfrog = float(self.integrator.n_steps[0])
+        self.integrator.n_steps[0] = 0.0
+        return {
+            "scaling": float(self.integrator.step_size[0]),
+            "n_leapfrog": n_leapfrog,
+            "n_centers": float(self.surrogate.weights.size),
+        }
+
+    def lengths(self):  # noqa: D102
+        return super().lengths() | {
+            "history": N_HISTORY,
+            "recent": 0,
+            "evaluations": N_EVALUATIONS,
+            "1 + d": 1 + self.dim,
+        }
+
+
+def _around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
+    """Mean and covariance of the quadratic through the evaluations near the largest value."""
+    from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
+
+    dim = points.shape[1]
+    finite = np.isfinite(values)
+    points, values = points[finite], values[finite]
+    order = np.argsort(-values)
+    depth = values.max() - values
+    near = max(2 * n_coefficients(dim), int(np.sum(depth < typical_depth(dim))))
+    points, values = points[order[:near]], values[order[:near]]
+    coordinates = standardization(points, np.ones(dim))
+    for _ in range(2):
+        u = coordinates.whiten(points)
+        weights = 1.0 / (1.0 + (values.max() - values) / dim)
+        mean = fit_confining_mean(u, values, weights)
+        covariance = np.linalg.inv(-mean.quadratic)
+        mode = covariance @ mean.linear
+        coordinates = Standardization(
+            coordinates.location + coordinates.factor @ mode,
+            np.linalg.cholesky(coordinates.factor @ covariance @ coordinates.factor.T),
+        )
+    return coordinates

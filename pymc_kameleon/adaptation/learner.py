@@ -89,8 +89,8 @@ class Learner(WithSamplingState, ABC):
     def observer(self) -> Any:
         """Return what learns from each transition, registered for `mcmc.run.observe`."""
 
-    def record(self, learns: bool) -> Any:
-        """Return what remembers each evaluation, registered in `mcmc.acceptance`; or None."""
+    def evaluation_record(self, learns: bool) -> Any:
+        """Return what remembers each evaluation, registered for `acceptance.remember`, or None."""
 
     # learning -------------------------------------------------------------------------------------
 

@@ -434,7 +434,7 @@ class MetropolisHastingsStep(Step):
         if stage is not None:
             stage = self._stage(ModelFunction.compiled if is_compiled else ModelFunction.plain)
         else:
-            stage = learner.record(self.adapts)
+            stage = learner.evaluation_record(self.adapts)
         run = self._loop(proposal, is_compiled)
         try:
             run(
@@ -549,12 +549,16 @@ class MetropolisHastingsStep(Step):
         self.report["mixing"] = 1
         return WarningType.CONVERGENCE, message
 
+    def _usual_acceptance(self):
+        """Bounds of the acceptance at the end of tuning within which nothing is said."""
+        return 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
+
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""
         acceptance, names = self.report["acceptance"], ", ".join(self.target.names)
         noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
         hint = noisy if self.target.has_estimates else ""
-        low, high = 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
+        low, high = self._usual_acceptance()
         if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
             self.report["pending"] = (
                 WarningType.CONVERGENCE,

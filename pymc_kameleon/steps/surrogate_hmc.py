@@ -1,24 +1,94 @@
 """Hamiltonian Monte Carlo without gradients, on a surrogate learnt from all evaluations."""
 
+import logging
 from typing import Any
 
 import numpy as np
+from pymc.stats.convergence import WarningType
 
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
-from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation
+from pymc_kameleon.surrogate.regression import predicted
+from pymc_kameleon.surrogate.trajectory_adaptation import HOPELESS, TrajectoryAdaptation
 
 __all__ = ["SurrogateHMCStep"]
 
+_log = logging.getLogger("pymc.kameleon")
+
 STARTS = ("optimize", "here")
+
+MANY_DIMENSIONS = 30
+"""Dimensions from which a surrogate takes more evaluations than it saves."""
 
 
 class SurrogateHMCStep(MetropolisHastingsStep):
+    r"""Hamiltonian Monte Carlo on a surrogate of the log density, with no gradient of the model.
+
+    For likelihoods that cost a millisecond or more, have no gradient, and are smooth, in up to
+    about 20 dimensions. Every evaluation, accepted or not, teaches a regression s(x) of the log
+    density; trajectories run on its gradient and cost nothing; one true evaluation accepts the end
+    of a trajectory exactly. Where evaluations cost microseconds, `KameleonStep` is faster.
+
+    ::
+
+        tuning: climb towards the mode, then in turns trajectories, evaluations and new fits of s
+        n ~ N(0, M);  (x*, n*) = leapfrog of H = -s(x) + n' M^-1 n / 2
+        evaluate the log density at x*
+        accept with probability min(1, p(x*) exp(K(n) - K(n*)) / p(x))
+        with a small probability: a difference of two points of the history instead
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        Continuous free variables of the model; default all of them.
+    max_centers : int
+        Largest number of radial basis functions of the surrogate. Time of a leapfrog step and
+        memory grow with it.
+    target_accept : float
+        Acceptance on the surrogate that the step size is chosen for. That of the chain is lower by
+        the surrogate's error.
+    start : "optimize" or "here"
+        How tuning begins: with a search for the mode, without derivatives, from where the chain
+        starts, then a random point around it; or where the chain starts.
+    steps_per_draw : int
+        Transitions a draw, each of one evaluation at most.
+    disperse, warm_start, model, rng, initial_point, compile_kwargs, blocked
+        As for `KameleonStep`. The points of a warm start are evaluated again.
+
+    Raises
+    ------
+    ValueError, TypeError
+        At construction, for a bad argument or a discrete variable, naming it.
+
+    Notes
+    -----
+    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (the step size),
+    `n_evals`, `n_nonfinite`, `n_transitions`, as for `KameleonStep`; `n_leapfrog` (steps on the
+    surrogate), `n_centers`, `surrogate_error` (log density minus surrogate where the model was last
+    evaluated; NaN if it was not).
+
+    After tuning surrogate, mass matrix, step size and length stand still, so the target is exactly
+    invariant whatever the surrogate is; a poor one is rejected often, and a warning says so. A
+    surrogate learns no jumps: where the log density is not smooth, take `KameleonStep`. A chain
+    does not change between modes that are far apart.
+
+    References
+    ----------
+    .. [1] C. E. Rasmussen, "Gaussian processes to speed up hybrid Monte Carlo for expensive
+       Bayesian integrals", Bayesian Statistics 7, 2003.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = pm.sample(step=SurrogateHMCStep())
+    """
+
     name = "surrogate_hmc"
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
         "n_leapfrog": (np.float64, []),
         "n_centers": (np.float64, []),
+        "surrogate_error": (np.float64, []),
     }
 
     def __init__(
@@ -53,25 +123,47 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
+        if self.dim > MANY_DIMENSIONS:
+            _log.warning(
+                "SurrogateHMCStep in %d dimensions: a surrogate takes more evaluations there than "
+                "it saves. Take KameleonStep, or NUTS where there is a gradient.",
+                self.dim,
+            )
+        if self.target.shared:
+            _log.warning(
+                "The log density of %s depends on %s too, which another step moves: a surrogate "
+                "cannot follow it. Give this step those variables, if they are continuous.",
+                ", ".join(self.target.names),
+                ", ".join(variable.name for variable in self.target.shared),
+            )
+
+    def _transitions_to_tune(self):
+        return 400 + 50 * self.dim
+
+    def _usual_acceptance(self):
+        return HOPELESS, 1.0
+
+    # the start ------------------------------------------------------------------------------------
 
     def _begin_at(self, x):
         super()._begin_at(x)
         if self.tune and self.warm is None:
             self.learner.keep(self.chain.position, self.chain.value[:N_TERMS].sum())
-            if self.start == "optimize":
+            if self.start == "optimize" and self.dim <= MANY_DIMENSIONS:
                 self._search()
 
     def _evaluate_at(self, x):
         """Log density at `x` (d,), which is learnt."""
         chain = self.chain
-        chain.counts[EVALUATIONS] += 1
         self._plain_density(x, chain.proposed_value)
         value = chain.proposed_value[:N_TERMS].sum()
+        chain.counts[EVALUATIONS] += 1
+        chain.counts[NONFINITE] += np.isnan(value) or value == np.inf
         self.learner.keep(x, value)
-        return value
+        return value if value < np.inf else -np.inf
 
     def _search(self):
-        """Move the chain from its start to the typical set."""
+        """Move the chain from its start to a random point around the mode that a search finds."""
         learner, chain = self.learner, self.chain
         search_mode(self._evaluate_at, chain.position.copy(), 100 + 20 * self.dim)
         learner.fit(self.rng)
@@ -80,10 +172,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         for width in (1.5, 1.0, 0.5, 0.25):
             normals = self.rng.standard_normal(self.dim)
             start = coordinates.location + width * coordinates.factor @ normals
-            if self._evaluate_at(start) > values.max() - 3 * self.dim - 20:
+            if self._evaluate_at(start) > values.max() - 20 - 3 * self.dim:
                 break
         else:
-            start = points[np.argmax(values)].copy()
+            start = points[np.argmax(values)]
             self._evaluate_at(start)
         chain.position[:], chain.value[:] = start, chain.proposed_value
         learner.next_update = int(learner.evaluations.count[0]) + 5
@@ -97,3 +189,45 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 self._evaluate_at(point)
             learner.fit(self.rng)
         return learner
+
+    # what is shown --------------------------------------------------------------------------------
+
+    def _learnt_statistics(self):
+        chain, error = self.chain, np.nan
+        if chain.counts[EVALUATIONS] and self.learner.has_learnt:
+            value = chain.proposed_value[:N_TERMS].sum()
+            error = value - predicted(self.learner.surrogate, chain.proposal[None])[0]
+        return super()._learnt_statistics() | {"surrogate_error": error}
+
+    def _check_tuning(self):
+        super()._check_tuning()
+        acceptance = self.learner.acceptance
+        if acceptance < HOPELESS and "pending" not in self.report:
+            self.report["pending"] = (
+                WarningType.BAD_ACCEPTANCE,
+                f"Trajectories of {', '.join(self.target.names)} on the surrogate are accepted "
+                f"with probability {acceptance:.3f}: it does not follow the log density, so "
+                "difference moves do most of the work. Tune longer "
+                f"(tune={2 * self.default_tune_steps}); if that does not help, the log density is "
+                "not smooth enough: take KameleonStep.",
+            )
+
+    def proposal_covariance(self, x):
+        """Raise an error: trajectories have no covariance that is known.
+
+        Raises
+        ------
+        NotImplementedError
+        """
+        raise NotImplementedError(
+            "The moves of SurrogateHMCStep are trajectories on a surrogate, whose covariance is "
+            "not known in closed form."
+        )
+
+    def _progress_columns(self):
+        return {
+            "accept": ("Acceptance", "0.2f"),
+            "scaling": ("Step size", "0.3g"),
+            "n_leapfrog": ("Leapfrog", "0.0f"),
+            "n_evals": ("Evals/draw", "0.0f"),
+        }

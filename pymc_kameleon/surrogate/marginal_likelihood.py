@@ -84,7 +84,11 @@ def factor_and_inverse(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def most_likely(
-    objective: Callable, dim: int, scale: float, previous: np.ndarray | None
+    objective: Callable,
+    dim: int,
+    scale: float,
+    previous: np.ndarray | None,
+    max_iterations: int = 60,
 ) -> np.ndarray:
     """Maximise a marginal likelihood with L-BFGS-B.
 
@@ -97,6 +101,7 @@ def most_likely(
         Root mean square of the residuals.
     previous : array, shape (1 + d,), optional
         Start from here; from three lengthscales if not given.
+    max_iterations : int
 
     Returns
     -------
@@ -124,7 +129,7 @@ def most_likely(
             jac=True,
             method="L-BFGS-B",
             bounds=optimize.Bounds(lowest, highest),
-            options={"maxiter": 60, "ftol": 1e-6},
+            options={"maxiter": max_iterations, "ftol": 1e-6},
         )
         for start in starts
     ]
@@ -137,6 +142,7 @@ def fit_hyperparameters(
     residuals: np.ndarray,
     previous: np.ndarray | None = None,
     noise: np.ndarray | float = 0.0,
+    max_iterations: int = 60,
 ) -> np.ndarray:
     """Hyperparameters of a process of values, shape (1 + d,).
 
@@ -151,6 +157,8 @@ def fit_hyperparameters(
         Hyperparameters to start from.
     noise : array, shape (t,), or float
         Standard deviations of the values.
+    max_iterations : int
+        Of the search.
     """
     count = residuals.size
     chosen = np.linspace(0, count - 1, min(count, N_POINTS)).round().astype(int)
@@ -158,5 +166,9 @@ def fit_hyperparameters(
     noise = noise if np.ndim(noise) == 0 else noise[chosen]
     scale = math.sqrt(np.mean(residuals**2))
     return most_likely(
-        lambda h: log_marginal_likelihood(kernel, u, residuals, h, noise), len(u), scale, previous
+        lambda h: log_marginal_likelihood(kernel, u, residuals, h, noise),
+        len(u),
+        scale,
+        previous,
+        max_iterations,
     )

@@ -10,10 +10,21 @@ import numpy as np
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import jit
 
-__all__ = ["Mean", "constant_mean", "fit_confining_mean", "fit_mean", "mean_gradient", "mean_value", "n_coefficients"]
+__all__ = [
+    "Mean",
+    "constant_mean",
+    "fit_confining_mean",
+    "fit_mean",
+    "mean_gradient",
+    "mean_value",
+    "n_coefficients",
+]
 
 LARGEST_CURVATURE = -0.05
 """Of a quadratic that confines, in standardised coordinates."""
+
+LARGEST_FIT = 600
+"""Coefficients up to which a quadratic that confines is fitted: 33 dimensions."""
 
 RIDGE = 0.1
 """Weight of the log density of a standard normal against that of one value."""
@@ -104,8 +115,9 @@ def fit_mean(
 def fit_confining_mean(u: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Mean:
     """Fit a quadratic that falls in all directions, however few points there are.
 
-    Ridge regression towards the log density of a standard normal: with curvatures above
-    `LARGEST_CURVATURE` cut off, and the rest fitted again.
+    Ridge regression towards the log density of a standard normal; curvatures above
+    `LARGEST_CURVATURE` are cut off, and the rest is fitted again. In many dimensions it is that
+    log density.
 
     Parameters
     ----------
@@ -115,6 +127,10 @@ def fit_confining_mean(u: np.ndarray, values: np.ndarray, weights: np.ndarray) -
         Values, and what multiplies their misfits.
     """
     dim, centre = len(u), values.max()
+    if n_coefficients(dim) > LARGEST_FIT:
+        rest = values + 0.5 * np.sum(u**2, axis=0)
+        constant = np.sum(weights**2 * rest) / np.sum(weights**2)
+        return Mean(np.array([constant]), np.zeros(dim), -np.eye(dim))
     design, target = _design(u), values - centre + 0.5 * np.sum(u**2, axis=0)
     prior = np.sqrt(RIDGE) * np.eye(n_coefficients(dim))[1:]
     coefficients = _least_squares(

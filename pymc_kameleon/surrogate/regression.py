@@ -10,7 +10,8 @@ References
 ----------
 C. E. Rasmussen (2003), Gaussian processes to speed up hybrid Monte Carlo for expensive Bayesian
 integrals, Bayesian Statistics 7.
-C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, section 8.3.1.
+C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, section
+8.3.1.
 """
 
 import math
@@ -49,7 +50,7 @@ RELATIVE_NOISE = 0.1
 the posterior has no mass the surrogate need only be low."""
 
 LEAST_NOISE = 0.02
-"""Standard deviation of the misfit where the posterior has its mass, in units of the log density."""
+"""Standard deviation of the misfit, in the unit of the log density, where the mass is."""
 
 
 class Regression(NamedTuple):
@@ -66,8 +67,6 @@ class Regression(NamedTuple):
     weights : array, shape (m,)
     hyperparameters : array, shape (1 + d,)
         Logs of the amplitude and of the lengthscales.
-    radius : array, shape (1,)
-        Distance from the origin of u up to which there were evaluations.
     """
 
     standardization: Standardization
@@ -76,7 +75,6 @@ class Regression(NamedTuple):
     centres: Annotated[np.ndarray, floats("d", "centres")]
     weights: Annotated[np.ndarray, floats("centres")]
     hyperparameters: Annotated[np.ndarray, floats("1 + d")]
-    radius: Annotated[np.ndarray, floats(1)]
 
 
 def no_regression(dim: int) -> Regression:
@@ -88,7 +86,6 @@ def no_regression(dim: int) -> Regression:
         np.zeros((dim, 0)),
         np.zeros(0),
         np.zeros(1 + dim),
-        np.zeros(1),
     )
 
 
@@ -198,7 +195,7 @@ def predicted(regression: Regression, points: np.ndarray) -> np.ndarray:
 
 
 def typical_depth(dim: int) -> float:
-    """Depth below the largest value within which the posterior of a Gaussian has nearly all mass."""
+    """Depth below the largest value within which a Gaussian posterior has nearly all its mass."""
     return 0.5 * dim + 3.0 * math.sqrt(0.5 * dim) + 6.0
 
 
@@ -264,18 +261,15 @@ def fit_regression(
     precision = 1.0 / (1.0 + ((y.max() - y) / dim))
     mean = fit_confining_mean(u, y, np.sqrt(precision))
     residuals = y - np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
-    start = None if previous is None else previous.hyperparameters
-    hyperparameters = fit_hyperparameters(RATIONAL, u, residuals, start, noise)
+    start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
+    hyperparameters = fit_hyperparameters(RATIONAL, u, residuals, start, noise, iterations)
     inverse = np.exp(-hyperparameters[1:])
     z = np.ascontiguousarray(u * inverse[:, None])
     chosen = np.empty(min(max_centers, len(values)), dtype=np.int64)
     count = _choose_centres(z, 1.0 / noise, chosen.size, chosen)
     centres = np.ascontiguousarray(z[:, chosen[:count]])
     weights = _ridge(z, centres, residuals, noise, math.exp(hyperparameters[0]))
-    radius = np.sqrt(np.max(np.sum(u**2, axis=0)))
-    return Regression(
-        standardization, mean, inverse, centres, weights, hyperparameters, np.array([radius])
-    )
+    return Regression(standardization, mean, inverse, centres, weights, hyperparameters)
 
 
 def _ridge(z, centres, residuals, noise, amplitude):

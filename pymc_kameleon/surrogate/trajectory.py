@@ -21,7 +21,7 @@ from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.coordinates import standardize
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, factor_times
-from pymc_kameleon.mcmc.moves import PICK
+from pymc_kameleon.mcmc.moves import ACCEPT, PICK
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.surrogate.regression import (
@@ -45,7 +45,7 @@ LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128])
 
 
 class Integrator(NamedTuple):
-    """How trajectories run; arrays are changed in place.
+    r"""How trajectories run; arrays are changed in place.
 
     Attributes
     ----------
@@ -59,6 +59,9 @@ class Integrator(NamedTuple):
         same points, so this is symmetric.
     n_steps : array, shape (1,)
         Leapfrog steps so far.
+    hot_share : array, shape (1,)
+        Share of trajectories whose momenta are hotter, :math:`n \sim N(0, T I)`: they end further
+        out, where the surrogate is to learn. Their ratio is as exact, with K / T in place of K.
     """
 
     root: Annotated[np.ndarray, floats("d", "d")]
@@ -66,11 +69,13 @@ class Integrator(NamedTuple):
     length: Annotated[np.ndarray, floats(1)]
     radius: Annotated[np.ndarray, floats(1)]
     n_steps: Annotated[np.ndarray, floats(1)]
+    hot_share: Annotated[np.ndarray, floats(1)]
 
 
 def new_integrator(dim: int) -> Integrator:
     """Return an integrator that was tuned for nothing yet."""
-    return Integrator(np.eye(dim), np.full(1, 0.1), np.full(1, 8.0), np.zeros(1), np.zeros(1))
+    one, zero = np.ones(1), np.zeros(1)
+    return Integrator(np.eye(dim), 0.1 * one, 8.0 * one, zero, zero.copy(), zero.copy())
 
 
 class SurrogateTrajectory(NamedTuple):
@@ -138,12 +143,14 @@ def _propose(proposal, chain, normals, uniforms):
     radius, length = integrator.radius[0], integrator.length[0]
     if not _squared_norm(u) <= radius * radius:
         return -np.inf, 0
+    is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
+    temperature = 1.0 + 2.0 / math.sqrt(dim) if is_hot else 1.0
     for i in range(dim):
-        momentum[i] = normals[i]
+        momentum[i] = math.sqrt(temperature) * normals[i]
     if uniforms[PICK + 1] < SHORT_SHARE:
         n_steps = int(math.exp(uniforms[PICK] * math.log(length + 1.0)))
     else:
-        n_steps = int(math.ceil(length * (0.25 + 0.75 * uniforms[PICK])))
+        n_steps = math.ceil(length * (0.25 + 0.75 * uniforms[PICK]))
     step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[PICK + 2] - 1.0))
     before = _squared_norm(momentum)
     regression_gradient(surrogate, u, work, gradient)
@@ -151,10 +158,10 @@ def _propose(proposal, chain, normals, uniforms):
     if not leapfrog(
         surrogate, integrator.root, step_size, n_steps, radius, gradient, work, u, momentum
     ):
-        return -np.inf, 0
+        return -np.inf, -1 if is_hot else 0
     factor_times(surrogate.standardization.factor, u, chain.proposal)
     add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
-    return 0.5 * (before - _squared_norm(momentum)), 0
+    return 0.5 * (before - _squared_norm(momentum)) / temperature, -1 if is_hot else 0
 
 
 register_proposal(SurrogateTrajectory, propose=_propose)

@@ -23,6 +23,7 @@ from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_eva
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.moves import Differences, no_differences
 from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
 from pymc_kameleon.surrogate.regression import (
     Regression,
     fit_regression,
@@ -44,10 +45,13 @@ GROWTH = 1.2
 
 N_HISTORY = 1000
 N_EVALUATIONS = 6000
-N_DIFFERENCES = 200
+N_TYPICAL = 200
 
 DIFFERENCE_SHARE = 0.2
 """Share of difference moves, which need no surrogate, where trajectories are trusted."""
+
+HOT_SHARE = 0.25
+"""Share of hotter trajectories while tuning, so that tails are known before they matter."""
 
 TRUSTED, HOPELESS = 0.3, 0.05
 """Acceptance of trajectories above which they make most moves, and below which they make few."""
@@ -57,24 +61,18 @@ BALL = 2.0
 low."""
 
 
-class Trajectories(NamedTuple):
-    """Counts of the trajectories since the last fit, and sums of their acceptances, shape (2,)."""
-
-    outcome: Annotated[np.ndarray, floats(2)]
-
-
 class TrajectoryObserver(NamedTuple):
-    """Records the history, and how trajectories fared."""
+    """Records the history; counts trajectories and sums their acceptances, in `outcome` (2,)."""
 
     history: History
-    trajectories: Trajectories
+    outcome: np.ndarray
 
 
 def _observe(observer, position, acceptance, index):
     record(observer.history, position)
     if index >= 0:
-        observer.trajectories.outcome[0] += 1.0
-        observer.trajectories.outcome[1] += acceptance
+        observer.outcome[0] += 1.0
+        observer.outcome[1] += acceptance
 
 
 observe.register(TrajectoryObserver, _observe)
@@ -107,7 +105,7 @@ class TrajectoryState(LearnerState):
     evaluations: Evaluations
     surrogate: Regression
     integrator: Integrator
-    trajectories: Trajectories
+    outcome: Annotated[np.ndarray, floats(2)]
     differences: Annotated[np.ndarray, floats("d", "differences")]
     difference_share: float
     acceptance: float
@@ -126,7 +124,8 @@ class TrajectoryLearner(Learner):
         self.evaluations = new_evaluations(N_EVALUATIONS, dim)
         self.surrogate = no_regression(dim)
         self.integrator = new_integrator(dim)
-        self.trajectories = Trajectories(np.zeros(2))
+        self.integrator.hot_share[0] = HOT_SHARE
+        self.outcome = np.zeros(2)
         self.differences = np.zeros((dim, 0))
         self.difference_share = 0.5
         self.acceptance = math.nan
@@ -147,9 +146,9 @@ class TrajectoryLearner(Learner):
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def observer(self):  # noqa: D102
-        return TrajectoryObserver(self.history, self.trajectories)
+        return TrajectoryObserver(self.history, self.outcome)
 
-    def record(self, learns: bool) -> Evaluations:  # noqa: D102
+    def evaluation_record(self, learns):  # noqa: D102
         self.evaluations.learns[0] = learns
         return self.evaluations
 
@@ -170,6 +169,8 @@ class TrajectoryLearner(Learner):
     def end_tuning(self, position, rng):  # noqa: D102
         if not self.has_learnt and self.evaluations.count[0] > 2 * (self.dim + 1):
             self.fit(rng)
+        self._judge()
+        self.integrator.hot_share[0] = 0.0
 
     def begin_with(self, points: np.ndarray) -> None:
         """Let the history be `points` (n, d) before the first transition."""
@@ -182,59 +183,55 @@ class TrajectoryLearner(Learner):
         if not np.any(np.isfinite(values)):
             return
         coordinates = self._coordinates(points, values)
+        typical = self._typical_points(coordinates, rng)
+        high = values > values.max() - 2.0 * typical_depth(self.dim)
+        radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
+        previous = self.surrogate if self.has_learnt else None
         try:
-            previous = self.surrogate if self.has_learnt else None
             surrogate = fit_regression(
                 points, values, coordinates, self.choices.max_centers, previous
             )
-        except linalg.LinAlgError:
+            root, step_size, length = tune_integrator(
+                surrogate, np.ascontiguousarray(typical.T), radius, self.target_accept, rng
+            )
+        except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return
-        high = values > values.max() - 2.0 * typical_depth(self.dim)
-        radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
-        visited = np.ascontiguousarray(coordinates.whiten(self._typical_points(rng)).T)
-        root, step_size, length = tune_integrator(
-            surrogate, visited, radius, self.target_accept, rng
-        )
-        n_steps = self.integrator.n_steps
-        self.integrator = Integrator(
-            root, np.array([step_size]), np.array([float(length)]), np.array([radius]), n_steps
-        )
-        self.surrogate = surrogate
-        self.differences = self._new_differences(rng)
+        settings = (np.array([number]) for number in (step_size, float(length), radius))
+        self.integrator = Integrator(root, *settings, *self.integrator[4:])
+        self.surrogate, self.differences = surrogate, typical
         self._judge()
 
     def _judge(self):
         """Let trajectories make the more moves, the better those since the last fit fared."""
-        made, accepted = self.trajectories.outcome
+        made, accepted = self.outcome
         if made >= 10:
             self.acceptance = accepted / made
             if self.acceptance >= TRUSTED:
                 self.difference_share = DIFFERENCE_SHARE
             else:
                 self.difference_share = 0.5 if self.acceptance >= HOPELESS else 0.8
-            self.trajectories.outcome[:] = 0.0
+            self.outcome[:] = 0.0
+
+    def _past(self):
+        """Later half of the history, if the chain has moved enough in it; else nothing."""
+        later = self.history.later_half()
+        return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
 
     def _coordinates(self, points, values):
         """Standardise by the chain's past, or by the evaluations near the largest value."""
-        later = self.history.later_half()
-        if len(np.unique(later, axis=0)) > 4 * self.dim:
-            return standardization(later, np.ones(self.dim))
+        past = self._past()
+        if len(past):
+            return standardization(past, np.ones(self.dim))
         if self.has_learnt:
             return self.surrogate.standardization
         return _around_the_mode(points, values)
 
-    def _typical_points(self, rng):
-        """Points (n, d) where the chain is, or might be."""
-        later = self.history.later_half()
-        if len(np.unique(later, axis=0)) > 4 * self.dim:
-            return thinned(later, 200, rng)
-        coordinates = self._coordinates(*self.evaluations.held())
-        normals = rng.standard_normal((200, self.dim))
-        return coordinates.location + normals @ coordinates.factor.T
-
-    def _new_differences(self, rng):
-        points = self.surrogate.standardization.whiten(self._typical_points(rng))
-        return np.ascontiguousarray(points[:, :N_DIFFERENCES])
+    def _typical_points(self, coordinates, rng):
+        """Standardised points (d, n) where the chain is, or will be if the density is Gaussian."""
+        past = self._past()
+        if len(past):
+            return coordinates.whiten(thinned(past, N_TYPICAL, rng))
+        return rng.standard_normal((self.dim, N_TYPICAL))
 
     # what was learnt ------------------------------------------------------------------------------
 
@@ -265,8 +262,6 @@ class TrajectoryLearner(Learner):
 
 def _around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
     """Mean and covariance of the quadratic through the evaluations near the largest value."""
-    from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
-
     dim = points.shape[1]
     finite = np.isfinite(values)
     points, values = points[finite], values[finite]

@@ -6,7 +6,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scipy.special import erf
+from scipy.special import erf, gammaln
 
 from pymc_kameleon.latent_gp.model.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
@@ -115,6 +115,33 @@ def test_tails_however_phi_is_written(way):
     np.testing.assert_allclose(likelihood.terms(TAILS), expected, rtol=1e-8, atol=1e-300)
     np.testing.assert_allclose(likelihood.elementwise(TAILS), expected[0], rtol=1e-10)
     np.testing.assert_array_equal(likelihood.probit_labels, labels)
+
+
+@pytest.mark.parametrize("floatX", ["float32", "float64"])
+@pytest.mark.parametrize("way", ["invprobit", "logcdf", "Binomial"])
+def test_tails_of_single_precision(way, floatX):
+    def rounded(f, labels):
+        WAYS[way](f.astype("float32"), labels)
+
+    labels = np.array([1, -1, 1, 1, -1, 1, -1, -1, 1, -1, -1])
+    with pytensor.config.change_flags(floatX=floatX):
+        likelihood = read(rounded, labels)
+        expected = exact_with_labels(labels, TAILS)
+        np.testing.assert_allclose(likelihood.terms(TAILS), expected, rtol=1e-8, atol=1e-300)
+        np.testing.assert_allclose(likelihood.elementwise(TAILS), expected[0], rtol=1e-10)
+        np.testing.assert_array_equal(likelihood.probit_labels, labels)
+
+
+def test_other_likelihoods_of_single_precision_factorise():
+    def rounded(f, counts):
+        twice = f.astype("float32").astype("float64").astype("float32")
+        pm.Poisson("y", pt.exp(twice), observed=counts)
+
+    f, counts = np.array([0.3, -1.2, 2.1]), np.array([0, 1, 12])
+    likelihood = read(rounded, counts)
+    expected = f * counts - np.exp(f) - gammaln(counts + 1.0)
+    np.testing.assert_allclose(likelihood.elementwise(f), expected, rtol=1e-10)
+    np.testing.assert_allclose(likelihood.terms(f)[1], counts - np.exp(f), rtol=1e-10)
 
 
 def test_tails_of_a_normal_with_mean_and_scale():

@@ -6,6 +6,9 @@ from pytensor.compile.mode import Mode
 from pytensor.gradient import NullTypeGradError, grad
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import Elemwise
 from scipy.special import log_ndtr
 
 from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
@@ -60,7 +63,8 @@ class ModelLikelihood:
         self._model, self._compile_kwargs = model, compile_kwargs
         self.name, self.size = name, size
         self._names = list(terms)
-        graphs = with_stable_normal_cdf([pt.as_tensor(t).astype("float64") for t in terms.values()])
+        graphs = _in_double_precision([pt.as_tensor(t) for t in terms.values()])
+        graphs = with_stable_normal_cdf([t.astype("float64") for t in graphs])
         self._count = model.compile_fn(
             [t.size for t in graphs], inputs=[function], point_fn=False, mode=IN_PYTHON
         )
@@ -232,6 +236,23 @@ class ModelLikelihood:
             owners[moving] = nearest
         if separate:
             self._owners = owners
+
+
+def _in_double_precision(graphs):
+    """Return equal graphs without casts from double to single precision.
+
+    Rounded values hide which observation belongs to which value of the function, and the tails of a
+    normal distribution function.
+    """
+    casts = {
+        v: v.owner.inputs[0]
+        for v in ancestors(graphs)
+        if v.owner is not None
+        and isinstance(v.owner.op, Elemwise)
+        and isinstance(v.owner.op.scalar_op, Cast)
+        and (v.dtype, v.owner.inputs[0].dtype) == ("float32", "float64")
+    }
+    return clone_replace(graphs, replace=casts, rebuild_strict=False) if casts else graphs
 
 
 def _simplified(graph):

@@ -18,7 +18,7 @@ from pymc_kameleon.pseudo_marginal.importance_sampling import (
     estimated_log_marginal_likelihood,
     importance_density,
 )
-from pymc_kameleon.validation import checked_number
+from pymc_kameleon.validation import checked_choice, checked_number
 
 __all__ = ["GPClassificationEstimator"]
 
@@ -84,10 +84,10 @@ class GPClassificationEstimator:
     ):
         self.inputs = _checked_inputs(X)
         self.labels = _checked_labels(y, len(self.inputs))
-        self.likelihood = LIKELIHOODS[_checked_choice("likelihood", likelihood, LIKELIHOODS)](
+        self.likelihood = LIKELIHOODS[checked_choice("likelihood", likelihood, LIKELIHOODS)](
             self.labels
         )
-        self.approximation = _checked_choice("approximation", approximation, APPROXIMATIONS)
+        self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
         self.jitter = checked_number("jitter", jitter, at_least=0.0)
         self.prior_share = checked_number("prior_share", prior_share, at_least=0.0)
         if self.prior_share >= 1.0:
@@ -207,12 +207,6 @@ def wrong_lengthscales(shape: tuple, dimension: int) -> str:
         f"lengthscales has shape {shape} and X has {dimension} columns: take one number, the same "
         f"for all columns, or one for each, shape ({dimension},)."
     )
-
-
-def _checked_choice(name, value, choices):
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}={value!r}: take {' or '.join(map(repr, choices))}.")
-    return value
 
 
 def _checked_inputs(X):

@@ -16,7 +16,7 @@ from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
-from pymc_kameleon.validation import checked_integer
+from pymc_kameleon.validation import checked_choice, checked_integer
 
 __all__ = ["EllipticalSliceState", "EllipticalSliceStep"]
 
@@ -121,9 +121,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         compile_kwargs=None,
         blocked: bool = True,
     ):
-        if center not in CENTERS:
-            raise ValueError(f"center={center!r}: take one of {', '.join(map(repr, CENTERS))}.")
-        self.center = center
+        self.center = checked_choice("center", center, CENTERS)
         self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
         super().__init__(
             vars,

@@ -1,11 +1,11 @@
 """Laplace's approximation: a Gaussian about the mode, with the curvature there."""
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 
+from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.latent_gp.approximations.approximation import (
     GaussianApproximation,
     SiteProduct,
@@ -90,11 +90,10 @@ def laplace_approximation(
     offset, residual, n_iterations = mode.offset, mode.residual, mode.n_iterations
     converged = bool(residual < tolerance)
     if not converged:
-        warnings.warn(
+        warn_user(
             f"Laplace's approximation has not converged: after {n_iterations} Newton steps the "
             f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
-            "more max_iterations, another start, or expectation propagation.",
-            stacklevel=2,
+            "more max_iterations, another start, or expectation propagation."
         )
     return _at_mode(
         prior,

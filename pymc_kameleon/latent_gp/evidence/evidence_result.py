@@ -22,8 +22,8 @@ LARGEST_PARETO_K = 0.7
 hardly make their mean more precise (Vehtari, Simpson, Gelman, Yao & Gabry 2024)."""
 
 ENOUGH_FOR_PARETO_K = 100
-"""Weights from which on there is such a warning. Of harmless weights, log-normal with a log standard
-deviation of 1/2, k is above 0.7 in 4 % of samples of 40, 1.5 % of 100 and none of 200."""
+"""Weights from which on there is such a warning. Of harmless weights, log-normal with a standard
+deviation of 1/2 in logs, k is above 0.7 in 4 % of samples of 40, 1.5 % of 100 and none of 200."""
 
 SMALLEST_SWAP = 0.05
 SMALLEST_ACCEPTANCE = 0.05

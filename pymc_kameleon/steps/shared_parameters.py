@@ -24,8 +24,8 @@ target_accept : float, optional
     Acceptance probability that the scaling is learnt for; default 0.44 for d = 1, else 0.234.""",
     "adapt_after_tune": """\
 adapt_after_tune : bool
-    Go on adapting after tuning, ever more rarely or with vanishing steps. False (default) freezes
-    the step, which makes it exactly invariant.""",
+    Go on adapting after tuning, ever more rarely or with vanishing steps. False (default)
+    freezes the step, which makes it exactly invariant.""",
     "standardize": """\
 standardize : bool
     Work in coordinates whitened by the covariance of the history, which makes all defaults free

@@ -10,7 +10,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     PropagationState,
     best_seen,
 )
-from pymc_kameleon.latent_gp.approximations.laplace import climb
+from pymc_kameleon.latent_gp.approximations.laplace import newton_mode
 from pymc_kameleon.latent_gp.approximations.site_updates import ParallelSweep
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.pseudo_marginal.importance_sampling import (
@@ -184,9 +184,9 @@ class GPClassificationEstimator:
 
     def _laplace_sites(self, prior):
         zero = np.zeros(prior.size)
-        end = climb(prior, self.likelihood, zero, zero, NEWTON_TOLERANCE, MAX_NEWTON_STEPS)
-        is_near = end.residual < NEWTON_TOLERANCE
-        mode = end.offset + end.next_step if is_near else end.offset
+        found = newton_mode(prior, self.likelihood, zero, zero, NEWTON_TOLERANCE, MAX_NEWTON_STEPS)
+        is_near = found.residual < NEWTON_TOLERANCE
+        mode = found.offset + found.next_step if is_near else found.offset
         _, slope, second, _ = self.likelihood.terms(mode)
         precision = np.maximum(-second, 0.0)
         return Sites(precision, slope + precision * mode)

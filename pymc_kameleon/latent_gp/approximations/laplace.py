@@ -15,7 +15,7 @@ from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number
 
-__all__ = ["Climb", "climb", "laplace_approximation"]
+__all__ = ["NewtonMode", "laplace_approximation", "newton_mode"]
 
 SMALLEST_STEP = 2.0**-40
 """Share of a Newton step below which the line search gives up."""
@@ -86,8 +86,8 @@ def laplace_approximation(
             "The log-likelihood is not finite at the "
             f"{'prior mean' if start is None else 'start'}: give a start where it is."
         )
-    mode = climb(prior, likelihood, weights, offset, tolerance, max_iterations)
-    offset, residual, n_iterations = mode.offset, mode.residual, mode.n_iterations
+    found = newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations)
+    offset, residual, n_iterations = found.offset, found.residual, found.n_iterations
     converged = bool(residual < tolerance)
     if not converged:
         warn_user(
@@ -95,7 +95,7 @@ def laplace_approximation(
             f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
             "more max_iterations, another start, or expectation propagation."
         )
-    return _at_mode(
+    return _gaussian_at_mode(
         prior,
         likelihood,
         offset,
@@ -106,28 +106,47 @@ def laplace_approximation(
 
 
 @dataclass(frozen=True)
-class Climb:
-    """Where Newton's method has ended.
+class NewtonMode:
+    """Posterior mode of the latent function as Newton's method has left it.
 
     Attributes
     ----------
     offset : array, shape (N,)
         f - m.
-    next_step : array, shape (N,)
-        What Newton's method would add to it.
+    weights : array, shape (N,)
+        K^-1 (f - m), found without an inverse.
+    next_step, next_weights_step : array, shape (N,)
+        What Newton's method would add to them.
     residual : float
         Length of that in standard deviations of the approximation.
     n_iterations : int
     """
 
     offset: np.ndarray
+    weights: np.ndarray
     next_step: np.ndarray
+    next_weights_step: np.ndarray
     residual: float
     n_iterations: int
 
 
-def climb(prior, likelihood, weights, offset, tolerance, max_iterations) -> Climb:
-    """Climb to the mode by Newton's method from f = m + `offset`, with offset = K weights."""
+def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -> NewtonMode:
+    """Search the posterior mode by Newton's method from f = m + `offset`, offset = K weights.
+
+    Parameters
+    ----------
+    prior : Gaussian
+        N(m, K). K may be singular: its Cholesky factor is not needed.
+    likelihood : FactorisingLikelihood
+    weights, offset : array, shape (N,)
+    tolerance : float
+        As for `laplace_approximation`; so is `max_iterations`.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        If I + W^1/2 K W^1/2 is not positive definite, because K is no covariance.
+    """
     value = _log_posterior(prior, likelihood, weights, offset)
     residual, n_iterations = np.inf, 0
     while n_iterations < max_iterations:
@@ -148,7 +167,7 @@ def climb(prior, likelihood, weights, offset, tolerance, max_iterations) -> Clim
         if not is_uphill:
             break
         weights, offset, value = new_weights, new_offset, new_value
-    return Climb(offset, offset_change, float(residual), n_iterations)
+    return NewtonMode(offset, weights, offset_change, change, float(residual), n_iterations)
 
 
 def _log_posterior(prior, likelihood, weights, offset):
@@ -173,7 +192,7 @@ def _newton_step(prior, weights, offset, slope, curvature):
     return change, offset_change, np.sqrt(max(gradient @ offset_change, 0.0))
 
 
-def _at_mode(prior, likelihood, offset, **report):
+def _gaussian_at_mode(prior, likelihood, offset, **report):
     mode = prior.mean + offset
     values, slope, second, _ = likelihood.terms(mode)
     sites = Sites(-second, slope - second * mode)

@@ -9,7 +9,7 @@ INSIDE = ("pymc_kameleon", "pymc")
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the place of the first caller outside of this package and PyMC.
+    """Warn with file and line of the first caller outside of this package and PyMC.
 
     Parameters
     ----------

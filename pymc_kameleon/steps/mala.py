@@ -29,10 +29,10 @@ class MALAStep(MetropolisHastingsStep):
 
     ::
 
-        propose x* along the preconditioned gradient; with a surrogate, ask it first
+        propose x* along the preconditioned gradient; with a surrogate, it screens x* first
         evaluate log density and gradient at x*
         accept with probability min(1, p(x*) q(x | x*) / p(x) q(x* | x))
-        while tuning: learn Lambda and delta; teach the surrogate
+        while tuning: learn Lambda and delta; add points to the surrogate
 
     Parameters
     ----------

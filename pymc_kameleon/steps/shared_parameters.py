@@ -67,7 +67,7 @@ rng, initial_point, blocked
 
 
 def with_shared_parameters(cls: type) -> type:
-    """Put the entry of `ENTRIES` in the place of each line ``%(name)s`` of a class's docstring.
+    """Put the entry of `ENTRIES` instead of each line ``%(name)s`` of a class's docstring.
 
     Raises
     ------

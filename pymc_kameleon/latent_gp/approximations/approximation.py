@@ -1,4 +1,4 @@
-"""A Gaussian in the place of the posterior of a latent function, and what was found on the way."""
+"""Gaussian approximation of the posterior of a latent function."""
 
 from dataclasses import dataclass, field
 from math import factorial
@@ -29,7 +29,7 @@ class GaussianApproximation:
         N(m, K).
     likelihood : FactorisingLikelihood
     sites : Sites
-        One Gaussian factor exp(shift f - precision f^2 / 2) in the place of each exp(l_n), no
+        One Gaussian factor exp(shift f - precision f^2 / 2) instead of each exp(l_n), no
         precision negative: see `n_floored`.
     posterior : Gaussian
         The prior times the sites, normalised.

@@ -77,7 +77,7 @@ def expectation_propagation_approximation(
     ------
     ValueError
         If an argument is out of its range, `sites` leave no Gaussian, or the sequential schedule
-        is asked for a likelihood that is not probit.
+        is chosen for a likelihood that is not probit.
     FloatingPointError
         If the quadrature does not settle.
 

@@ -21,7 +21,7 @@ ENDLESS = "local_zero_div"
 """Rewrite of PyTensor 2 that undoes itself without end on second derivatives of some densities."""
 
 IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
-"""For what is asked once: compiling would take longer."""
+"""For what is evaluated once: compiling would take longer."""
 
 PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 """Standard deviations of the points, about the prior mean, where a likelihood is probed."""
@@ -228,8 +228,8 @@ class ModelLikelihood:
             moving = np.abs(ones) > 0
             ratios = weighted[moving] / ones[moving]
             order = np.argsort(vector)
-            places = np.clip(np.searchsorted(vector[order], ratios), 1, max(self.size - 1, 1))
-            left, right = order[places - 1], order[np.minimum(places, self.size - 1)]
+            upper = np.clip(np.searchsorted(vector[order], ratios), 1, max(self.size - 1, 1))
+            left, right = order[upper - 1], order[np.minimum(upper, self.size - 1)]
             closer = np.abs(vector[left] - ratios) < np.abs(vector[right] - ratios)
             nearest = np.where(closer, left, right)
             separate &= np.allclose(vector[nearest], ratios, rtol=1e-9)

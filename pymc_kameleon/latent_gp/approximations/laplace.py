@@ -87,22 +87,14 @@ def laplace_approximation(
             f"{'prior mean' if start is None else 'start'}: give a start where it is."
         )
     found = newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations)
-    offset, residual, n_iterations = found.offset, found.residual, found.n_iterations
-    converged = bool(residual < tolerance)
+    converged = found.residual < tolerance
     if not converged:
         warn_user(
-            f"Laplace's approximation has not converged: after {n_iterations} Newton steps the "
-            f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
-            "more max_iterations, another start, or expectation propagation."
+            f"Laplace's approximation has not converged: after {found.n_iterations} Newton steps "
+            f"the next one is {found.residual:.2g} standard deviations long (tolerance "
+            f"{tolerance:g}). Take more max_iterations, another start, or expectation propagation."
         )
-    return _gaussian_at_mode(
-        prior,
-        likelihood,
-        offset,
-        converged=converged,
-        n_iterations=n_iterations,
-        residual=residual,
-    )
+    return _gaussian_at_mode(prior, likelihood, found, converged)
 
 
 @dataclass(frozen=True)
@@ -192,8 +184,8 @@ def _newton_step(prior, weights, offset, slope, curvature):
     return change, offset_change, np.sqrt(max(gradient @ offset_change, 0.0))
 
 
-def _gaussian_at_mode(prior, likelihood, offset, **report):
-    mode = prior.mean + offset
+def _gaussian_at_mode(prior, likelihood, found, converged):
+    mode = prior.mean + found.offset
     values, slope, second, _ = likelihood.terms(mode)
     sites = Sites(-second, slope - second * mode)
     try:
@@ -204,7 +196,7 @@ def _gaussian_at_mode(prior, likelihood, offset, **report):
             f"log-concave there ({np.sum(second > 0)} of {prior.size} second derivatives are "
             "positive). Begin elsewhere (start), or use expectation propagation, or the prior."
         ) from error
-    log_evidence = values.sum() - 0.5 * slope @ offset - product.half_log_determinant
+    log_evidence = values.sum() - 0.5 * slope @ found.offset - product.half_log_determinant
     return approximation_of(
         prior,
         likelihood,
@@ -212,5 +204,7 @@ def _gaussian_at_mode(prior, likelihood, offset, **report):
         mode,
         log_evidence=float(log_evidence),
         method="Laplace",
-        **report,
+        converged=converged,
+        n_iterations=found.n_iterations,
+        residual=found.residual,
     )

@@ -331,6 +331,9 @@ def laplace_evidence(covariance: np.ndarray, labels: np.ndarray) -> tuple[float,
             return failed
         latent = found.offset + found.next_step
         weights = found.weights + found.next_weights_step
+        # Twice the exponent of the prior; negative only where K is no covariance.
+        if weights @ latent < -NEWTON_TOLERANCE:
+            return failed
         return _evidence_at_mode(covariance, likelihood, latent, weights)
     except LinAlgError:
         return failed

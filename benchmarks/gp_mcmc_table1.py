@@ -82,7 +82,7 @@ DIAGNOSTICS = ["tuning evaluations", "passed", "kept", "points", "surrogate sd",
 def add_arguments(parser):
     parser.add_argument("--repetitions", type=int, default=4, help="published: 30")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
-    parser.add_argument("--slow", action="store_true", help="only the time of a dear T4")
+    parser.add_argument("--slow", action="store_true", help="only the time of an expensive T4")
     parser.add_argument("--slow-repetitions", type=int, default=4)
     choices = {"nargs": "+", "default": list(SIMULATE)}
     parser.add_argument("--targets", choices=SIMULATE, **choices)
@@ -279,7 +279,7 @@ def table(runs: pd.DataFrame) -> list[dict]:
 
 
 def least_gain(target: str, proposal: str, aim: str, acceptance: float) -> float:
-    """Smallest gain in effective draws an evaluation that is asked for."""
+    """Smallest gain in effective draws an evaluation that is required."""
     if proposal == "MALA":
         return LEAST_OF_BOUND / acceptance
     if target == "T4":
@@ -361,7 +361,7 @@ def run_table(arguments):
         "repetitions (of gain by the jackknife).",
         "tuning evaluations: percent of the tuning transitions. passed: mean probability of "
         "passing the first stage. kept: acceptance over passed, the share that the second stage "
-        "keeps. points, surrogate sd: held by the surrogate at the end, and its mean standard "
+        "keeps. points, surrogate sd: kept by the surrogate at the end, and its mean standard "
         "deviation at proposals. sd ratio, ess ratio, scaling ratio: posterior standard "
         "deviations, ESS and learnt scaling with the surrogate over those without.",
     )

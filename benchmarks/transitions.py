@@ -170,7 +170,7 @@ def show_pairs(arguments):
     lines = heading(
         "transitions: ratios to KameleonStep",
         "As above, in 8 dimensions with 20 steps a draw, with KameleonStep of n_subsample points "
-        "in place of DEMetropolisZ; both with the same options.",
+        "instead of DEMetropolisZ; both with the same options.",
     )
     rows, make = [], cache(tuned)
     for words in ("", "global_share=0"):

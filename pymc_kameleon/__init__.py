@@ -44,7 +44,7 @@ _ON_REQUEST = ("diagnostics", "plots")
 
 
 def __getattr__(name):
-    """Import what sampling does not need, and is slow to import, when it is asked for."""
+    """Import what sampling does not need, and is slow to import, when it is first used."""
     if name in _ON_REQUEST:
         return import_module(f"{__name__}.{name}")
     if name == "surrogate_targets":

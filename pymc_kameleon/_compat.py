@@ -9,6 +9,7 @@ __all__ = [
     "group_dataset",
     "is_result",
     "operation_with_gradient",
+    "pareto_k",
     "posterior_result",
     "stacked",
 ]
@@ -38,6 +39,41 @@ def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph
     known = inspect.signature(OpFromGraph.__init__).parameters
     keyword = "pullback" if "pullback" in known else "lop_overrides"
     return OpFromGraph(inputs, outputs, inline=True, name=name, **{keyword: pullback})
+
+
+def pareto_k(log_weights: np.ndarray) -> float:
+    """Shape k of the generalised Pareto distribution of the largest importance weights.
+
+    Parameters
+    ----------
+    log_weights : array, shape (n,)
+
+    Returns
+    -------
+    float
+        NaN where no tail can be fitted: fewer than 25 weights, or a tail of equal ones.
+
+    References
+    ----------
+    .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance
+       sampling", Journal of Machine Learning Research 25, 2024. arXiv:1507.02646
+    """
+    import arviz
+
+    largest = np.max(log_weights)
+    if len(log_weights) < 25 or not np.isfinite(largest):
+        return float("nan")
+    if hasattr(arviz, "psislw"):
+        k = float(arviz.psislw(log_weights)[1])
+    else:
+        from arviz_stats.base import array_stats
+
+        try:
+            # It takes log-likelihoods, whose negatives are the log weights of leaving one out.
+            k = float(array_stats.psislw(-log_weights)[1])
+        except ValueError:
+            k = float("nan")
+    return k if np.isfinite(k) else float("nan")
 
 
 def posterior_result(values: dict[str, np.ndarray]):

@@ -12,7 +12,7 @@ import xarray as xr
 
 from pymc_kameleon._compat import group_dataset, is_result
 from pymc_kameleon.kernels import Gaussian, Kernel, median_bandwidth
-from pymc_kameleon.pseudo_marginal.estimator_noise import EstimatorSD, estimator_sd
+from pymc_kameleon.pseudo_marginal.estimator_variance import EstimatorSD, estimator_sd
 from pymc_kameleon.validation import checked_integer, checked_number
 
 __all__ = [

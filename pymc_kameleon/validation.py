@@ -2,13 +2,14 @@
 
 import inspect
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 __all__ = [
     "argument_mismatch",
     "checked_array",
+    "checked_choice",
     "checked_integer",
     "checked_number",
     "checked_share",
@@ -46,6 +47,26 @@ def checked_share(name: str, value, *, open_interval: bool = False) -> float:
     if not inside:
         raise ValueError(f"{name}={value!r}: take a number in {interval}.")
     return float(value)
+
+
+def checked_choice(name: str, value, choices: Iterable[str], besides: str = "") -> str:
+    """`value`, which is one of the names `choices`.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument.
+    value : object
+    choices : iterable of str
+        Or a mapping of such names.
+    besides : str
+        What else the argument takes, which the caller has already ruled out: end of the message.
+    """
+    if isinstance(value, str) and value in choices:
+        return value
+    names = [repr(choice) for choice in choices]
+    listed = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
+    raise ValueError(f"{name}={value!r}: take {listed}{besides}.")
 
 
 def checked_array(name: str, value, shape: tuple[int, ...], meaning: str) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Bad input: errors at construction that name the argument, its value and what to write instead."""
 
+import re
+
 import models
 import numpy as np
 import pymc as pm
@@ -7,7 +9,9 @@ import pytest
 from pymc.exceptions import SamplingError
 
 import pymc_kameleon
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels
+from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep, kernels, latent_gp
+from pymc_kameleon.kernels.random_features import RandomFourierFeatures
+from pymc_kameleon.validation import checked_choice
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +238,34 @@ def test_warm_start_of_another_shape(step_class):
     first, second = models.normal(2)[0], models.normal(3)[0]
     idata = models.sample(pm.Metropolis(model=first), first, draws=5, tune=5)
     refused((ValueError, TypeError), step_class, "warm_start", "x", model=second, warm_start=idata)
+
+
+def test_choices():
+    assert checked_choice("link", "logit", ("logit", "probit")) == "logit"
+    assert checked_choice("link", "logit", {"logit": 1, "probit": 2}) == "logit"
+    for value in ("cauchit", None, 1, ["logit"]):
+        message = re.escape(f"link={value!r}: take 'logit' or 'probit'.")
+        with pytest.raises(ValueError, match=message):
+            checked_choice("link", value, ("logit", "probit"))
+    with pytest.raises(ValueError, match="take one of 'a', 'b', 'c', or a function"):
+        checked_choice("link", "d", "abc", ", or a function")
+
+
+def test_warnings_point_at_the_line_of_the_user():
+    X = np.linspace(0.0, 1.0, 8)[:, None]
+    with pm.Model() as latent:
+        f = pm.MvNormal("f", np.zeros(2), np.array([[1.0, 0.9], [0.9, 1.0]]))
+        pm.Poisson("y", pm.math.exp(f), observed=[1, 9])
+    calls = {
+        "is odd, and": lambda: RandomFourierFeatures(n_features=7).fit(X),
+        "is odd": lambda: FastKameleonStep(n_features=7, model=models.normal(2)[0]),
+        "Laplace's approximation": lambda: latent_gp.laplace(latent, max_iterations=1),
+        "Expectation propagation": lambda: latent_gp.expectation_propagation(latent, max_sweeps=1),
+    }
+    for message, call in calls.items():
+        with pytest.warns(UserWarning, match=message) as caught:
+            call()
+        assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_names_that_changed_say_the_new_one():

@@ -15,6 +15,7 @@ from latent_likelihoods import ClosedForm, Normal, Poisson, Probit, StudentT, sq
 from scipy import stats
 from scipy.integrate import dblquad, quad
 
+from pymc_kameleon._compat import pareto_k
 from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
@@ -95,6 +96,20 @@ def test_sums_of_weights_do_not_overflow():
     assert log_mean_exp(nothing) == -np.inf
     assert effective_size(nothing) == 0.0
     assert standard_error(nothing) == standard_error(np.zeros(1)) == np.inf
+
+
+def test_pareto_k_of_a_known_tail():
+    rng = np.random.default_rng(3)
+    for shape in (0.3, 0.9):
+        # 135 weights in the tail tell k with a standard deviation of (1 + k) / sqrt(135); four of
+        # them: null probability 6e-5.
+        found = pareto_k(100.0 + np.log(1.0 + rng.pareto(1.0 / shape, 2000)))
+        assert abs(found - shape) < 4 * (1 + shape) / np.sqrt(135)
+    log_weights = rng.standard_normal(64)
+    log_weights[:10] = -np.inf
+    assert np.isfinite(pareto_k(log_weights))
+    for nothing_to_fit in (np.zeros(64), np.full(64, -np.inf), np.zeros(3), np.full(64, np.nan)):
+        assert np.isnan(pareto_k(nothing_to_fit))
 
 
 class Still:
@@ -238,9 +253,9 @@ def test_the_pilot_pass_finds_steps_that_are_accepted_as_wanted(name):
     prior, likelihood, _, _ = gaussian_problem(n=10, sd=0.3)
     options = {"n_temperatures": 60, "n_particles": 16, "random_seed": 8}
     found = estimate(prior, likelihood, transition=name, **options)
-    acceptance = found.report["acceptance"][1:]
+    acceptance = found.report.acceptance[1:]
     assert abs(acceptance.mean() - TRANSITIONS[name]().target_acceptance) < 0.1
-    steps = found.report["step_sizes"]
+    steps = found.report.step_sizes
     assert np.isnan(steps[0])
     if name == "hmc":
         # The metric of the other one follows the temperatures, and its step size need not.
@@ -263,7 +278,7 @@ def test_riemannian_transitions_find_out_what_is_not_log_concave():
     found = estimate(prior, likelihood, transition="rmhmc", **options)
     reference = estimate(prior, likelihood, n_temperatures=60, n_particles=400, random_seed=6)
     assert_near(found, reference.log_evidence, exact_error=reference.standard_error)
-    assert found.report["acceptance"][1:].min() > 0.3
+    assert found.report.acceptance[1:].min() > 0.3
 
 
 # exact values ---------------------------------------------------------------------------------
@@ -307,8 +322,8 @@ def test_tempering_finds_the_exact_evidence_and_posterior(start):
     assert_near(found, exact)
     assert found.standard_error < 0.25
     report = found.report
-    assert found.log_evidence == report["stepping_stones"].log_evidence
-    integral = report["thermodynamic_integration"]
+    assert found.log_evidence == report.stepping_stones.log_evidence
+    integral = report.thermodynamic_integration
     assert_near(integral, exact)
     assert found.draws.shape == (800, prior.size)
     precision = np.full(prior.size, likelihood.sd**-2)
@@ -329,7 +344,7 @@ def test_the_estimator_of_tempering_can_be_chosen():
         estimator="thermodynamic_integration",
         **options,
     )
-    assert found.log_evidence == found.report["thermodynamic_integration"].log_evidence
+    assert found.log_evidence == found.report.thermodynamic_integration.log_evidence
 
 
 CHEAP = {
@@ -350,7 +365,7 @@ def test_standard_errors_are_those_of_repeated_runs(method):
     ]
     candidates = [runs]
     if method == "tempering":
-        candidates.append([run.report["thermodynamic_integration"] for run in runs])
+        candidates.append([run.report.thermodynamic_integration for run in runs])
     for found in candidates:
         z = np.array([(run.log_evidence - exact) / run.standard_error for run in found])
         low, high = stats.chi2(30).ppf([1e-4, 1 - 1e-4])
@@ -412,7 +427,7 @@ def test_a_likelihood_may_be_zero_in_places():
     found = estimate(prior, Positive(np.zeros(2)), random_seed=1, **CHEAP["tempering"])
     assert_near(found, exact)
     assert np.all(found.draws > 0)
-    assert np.isnan(found.report["thermodynamic_integration"].log_evidence)
+    assert np.isnan(found.report.thermodynamic_integration.log_evidence)
 
 
 # reproducibility, messages --------------------------------------------------------------------
@@ -455,14 +470,23 @@ def test_poor_weights_and_temperatures_that_do_not_swap_are_told():
     likelihood = Normal(np.zeros(n), 0.1)
     with pytest.warns(UserWarning, match=r"worth .* particles.*n_temperatures"):
         estimate(prior, likelihood, n_temperatures=4, random_seed=1)
+    smooth, *_ = gaussian_problem()
+    narrow = Normal(np.zeros(smooth.size), 0.1)
+    with pytest.warns(UserWarning, match=r"their tail is heavy \(Pareto k of \d"):
+        found = estimate(smooth, narrow, n_temperatures=8, n_particles=100, random_seed=1)
+    assert found.report.pareto_k > 0.7
     with pytest.warns(UserWarning, match=r"Temperatures \d and \d .* swap with probability"):
         estimate(prior, likelihood, random_seed=1, **CHEAP["tempering"] | {"n_draws": 20})
 
 
 def test_bad_arguments_are_told():
     prior, likelihood, wrong, _ = gaussian_problem()
-    for name, value in {"method": "nested", "transition": "nuts", "estimator": "bridge"}.items():
-        with pytest.raises(ValueError, match=f"{name}='{value}': take one of"):
+    for name, value, advice in (
+        ("method", "nested", "take 'ais' or 'tempering'"),
+        ("transition", "nuts", "take one of 'slice', 'hmc', 'rmhmc'"),
+        ("estimator", "bridge", "take 'stepping_stones' or 'thermodynamic_integration'"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}='{value}': {advice}"):
             estimate(prior, likelihood, **{name: value})
     with pytest.raises(ValueError, match="shape"):
         estimate(prior, likelihood, sites=Sites.flat(2))
@@ -478,6 +502,9 @@ def test_a_result_can_be_read_and_drawn_from():
     prior, likelihood, wrong, _ = gaussian_problem()
     found = estimate(prior, likelihood, sites=wrong, n_temperatures=10, random_seed=1)
     assert repr(found).startswith(f"<Evidence: log Z = {found.log_evidence:.4f}")
+    assert found.report.pareto_k == pareto_k(found.log_weights)
+    with pytest.raises(TypeError, match=r"report\['betas'\] is written report.betas"):
+        found.report["betas"]
     draws = found.posterior_draws(1)
     assert draws.shape == found.draws.shape
     weights = np.exp(found.log_weights - found.log_weights.max())

@@ -6,13 +6,13 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scipy.special import erf
+from scipy.special import erf, gammaln
 
 from pymc_kameleon.latent_gp.model.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
 
 QUICK = {"mode": "FAST_COMPILE"}
-PLACES = np.concatenate(
+POINTS = np.concatenate(
     [
         -np.geomspace(1e4, 0.01, 60),
         [-17.001, -17.0, -16.999, -16.3, -1.0, 0.0, 1.0, 6.0, 8.3, 37.0, 38.4],
@@ -22,12 +22,12 @@ PLACES = np.concatenate(
 TAILS = np.array([-1e4, -1e3, -50.0, -20.5, -10.0, -5.0, -0.5, 0.7, 3.0, 12.0, 40.0])
 
 
-def exact(places):
+def exact(points):
     """Array (4, n): log Phi and its first three derivatives."""
     rows = []
     with mpmath.workdps(60):
-        for place in places:
-            z = mpmath.mpf(float(place))
+        for point in points:
+            z = mpmath.mpf(float(point))
             upper, lower = mpmath.ncdf(-z), mpmath.ncdf(z)
             value = mpmath.log1p(-upper) if z > 0 else mpmath.log(lower)
             ratio = mpmath.npdf(z) / lower
@@ -37,9 +37,9 @@ def exact(places):
     return np.array(rows).T
 
 
-def exact_with_labels(labels, places):
+def exact_with_labels(labels, points):
     """Array (4, n): log Phi(label f) and its derivatives in f."""
-    return exact(labels * places) * np.stack([np.ones_like(labels), labels] * 2)
+    return exact(labels * points) * np.stack([np.ones_like(labels), labels] * 2)
 
 
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA", "cvm"])
@@ -50,11 +50,11 @@ def test_value_and_three_derivatives(mode):
     outputs = [log_normal_cdf(z)]
     for _ in range(3):
         outputs.append(pytensor.grad(outputs[-1].sum(), z))
-    found = np.stack(pytensor.function([z], outputs, mode=mode)(PLACES))
+    found = np.stack(pytensor.function([z], outputs, mode=mode)(POINTS))
     assert np.all(np.isfinite(found))
     # Beyond 37 the derivatives are denormal numbers, and then zero.
-    np.testing.assert_allclose(found, exact(PLACES), rtol=3e-9, atol=1e-300)
-    np.testing.assert_allclose(found[:3], exact(PLACES)[:3], rtol=1e-10, atol=1e-300)
+    np.testing.assert_allclose(found, exact(POINTS), rtol=3e-9, atol=1e-300)
+    np.testing.assert_allclose(found[:3], exact(POINTS)[:3], rtol=1e-10, atol=1e-300)
 
 
 def test_there_is_no_fourth_derivative():
@@ -117,6 +117,33 @@ def test_tails_however_phi_is_written(way):
     np.testing.assert_array_equal(likelihood.probit_labels, labels)
 
 
+@pytest.mark.parametrize("floatX", ["float32", "float64"])
+@pytest.mark.parametrize("way", ["invprobit", "logcdf", "Binomial"])
+def test_tails_of_single_precision(way, floatX):
+    def rounded(f, labels):
+        WAYS[way](f.astype("float32"), labels)
+
+    labels = np.array([1, -1, 1, 1, -1, 1, -1, -1, 1, -1, -1])
+    with pytensor.config.change_flags(floatX=floatX):
+        likelihood = read(rounded, labels)
+        expected = exact_with_labels(labels, TAILS)
+        np.testing.assert_allclose(likelihood.terms(TAILS), expected, rtol=1e-8, atol=1e-300)
+        np.testing.assert_allclose(likelihood.elementwise(TAILS), expected[0], rtol=1e-10)
+        np.testing.assert_array_equal(likelihood.probit_labels, labels)
+
+
+def test_other_likelihoods_of_single_precision_factorise():
+    def rounded(f, counts):
+        twice = f.astype("float32").astype("float64").astype("float32")
+        pm.Poisson("y", pt.exp(twice), observed=counts)
+
+    f, counts = np.array([0.3, -1.2, 2.1]), np.array([0, 1, 12])
+    likelihood = read(rounded, counts)
+    expected = f * counts - np.exp(f) - gammaln(counts + 1.0)
+    np.testing.assert_allclose(likelihood.elementwise(f), expected, rtol=1e-10)
+    np.testing.assert_allclose(likelihood.terms(f)[1], counts - np.exp(f), rtol=1e-10)
+
+
 def test_tails_of_a_normal_with_mean_and_scale():
     def likelihood(f, labels):
         pm.Potential("y", pm.logcdf(pm.Normal.dist(1.0, 2.0), labels * f))
@@ -135,12 +162,12 @@ def test_binomial_counts_keep_the_tails():
     likelihood = read(
         lambda f, _: pm.Binomial("y", n=n, p=pm.math.invprobit(f), observed=counts), counts
     )
-    places = np.array([-200.0, -1e4, 40.0, -30.0, 50.0, -10.0])
+    points = np.array([-200.0, -1e4, 40.0, -30.0, 50.0, -10.0])
     ones = np.ones(6)
-    expected = counts * exact_with_labels(ones, places)
-    expected += (n - counts) * exact_with_labels(-ones, places)
+    expected = counts * exact_with_labels(ones, points)
+    expected += (n - counts) * exact_with_labels(-ones, points)
     expected[0] += np.log([1, 3, 1, 1, 3, 1])
-    np.testing.assert_allclose(likelihood.terms(places), expected, rtol=1e-8, atol=1e-300)
+    np.testing.assert_allclose(likelihood.terms(points), expected, rtol=1e-8, atol=1e-300)
     assert likelihood.probit_labels is None
 
 
@@ -168,14 +195,14 @@ def test_an_element_without_observation_has_no_label():
 
 @pytest.mark.parametrize("way", ["scaled", "lapses", "erf without its root"])
 def test_relatives_of_phi_keep_their_values(way):
-    labels, places = np.array([1, -1, -1, 1]), np.array([-1.5, -0.3, 0.4, 2.0])
+    labels, points = np.array([1, -1, -1, 1]), np.array([-1.5, -0.3, 0.4, 2.0])
     p = {
-        "scaled": 0.5 + 0.5 * erf(1.01 * places / np.sqrt(2)),
-        "lapses": 0.01 + 0.98 * (0.5 + 0.5 * erf(places / np.sqrt(2))),
-        "erf without its root": 0.5 + 0.5 * erf(places),
+        "scaled": 0.5 + 0.5 * erf(1.01 * points / np.sqrt(2)),
+        "lapses": 0.01 + 0.98 * (0.5 + 0.5 * erf(points / np.sqrt(2))),
+        "erf without its root": 0.5 + 0.5 * erf(points),
     }[way]
     expected = np.log(np.where(labels > 0, p, 1 - p))
-    found = read(NOT_PROBIT[way], labels).elementwise(places)
+    found = read(NOT_PROBIT[way], labels).elementwise(points)
     # PyMC's invprobit holds a root of two in single precision.
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
@@ -184,7 +211,7 @@ def test_a_switch_between_different_functions_stays():
     z = pt.dvector("z")
     one_sided = pt.switch(z < -1, pt.log(pt.erfcx(-z)), pt.log1p(-0.5 * pt.erfc(z / np.sqrt(2))))
     (graph,) = with_stable_normal_cdf([one_sided])
-    places = np.array([-3.0, -0.5])
-    expected = pytensor.function([z], one_sided, mode="FAST_COMPILE")(places)
-    found = pytensor.function([z], graph, mode="FAST_COMPILE")(places)
+    points = np.array([-3.0, -0.5])
+    expected = pytensor.function([z], one_sided, mode="FAST_COMPILE")(points)
+    found = pytensor.function([z], graph, mode="FAST_COMPILE")(points)
     np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -296,6 +296,13 @@ def test_no_covariance_gives_nan(entry):
     assert np.isnan(gradient).all()
 
 
+def test_an_indefinite_matrix_gives_nan():
+    covariance = np.array([[1.0, 2.0], [2.0, 1.0]])
+    value, gradient = targets.laplace_evidence(covariance, np.array([1.0, 0.0]))
+    assert np.isnan(value)
+    assert np.isnan(gradient).all()
+
+
 def test_mode_is_found_wherever_the_prior_goes():
     rng = np.random.default_rng(6)
     data = targets.simulate_gp_classifier(40, random_seed=6)

@@ -14,12 +14,12 @@ D. J. Sutherland and J. Schneider (2015), On the error of random Fourier feature
 """
 
 import inspect
-import warnings
 
 import numpy as np
 
+from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.kernels import Kernel, as_kernel
-from pymc_kameleon.validation import checked_integer, checked_number
+from pymc_kameleon.validation import checked_choice, checked_integer, checked_number
 
 __all__ = [
     "EMBEDDINGS",
@@ -41,14 +41,12 @@ def checked_n_features(n_features, embedding) -> int:
     UserWarning
         If it is odd and "pairs" need an even number: then it is one more.
     """
-    if embedding not in EMBEDDINGS:
-        raise ValueError(f"embedding={embedding!r}: take one of 'pairs', 'shifted'.")
+    checked_choice("embedding", embedding, EMBEDDINGS)
     number = checked_integer("n_features", n_features, 2)
     if embedding == "pairs" and number % 2:
-        warnings.warn(
+        warn_user(
             f"n_features={number} is odd, and embedding='pairs' takes sines and cosines in "
-            f"pairs: there are {number + 1} features.",
-            stacklevel=3,
+            f"pairs: there are {number + 1} features."
         )
         number += 1
     return number

@@ -8,6 +8,7 @@ from pymc_kameleon.kernels.kernel import Kernel
 from pymc_kameleon.kernels.laplacian import Laplacian
 from pymc_kameleon.kernels.matern import Matern
 from pymc_kameleon.kernels.sinc import Sinc, SincSquared
+from pymc_kameleon.validation import checked_choice
 
 __all__ = ["as_kernel"]
 
@@ -67,8 +68,7 @@ def as_kernel(kernel, needs: str = "gradients") -> Kernel:
     ValueError, TypeError
         If it is unknown, or lacks what is needed.
     """
-    if needs not in _OWN:
-        raise ValueError(f"needs={needs!r}: take one of {', '.join(map(repr, _OWN))}.")
+    checked_choice("needs", needs, _OWN)
     if isinstance(kernel, Kernel):
         found = kernel
     elif isinstance(kernel, type) and issubclass(kernel, Kernel) and kernel is not CustomKernel:

@@ -15,6 +15,7 @@ from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
 from pymc_kameleon.latent_gp.evidence.estimators import Evidence, estimate_log_evidence
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
+from pymc_kameleon.validation import checked_choice
 
 __all__ = ["expectation_propagation", "laplace", "log_evidence"]
 
@@ -116,11 +117,9 @@ def log_evidence(
         "laplace": laplace_approximation,
         "ep": expectation_propagation_approximation,
     }
-    if not isinstance(start, GaussianApproximation) and start not in approximate:
-        raise ValueError(
-            f"start={start!r}: take one of {', '.join(map(repr, approximate))}, or what `laplace` "
-            "or `expectation_propagation` returned."
-        )
+    if not isinstance(start, GaussianApproximation):
+        besides = ", or what `laplace` or `expectation_propagation` returned"
+        checked_choice("start", start, approximate, besides)
     function = _function_at(model, f, point, compile_kwargs)
     prior, likelihood = function.prior.gaussian, function.likelihood
     if start != "prior" or transition != "slice":

@@ -71,7 +71,7 @@ def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None)
     this one. Whatever else evaluates the model, such as ``model.compile_logp()``, or a step of PyMC
     that moves one of the inputs, leaves the seed as it is, and sees one fixed, rough surface.
 
-    In such places PyMC 6 says that Numba uses object mode, which means that `fn` runs in Python.
+    There PyMC 6 says that Numba uses object mode, which means that `fn` runs in Python.
 
     References
     ----------

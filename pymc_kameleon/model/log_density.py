@@ -159,7 +159,7 @@ class LogDensity:
         self._seeds = seeds_of(self._outputs)
         self.n_seeds = len(self._seeds)
         self._model = model
-        # PyMC 6 passes {} to a step that it chose itself: nothing that a user asked for.
+        # PyMC 6 passes {} to a step that it chose itself: nothing that a user chose.
         self._compile_kwargs = compile_kwargs or None
         self._function = self._compile(self._outputs)
         self._rest = self._compile(self._outputs[:2]) if terms.estimated and self.shared else None
@@ -254,7 +254,7 @@ class LogDensity:
 
     @property
     def prior_with_gradient(self) -> ModelFunction:
-        """The log prior, two zeros in place of the other terms, and the gradient of the prior."""
+        """The log prior, two zeros instead of the other terms, and the gradient of the prior."""
         zero = pt.constant(0.0)
         return self._compiled_once(
             "prior gradient",

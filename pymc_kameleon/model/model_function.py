@@ -28,7 +28,7 @@ __all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
 _log = logging.getLogger("pymc.kameleon")
 
 CHECKED = Mode(linker="py", optimizer=None)
-"""NumPy checks every shape and every index; for what is asked once, compiling would take longer."""
+"""NumPy checks every shape and every index; for one evaluation, compiling takes longer."""
 
 MADE_ANEW = (
     "_address",

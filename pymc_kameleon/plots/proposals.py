@@ -114,11 +114,11 @@ def plot_proposals(
     _check_density(density)
     history = _history(step)
     if points is None:
-        places = _spread(_required(history, step), pair, n_points)
+        points = _spread(_required(history, step), pair, n_points)
     else:
-        places = _checked_points(points, names)
-    covariances = step.proposal_covariance(places)[:, pair][:, :, pair]
-    contours = _ellipses(places[:, pair], covariances, radius)
+        points = _checked_points(points, names)
+    covariances = step.proposal_covariance(points)[:, pair][:, :, pair]
+    contours = _ellipses(points[:, pair], covariances, radius)
 
     ax = _new_axes() if ax is None else ax
     is_first = not ax.has_data()
@@ -130,7 +130,7 @@ def plot_proposals(
     if show_history and history is not None:
         drawn = _thinned(history)[:, pair]
         ax.plot(*drawn.T, ".", ms=2.5, mew=0, color=HISTORY_COLOR, alpha=0.35, zorder=1)
-    _draw_contours(ax, places[:, pair], contours, color, label)
+    _draw_contours(ax, points[:, pair], contours, color, label)
     if is_first:
         ax.set(xlabel=names[pair[0]][0], ylabel=names[pair[1]][0])
         ranges = np.ptp(shown, axis=0)
@@ -223,14 +223,14 @@ def _checked_points(points, names) -> np.ndarray:
     dim = len(names)
     meaning = f"points of shape (k, {dim}), the raveled unconstrained {_listed(names)}"
     try:
-        places = np.atleast_2d(np.asarray(points, dtype=float))
+        array = np.atleast_2d(np.asarray(points, dtype=float))
     except (TypeError, ValueError) as error:
         raise TypeError(f"points={points!r}: take {meaning}.") from error
-    if places.ndim != 2 or places.shape[1] != dim or not len(places):
+    if array.ndim != 2 or array.shape[1] != dim or not len(array):
         raise ValueError(f"points has shape {np.shape(points)}: take {meaning}.")
-    if not np.all(np.isfinite(places)):
+    if not np.all(np.isfinite(array)):
         raise ValueError(f"points has NaN or infinite entries: take {meaning}, all finite.")
-    return places
+    return array
 
 
 def _thinned(rows: np.ndarray) -> np.ndarray:
@@ -306,12 +306,12 @@ def _relative(log_densities: np.ndarray) -> np.ndarray:
     return np.exp(possible - largest) if np.isfinite(largest) else np.zeros_like(possible)
 
 
-def _log_densities(step, places: np.ndarray) -> np.ndarray:
+def _log_densities(step, points: np.ndarray) -> np.ndarray:
     evaluate, value = step.target.function.plain()[0], np.empty(3)
-    found = np.empty(len(places))
+    found = np.empty(len(points))
     with np.errstate(all="ignore"):
-        for i, place in enumerate(places):
-            evaluate(place, value)
+        for i, point in enumerate(points):
+            evaluate(point, value)
             found[i] = value.sum()
     return found
 

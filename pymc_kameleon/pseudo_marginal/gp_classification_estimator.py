@@ -10,7 +10,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     PropagationState,
     best_seen,
 )
-from pymc_kameleon.latent_gp.approximations.laplace import climb
+from pymc_kameleon.latent_gp.approximations.laplace import newton_mode
 from pymc_kameleon.latent_gp.approximations.site_updates import ParallelSweep
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.pseudo_marginal.importance_sampling import (
@@ -18,7 +18,7 @@ from pymc_kameleon.pseudo_marginal.importance_sampling import (
     estimated_log_marginal_likelihood,
     importance_density,
 )
-from pymc_kameleon.validation import checked_number
+from pymc_kameleon.validation import checked_choice, checked_number
 
 __all__ = ["GPClassificationEstimator"]
 
@@ -84,10 +84,10 @@ class GPClassificationEstimator:
     ):
         self.inputs = _checked_inputs(X)
         self.labels = _checked_labels(y, len(self.inputs))
-        self.likelihood = LIKELIHOODS[_checked_choice("likelihood", likelihood, LIKELIHOODS)](
+        self.likelihood = LIKELIHOODS[checked_choice("likelihood", likelihood, LIKELIHOODS)](
             self.labels
         )
-        self.approximation = _checked_choice("approximation", approximation, APPROXIMATIONS)
+        self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
         self.jitter = checked_number("jitter", jitter, at_least=0.0)
         self.prior_share = checked_number("prior_share", prior_share, at_least=0.0)
         if self.prior_share >= 1.0:
@@ -184,9 +184,9 @@ class GPClassificationEstimator:
 
     def _laplace_sites(self, prior):
         zero = np.zeros(prior.size)
-        end = climb(prior, self.likelihood, zero, zero, NEWTON_TOLERANCE, MAX_NEWTON_STEPS)
-        is_near = end.residual < NEWTON_TOLERANCE
-        mode = end.offset + end.next_step if is_near else end.offset
+        found = newton_mode(prior, self.likelihood, zero, zero, NEWTON_TOLERANCE, MAX_NEWTON_STEPS)
+        is_near = found.residual < NEWTON_TOLERANCE
+        mode = found.offset + found.next_step if is_near else found.offset
         _, slope, second, _ = self.likelihood.terms(mode)
         precision = np.maximum(-second, 0.0)
         return Sites(precision, slope + precision * mode)
@@ -207,12 +207,6 @@ def wrong_lengthscales(shape: tuple, dimension: int) -> str:
         f"lengthscales has shape {shape} and X has {dimension} columns: take one number, the same "
         f"for all columns, or one for each, shape ({dimension},)."
     )
-
-
-def _checked_choice(name, value, choices):
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}={value!r}: take {' or '.join(map(repr, choices))}.")
-    return value
 
 
 def _checked_inputs(X):

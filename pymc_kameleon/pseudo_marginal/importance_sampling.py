@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import solve_triangular
+from scipy.special import logsumexp
 
 from pymc_kameleon.latent_gp.approximations.approximation import whitened_precision_factor
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
@@ -122,7 +123,4 @@ def estimated_log_marginal_likelihood(
     if prior_share > 0:
         log_ratio = np.logaddexp(np.log1p(-prior_share) + log_ratio, np.log(prior_share))
     log_weights = likelihood.elementwise(f).sum(axis=1) - log_ratio
-    largest = log_weights.max()
-    if not np.isfinite(largest):
-        return float(largest)
-    return float(largest + np.log(np.exp(log_weights - largest).sum() / n_importance))
+    return float(logsumexp(log_weights) - np.log(n_importance))

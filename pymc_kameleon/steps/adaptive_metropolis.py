@@ -6,11 +6,13 @@ import numpy as np
 
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["AdaptiveMetropolisStep"]
 
 
+@with_shared_parameters
 class AdaptiveMetropolisStep(MetropolisHastingsStep):
     r"""Random-walk Metropolis with a learnt covariance and scaling.
 
@@ -26,8 +28,7 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Continuous free variables of the model; default all of them.
+    %(vars)s
     scaling : float, optional
         :math:`\lambda`, which multiplies the covariance; default :math:`2.38^2/d`.
     learn_scaling : bool
@@ -37,24 +38,14 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
     initial_covariance : array, shape (d, d), optional
         Start of a learnt covariance. By default the chain first learns the scale of each coordinate
         by moves of one coordinate at a time.
-    target_accept : float, optional
-        Default 0.44 for d = 1, else 0.234.
-    adapt_after_tune : bool
-        Go on learning after tuning, with vanishing steps.
-    steps_per_draw, disperse
-        As for `KameleonStep`.
-    pseudo_marginal : bool
-        The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
-        say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
-        point from which three moves in a row were rejected is drawn again.
-    surrogate : GPSurrogate, optional
-        Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
-        the log-likelihood screens proposals, and a second stage keeps the posterior exact.
-    warm_start : result of `pm.sample` or array (n, d), optional
-        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
-        start.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every PyMC step; see `KameleonStep`.
+    %(target_accept)s
+    %(adapt_after_tune)s
+    %(steps_per_draw)s
+    %(disperse)s
+    %(pseudo_marginal)s
+    %(surrogate)s
+    %(warm_start)s
+    %(pymc)s
 
     Raises
     ------

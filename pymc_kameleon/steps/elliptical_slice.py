@@ -16,7 +16,8 @@ from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
-from pymc_kameleon.validation import checked_integer
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import checked_choice, checked_integer
 
 __all__ = ["EllipticalSliceState", "EllipticalSliceStep"]
 
@@ -37,6 +38,7 @@ class EllipticalSliceState(LatentFunctionState):
     n_fits: float
 
 
+@with_shared_parameters
 class EllipticalSliceStep(LatentFunctionStep):
     """Elliptical slice sampling for the latent function of a Gaussian-process model.
 
@@ -54,15 +56,12 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     Parameters
     ----------
-    vars : list of one variable, optional
-        The latent function: what `pm.gp.Latent(...).prior` or `pm.MvNormal` returned. Not needed if
-        it is the model's only free variable.
+    %(latent_vars)s
     center : {"ep", "laplace", "prior"}
         Which Gaussian the ellipse is of. "ep" and "laplace" need the likelihood's derivatives.
     steps_per_draw : int
         Transitions for each draw that is kept. Two cost hardly more than the draw itself.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every step method of PyMC.
+    %(pymc)s
 
     Raises
     ------
@@ -121,9 +120,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         compile_kwargs=None,
         blocked: bool = True,
     ):
-        if center not in CENTERS:
-            raise ValueError(f"center={center!r}: take one of {', '.join(map(repr, CENTERS))}.")
-        self.center = center
+        self.center = checked_choice("center", center, CENTERS)
         self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
         super().__init__(
             vars,

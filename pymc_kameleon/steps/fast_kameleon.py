@@ -7,11 +7,13 @@ import numpy as np
 from pymc_kameleon.adaptation.feature_covariance import FeatureAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["FastKameleonStep"]
 
 
+@with_shared_parameters
 class FastKameleonStep(MetropolisHastingsStep):
     r"""Kernel Adaptive Metropolis-Hastings on the whole history, by random Fourier features.
 
@@ -35,8 +37,7 @@ class FastKameleonStep(MetropolisHastingsStep):
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Continuous free variables of the model; default all of them.
+    %(vars)s
     kernel : Kernel or str
         Any kernel of `pymc_kameleon.kernels` with a spectrum: `Gaussian()` (default),
         `Matern(smoothness)`, `Laplacian()`, `InverseMultiquadric(exponent)`, `Sinc()`,
@@ -59,35 +60,23 @@ class FastKameleonStep(MetropolisHastingsStep):
         Start of :math:`\eta`. By default that of the warm start, or chosen from the first history.
     learn_scaling : bool
         Learn :math:`\eta` while tuning, from kernel moves.
-    target_accept : float, optional
-        Acceptance that :math:`\eta` is learnt for; default 0.44 for d = 1, else 0.234.
+    %(target_accept)s
     adapt_after_tune : bool
         Go on adding positions to C and learning :math:`\eta` after tuning, with steps that vanish:
         a position has weight 1/t. Coordinates and frequencies stay. False freezes the step, which
         makes it exactly invariant.
-    standardize : bool
-        Work in coordinates whitened by the covariance of the history, which makes all defaults free
-        of scale, and learn each coordinate's scale at the start.
-    global_share : float
-        Share of difference moves in [0, 1].
-    steps_per_draw, disperse
-        As for `KameleonStep`.
-    pseudo_marginal : bool
-        The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
-        say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
-        point from which three moves in a row were rejected is drawn again.
-    surrogate : GPSurrogate, optional
-        Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
-        the log-likelihood screens proposals, and a second stage keeps the posterior exact.
-    warm_start : result of `pm.sample` or array (n, d), optional
-        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
-        start.
+    %(standardize)s
+    %(global_share)s
+    %(steps_per_draw)s
+    %(disperse)s
+    %(pseudo_marginal)s
+    %(surrogate)s
+    %(warm_start)s
     learning_rate : float
         Factor of the steps of the recursion for :math:`\log\eta`.
     learning_decay : float
         Power of the number of kernel moves so far by which these steps fall.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every PyMC step; see `KameleonStep`.
+    %(pymc)s
 
     Raises
     ------

@@ -10,11 +10,13 @@ from pymc.step_methods.compound import Competence
 from pymc_kameleon.adaptation.kernel_covariance import KernelAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["KameleonStep"]
 
 
+@with_shared_parameters
 class KameleonStep(MetropolisHastingsStep):
     r"""Kernel Adaptive Metropolis-Hastings: proposals that follow the local shape of the posterior.
 
@@ -37,64 +39,40 @@ class KameleonStep(MetropolisHastingsStep):
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Continuous free variables of the model; default all of them.
-    kernel : Kernel, str or (value, gradient)
-        `Gaussian()` (default), `Matern(smoothness)`, `Linear()`, `Polynomial(degree)` of
-        `pymc_kameleon.kernels`, one of their names in lower case, or your own as `CustomKernel`.
-    bandwidth : float or "median"
-        Length scale of the kernel, in standardised coordinates if `standardize`. "median" (default)
-        is the median distance within the subsample divided by :math:`\sqrt 2`.
+    %(vars)s
+    %(kernel)s
+    %(bandwidth)s
     n_subsample : int
         Largest number of history points in the subsample, at least 2. The cost of a kernel move is
         linear in it.
     gamma : float, optional
         Standard deviation of the isotropic part of kernel moves, at least 0. Default
         :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones. The first makes larger
-        moves than the acceptance target asks for where the posterior bends sharply, which paid on
+        moves than the acceptance target needs where the posterior bends sharply, which paid on
         all of `targets`; :math:`\nu` then shrinks to its lower bound. A smaller value leaves more
         to the kernel.
     scaling : float, optional
         Start of :math:`\nu`. By default that of the warm start, or chosen from the first subsample.
     learn_scaling : bool
         Learn :math:`\nu` while tuning, from kernel moves.
-    target_accept : float, optional
-        Acceptance that :math:`\nu` is learnt for; default 0.44 for d = 1, else 0.234.
+    %(target_accept)s
     adaptation : callable, optional
         Probability, as a function of the number of transitions so far, that a new subsample is
         drawn before the next one. By default one is drawn at transition counts that grow by 10 %.
-    adapt_after_tune : bool
-        Go on adapting after tuning, ever more rarely. False freezes the step, which makes it
-        exactly invariant.
-    standardize : bool
-        Work in coordinates whitened by the covariance of the history, which makes all defaults free
-        of scale, and learn each coordinate's scale at the start.
-    global_share : float, optional
-        Share of difference moves in [0, 1]; default 0.8.
-    steps_per_draw : int, optional
-        Transitions per stored draw. By default 2d, at least 20 and at most 100, where the model
-        compiles: they run in one compiled call. Where it does not, d, at least 5 and at most 50.
-    disperse : bool
-        Move a chain away from the model's default start before it tunes, as PyMC moves those of
-        NUTS; a start that was given is left alone.
-    pseudo_marginal : bool
-        The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`
-        say: keep the accepted one, which is then a statistic, `estimate`. While tuning, that of a
-        point from which three moves in a row were rejected is drawn again.
-    surrogate : GPSurrogate, optional
-        Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
-        the log-likelihood screens proposals, and a second stage keeps the posterior exact.
-    warm_start : result of `pm.sample` or array (n, d), optional
-        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
-        start.
+    %(adapt_after_tune)s
+    %(standardize)s
+    %(global_share)s
+    %(steps_per_draw)s
+    %(disperse)s
+    %(pseudo_marginal)s
+    %(surrogate)s
+    %(warm_start)s
     learning_rate : float
         Factor of the steps of the recursion for :math:`\log\nu`; 0.5 is the recursion for
         :math:`\log\nu^2` of the published runs.
     learning_decay : float
         Power of the number of kernel moves so far by which these steps fall.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every PyMC step. `compile_kwargs` is for `model.compile_fn`; by default the model is
-        compiled with Numba, or with PyTensor's default linker if it holds a black-box operation.
+    %(pymc)s
 
     Raises
     ------

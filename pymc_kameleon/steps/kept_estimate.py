@@ -1,12 +1,11 @@
 """What is different where the likelihood is an estimate: statistic, tuning and warnings."""
 
 import math
-import sys
-import warnings
 
 import numpy as np
 from pymc.stats.convergence import WarningType
 
+from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.mcmc.chain import ACCEPTED
 
 __all__ = [
@@ -48,24 +47,12 @@ WAIT = 20
 def warn_without(step_name: str, target) -> None:
     """Warn that a step keeps no estimates though its log density has some."""
     if target.estimated_terms:
-        warnings.warn(
+        warn_user(
             f"The likelihood term {', '.join(target.estimated_terms)} is an estimate. Without "
             "pseudo_marginal=True this step draws the estimate of its current point again whenever "
             "another step moves or data change, and such a chain does not sample the posterior. "
-            f"Write {step_name}(pseudo_marginal=True).",
-            UserWarning,
-            stacklevel=_frames_inside(),
+            f"Write {step_name}(pseudo_marginal=True)."
         )
-
-
-def _frames_inside():
-    """Count the frames from `warn_without` to the first one outside of this package and PyMC."""
-    frame, count = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(
-        ("pymc_kameleon", "pymc.")
-    ):
-        frame, count = frame.f_back, count + 1
-    return count
 
 
 def advance_patiently(step, n: int) -> None:

@@ -9,6 +9,7 @@ from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.steps import surrogate_stage
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["MALAStep"]
@@ -18,6 +19,7 @@ COORDINATE_SHARE = 0.1
 where gradients are huge, moves along them are all refused."""
 
 
+@with_shared_parameters
 class MALAStep(MetropolisHastingsStep):
     r"""Metropolis-adjusted Langevin with a learnt preconditioner and step size.
 
@@ -27,15 +29,14 @@ class MALAStep(MetropolisHastingsStep):
 
     ::
 
-        propose x* along the preconditioned gradient; with a surrogate, ask it first
+        propose x* along the preconditioned gradient; with a surrogate, it screens x* first
         evaluate log density and gradient at x*
         accept with probability min(1, p(x*) q(x | x*) / p(x) q(x* | x))
-        while tuning: learn Lambda and delta; teach the surrogate
+        while tuning: learn Lambda and delta; add points to the surrogate
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Continuous free variables of the model; default all of them.
+    %(vars)s
     scaling : float, optional
         Step size :math:`\delta`; default :math:`1.65^2 d^{-1/3}`.
     learn_scaling : bool
@@ -48,18 +49,14 @@ class MALAStep(MetropolisHastingsStep):
         coordinate by moves of one coordinate at a time.
     target_accept : float
         Default 0.574.
-    adapt_after_tune : bool
-        Go on learning after tuning, with vanishing steps.
-    steps_per_draw, disperse
-        As for `KameleonStep`.
+    %(adapt_after_tune)s
+    %(steps_per_draw)s
+    %(disperse)s
     surrogate : GPSurrogate, optional
         Delayed acceptance: a joint Gaussian process of the log-likelihood and its gradient screens
         proposals, and a second stage keeps the posterior exact.
-    warm_start : result of `pm.sample` or array (n, d), optional
-        Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
-        start.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every PyMC step; see `KameleonStep`.
+    %(warm_start)s
+    %(pymc)s
 
     Raises
     ------

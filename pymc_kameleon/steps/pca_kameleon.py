@@ -8,11 +8,13 @@ import numpy as np
 from pymc_kameleon.adaptation.principal_components import PrincipalComponentAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["PCAKameleonStep"]
 
 
+@with_shared_parameters
 class PCAKameleonStep(MetropolisHastingsStep):
     r"""PCA-Kameleon: moves along the principal eigenfunctions of the history's kernel matrix.
 
@@ -37,10 +39,9 @@ class PCAKameleonStep(MetropolisHastingsStep):
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Continuous free variables of the model; default all of them.
-    kernel, bandwidth
-        As for `KameleonStep`.
+    %(vars)s
+    %(kernel)s
+    %(bandwidth)s
     n_subsample : int
         Largest number of history points in the subsample, at least 2. The cost of a kernel move is
         linear in it, that of an update of higher order.
@@ -54,19 +55,21 @@ class PCAKameleonStep(MetropolisHastingsStep):
         Start of every :math:`\nu_j`. By default chosen from the first subsample.
     learn_scaling : bool
         Learn each :math:`\nu_j` while tuning, from moves along its eigenfunction.
-    target_accept : float, optional
-        Acceptance that each :math:`\nu_j` is learnt for; default 0.44 for d = 1, else 0.234.
-    adapt_after_tune, standardize, global_share, steps_per_draw, disperse, pseudo_marginal,
-    surrogate
-        As for `KameleonStep`.
+    %(target_accept)s
+    %(adapt_after_tune)s
+    %(standardize)s
+    %(global_share)s
+    %(steps_per_draw)s
+    %(disperse)s
+    %(pseudo_marginal)s
+    %(surrogate)s
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start. The scalings are learnt anew.
     learning_rate, learning_decay : float
         Factor of the steps of the recursions for :math:`\log\nu_j`, and the power of the number of
         moves along eigenfunction j by which they fall.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every PyMC step; see `KameleonStep`.
+    %(pymc)s
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Make `KameleonStep` PyMC's automatic choice for variables without gradients, when asked to."""
+"""Make `KameleonStep` PyMC's automatic choice for variables without gradients, on request."""
 
 from pymc.step_methods import STEP_METHODS
 

@@ -17,6 +17,7 @@ from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
 )
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
 __all__ = ["RiemannianHMCState", "RiemannianHMCStep"]
@@ -50,6 +51,7 @@ class RiemannianHMCState(LatentFunctionState):
     step_size: float
 
 
+@with_shared_parameters
 class RiemannianHMCStep(LatentFunctionStep):
     """Riemannian manifold HMC for the latent function of a Gaussian-process model.
 
@@ -67,25 +69,25 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     Parameters
     ----------
-    vars : list of one variable, optional
-        The latent function: what `pm.gp.Latent(...).prior` or `pm.MvNormal` returned. Not needed if
-        it is the model's only free variable.
+    %(latent_vars)s
     step_size : float
         First step size while tuning, in the unit of the metric (a Gaussian is crossed in pi / 2);
         the step size throughout with `adapt_step_size=False`.
     n_steps : int
-        Largest number of steps of a trajectory; it is uniform on 1 to `n_steps`.
+        Largest number of steps of a trajectory, which has a uniform one on 1 to `n_steps`.
     n_fixed_point : int or None
         Fixed-point iterations of each implicit equation, without any check, as in the paper; then
         the target is only nearly invariant. None solves them and checks the way back.
     target_accept : float
         Acceptance probability that the step size is learnt for, failures counted as 0.
     adapt_step_size : bool
+        Learn the step size while tuning, towards `target_accept`.
+    random_length : bool
+        Draw the number of steps of each trajectory; False makes `n_steps` every time.
     soft_floor : float or None
         Lower bound of the metric's curvature, smoothed, for a likelihood that is not log-concave. 0
         is none. None finds out whether it is needed.
-    model, rng, initial_point, compile_kwargs, blocked
-        As for every step method of PyMC.
+    %(pymc)s
 
     Raises
     ------

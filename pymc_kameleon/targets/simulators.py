@@ -36,6 +36,9 @@ from scipy.integrate import ODEintWarning, odeint
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from scipy.special import expit
 
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Logit
+from pymc_kameleon.latent_gp.approximations.laplace import newton_mode
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number
 
 __all__ = [
@@ -64,11 +67,8 @@ INITIAL_SHARES = (0.99, 0.01)
 SERIES = ("S", "I")
 
 NEWTON_MAX_STEPS = 100
-NEWTON_MAX_HALVINGS = 30
-NEWTON_TOLERANCE = 1e-5
-"""Size of the last Newton step, relative to 1 + |f|; what is left is of the order of its square."""
-ROUNDING = 1e-12
-"""Relative error of the objective, a loss that does not ask for a shorter step."""
+NEWTON_TOLERANCE = 1e-8
+"""Length of the last Newton step in posterior standard deviations."""
 
 SOLVER_TOLERANCE = 1e-8
 SOLVER_MAX_STEPS = 2000
@@ -322,72 +322,36 @@ def laplace_evidence(covariance: np.ndarray, labels: np.ndarray) -> tuple[float,
     failed = math.nan, np.full(np.shape(covariance), math.nan)
     if not np.isfinite(covariance).all():
         return failed
+    zero = np.zeros(len(labels))
+    prior = Gaussian(zero, covariance, None)
+    likelihood = Logit(2.0 * np.asarray(labels) - 1.0)
     try:
-        mode = _latent_mode(covariance, labels)
-        return failed if mode is None else _evidence_at(covariance, labels, *mode)
+        found = newton_mode(prior, likelihood, zero, zero, NEWTON_TOLERANCE, NEWTON_MAX_STEPS)
+        if not found.residual < NEWTON_TOLERANCE:
+            return failed
+        latent = found.offset + found.next_step
+        weights = found.weights + found.next_weights_step
+        # Twice the exponent of the prior; negative only where K is no covariance.
+        if weights @ latent < -NEWTON_TOLERANCE:
+            return failed
+        return _evidence_at_mode(covariance, likelihood, latent, weights)
     except LinAlgError:
         return failed
 
 
-def _latent_mode(covariance, labels):
-    """Maximise log p(y | f) - f'a / 2 over f = K a by damped Newton steps; (f, a) or None."""
-    latent, weights = np.zeros(len(labels)), np.zeros(len(labels))
-    for _ in range(NEWTON_MAX_STEPS):
-        step = _newton_weights(covariance, labels, latent) - weights
-        move = covariance @ step
-        if np.abs(move).max() <= NEWTON_TOLERANCE * (1.0 + np.abs(latent).max()):
-            return latent + move, weights + step
-        share = _line_search(labels, latent, weights, move, step)
-        latent, weights = latent + share * move, weights + share * step
-    return None
-
-
-def _newton_weights(covariance, labels, latent):
-    """Weights a of the full Newton step from f, without an inverse of K."""
-    probability = expit(latent)
-    curvature = probability * (1.0 - probability)
-    root = np.sqrt(curvature)
-    target = curvature * latent + labels - probability
-    factor = _factor(covariance, root)
-    inner = solve_triangular(factor, root * (covariance @ target), lower=True)
-    return target - root * solve_triangular(factor, inner, lower=True, trans=1)
-
-
-def _line_search(labels, latent, weights, move, step):
-    """Largest 2^-k for which the objective does not fall."""
-    start = _log_joint(latent, weights, labels)
-    least = start - ROUNDING * (1.0 + abs(start))
-    share = 1.0
-    for _ in range(NEWTON_MAX_HALVINGS):
-        if _log_joint(latent + share * move, weights + share * step, labels) >= least:
-            break
-        share *= 0.5
-    return share
-
-
-def _log_joint(latent, weights, labels):
-    return -0.5 * weights @ latent - np.logaddexp(0.0, (1.0 - 2.0 * labels) * latent).sum()
-
-
-def _factor(covariance, root):
-    """Lower Cholesky factor of I + W^(1/2) K W^(1/2)."""
-    matrix = root[:, None] * covariance * root
-    matrix.flat[:: len(root) + 1] += 1.0
-    return cholesky(matrix, lower=True, overwrite_a=True)
-
-
-def _evidence_at(covariance, labels, latent, weights):
-    probability = expit(latent)
-    curvature = probability * (1.0 - probability)
-    root = np.sqrt(curvature)
-    factor = _factor(covariance, root)
-    value = _log_joint(latent, weights, labels) - np.log(np.diag(factor)).sum()
+def _evidence_at_mode(covariance, likelihood, latent, weights):
+    """Return `laplace_evidence` for the mode `latent` = K `weights`."""
+    values, _, second, third = likelihood.terms(latent)
+    root = np.sqrt(-second)
+    inner = root[:, None] * covariance * root
+    inner[np.diag_indices_from(inner)] += 1.0
+    factor = cholesky(inner, lower=True, overwrite_a=True)
+    value = values.sum() - 0.5 * weights @ latent - np.log(np.diag(factor)).sum()
 
     whitened = solve_triangular(factor, np.diag(root), lower=True)
     precision = whitened.T @ whitened
     product = whitened @ covariance
     posterior_variance = np.diag(covariance) - (product**2).sum(axis=0)
-    third = -curvature * (1.0 - 2.0 * probability)
     through_mode = 0.5 * posterior_variance * third
     through_mode -= precision @ (covariance @ through_mode)
     gradient = 0.5 * (np.outer(weights, weights) - precision) + np.outer(through_mode, weights)

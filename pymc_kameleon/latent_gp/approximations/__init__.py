@@ -1,1 +1,1 @@
-"""Gaussians in the place of the posterior of a latent function."""
+"""Gaussian approximations of the posterior of a latent function."""

@@ -1,4 +1,4 @@
-"""A Gaussian in the place of the posterior of a latent function, and what was found on the way."""
+"""Gaussian approximation of the posterior of a latent function."""
 
 from dataclasses import dataclass, field
 from math import factorial
@@ -29,7 +29,7 @@ class GaussianApproximation:
         N(m, K).
     likelihood : FactorisingLikelihood
     sites : Sites
-        One Gaussian factor exp(shift f - precision f^2 / 2) in the place of each exp(l_n), no
+        One Gaussian factor exp(shift f - precision f^2 / 2) instead of each exp(l_n), no
         precision negative: see `n_floored`.
     posterior : Gaussian
         The prior times the sites, normalised.
@@ -196,7 +196,16 @@ def floored(sites: Sites, mean: np.ndarray) -> Sites:
 
 
 def approximation_of(
-    prior: Gaussian, likelihood, sites: Sites, mean: np.ndarray, **report
+    prior: Gaussian,
+    likelihood,
+    sites: Sites,
+    mean: np.ndarray,
+    *,
+    log_evidence: float,
+    method: str,
+    converged: bool,
+    n_iterations: int,
+    residual: float,
 ) -> GaussianApproximation:
     """Make the result, with the negative precisions set to 0.
 
@@ -209,8 +218,8 @@ def approximation_of(
     mean : array, shape (N,)
         Mean of the prior times these sites; it stays when precisions are set to 0, because
         K^-1 (mean - m) = shift - precision mean is kept.
-    **report
-        The remaining fields of the result.
+    log_evidence, method, converged, n_iterations, residual
+        Of the result.
     """
     kept = floored(sites, mean)
     return GaussianApproximation(
@@ -218,6 +227,10 @@ def approximation_of(
         likelihood=likelihood,
         sites=kept,
         posterior=with_sites(prior, kept)[0],
+        log_evidence=log_evidence,
+        method=method,
+        converged=converged,
+        n_iterations=n_iterations,
+        residual=residual,
         n_floored=int(np.sum(sites.precision < 0)),
-        **report,
     )

@@ -3,12 +3,12 @@
 Minka (2001), in the notation of Rasmussen & Williams (2006), section 3.6.
 """
 
-import warnings
 from typing import Literal
 
 import numpy as np
 from scipy.linalg import LinAlgError
 
+from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.latent_gp.approximations.approximation import (
     GaussianApproximation,
     SiteProduct,
@@ -19,7 +19,12 @@ from pymc_kameleon.latent_gp.approximations.site_updates import ParallelSweep, S
 from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments, probit_moments
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
-from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+from pymc_kameleon.validation import (
+    checked_choice,
+    checked_integer,
+    checked_number,
+    checked_share,
+)
 
 __all__ = ["PropagationState", "best_seen", "expectation_propagation_approximation"]
 
@@ -72,7 +77,7 @@ def expectation_propagation_approximation(
     ------
     ValueError
         If an argument is out of its range, `sites` leave no Gaussian, or the sequential schedule
-        is asked for a likelihood that is not probit.
+        is chosen for a likelihood that is not probit.
     FloatingPointError
         If the quadrature does not settle.
 
@@ -92,8 +97,7 @@ def expectation_propagation_approximation(
     no negative precision (see `GaussianApproximation.n_floored`). Where such a posterior has
     several modes, expectation propagation may have several fixed points, or find none.
     """
-    if schedule not in ("parallel", "sequential"):
-        raise ValueError(f"schedule={schedule!r}: take 'parallel' or 'sequential'.")
+    checked_choice("schedule", schedule, ("parallel", "sequential"))
     if schedule == "sequential" and likelihood.probit_labels is None:
         raise ValueError(
             "schedule='sequential' is for a probit likelihood only, whose moments are closed form: "
@@ -120,12 +124,11 @@ def expectation_propagation_approximation(
     state, n_sweeps = best_seen(state, sweep, tolerance, max_sweeps)
     converged = bool(state.residual < tolerance)
     if not converged:
-        warnings.warn(
+        warn_user(
             f"Expectation propagation has not converged: after {n_sweeps} sweeps a marginal is "
             f"still {state.residual:.2g} standard deviations from its tilted moments (tolerance "
             f"{tolerance:g}). These are the best sites seen; their log evidence means little. Take "
-            "more damping (0.5, say), more max_sweeps, or Laplace's approximation.",
-            stacklevel=2,
+            "more damping (0.5, say), more max_sweeps, or Laplace's approximation."
         )
     return approximation_of(
         prior,

@@ -1,11 +1,11 @@
 """Laplace's approximation: a Gaussian about the mode, with the curvature there."""
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 
+from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.latent_gp.approximations.approximation import (
     GaussianApproximation,
     SiteProduct,
@@ -15,7 +15,7 @@ from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number
 
-__all__ = ["Climb", "climb", "laplace_approximation"]
+__all__ = ["NewtonMode", "laplace_approximation", "newton_mode"]
 
 SMALLEST_STEP = 2.0**-40
 """Share of a Newton step below which the line search gives up."""
@@ -86,49 +86,59 @@ def laplace_approximation(
             "The log-likelihood is not finite at the "
             f"{'prior mean' if start is None else 'start'}: give a start where it is."
         )
-    mode = climb(prior, likelihood, weights, offset, tolerance, max_iterations)
-    offset, residual, n_iterations = mode.offset, mode.residual, mode.n_iterations
-    converged = bool(residual < tolerance)
+    found = newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations)
+    converged = found.residual < tolerance
     if not converged:
-        warnings.warn(
-            f"Laplace's approximation has not converged: after {n_iterations} Newton steps the "
-            f"next one is {residual:.2g} standard deviations long (tolerance {tolerance:g}). Take "
-            "more max_iterations, another start, or expectation propagation.",
-            stacklevel=2,
+        warn_user(
+            f"Laplace's approximation has not converged: after {found.n_iterations} Newton steps "
+            f"the next one is {found.residual:.2g} standard deviations long (tolerance "
+            f"{tolerance:g}). Take more max_iterations, another start, or expectation propagation."
         )
-    return _at_mode(
-        prior,
-        likelihood,
-        offset,
-        converged=converged,
-        n_iterations=n_iterations,
-        residual=residual,
-    )
+    return _gaussian_at_mode(prior, likelihood, found, converged)
 
 
 @dataclass(frozen=True)
-class Climb:
-    """Where Newton's method has ended.
+class NewtonMode:
+    """Posterior mode of the latent function as Newton's method has left it.
 
     Attributes
     ----------
     offset : array, shape (N,)
         f - m.
-    next_step : array, shape (N,)
-        What Newton's method would add to it.
+    weights : array, shape (N,)
+        K^-1 (f - m), found without an inverse.
+    next_step, next_weights_step : array, shape (N,)
+        What Newton's method would add to them.
     residual : float
         Length of that in standard deviations of the approximation.
     n_iterations : int
     """
 
     offset: np.ndarray
+    weights: np.ndarray
     next_step: np.ndarray
+    next_weights_step: np.ndarray
     residual: float
     n_iterations: int
 
 
-def climb(prior, likelihood, weights, offset, tolerance, max_iterations) -> Climb:
-    """Climb to the mode by Newton's method from f = m + `offset`, with offset = K weights."""
+def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -> NewtonMode:
+    """Search the posterior mode by Newton's method from f = m + `offset`, offset = K weights.
+
+    Parameters
+    ----------
+    prior : Gaussian
+        N(m, K). K may be singular: its Cholesky factor is not needed.
+    likelihood : FactorisingLikelihood
+    weights, offset : array, shape (N,)
+    tolerance : float
+        As for `laplace_approximation`; so is `max_iterations`.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        If I + W^1/2 K W^1/2 is not positive definite, because K is no covariance.
+    """
     value = _log_posterior(prior, likelihood, weights, offset)
     residual, n_iterations = np.inf, 0
     while n_iterations < max_iterations:
@@ -149,7 +159,7 @@ def climb(prior, likelihood, weights, offset, tolerance, max_iterations) -> Clim
         if not is_uphill:
             break
         weights, offset, value = new_weights, new_offset, new_value
-    return Climb(offset, offset_change, float(residual), n_iterations)
+    return NewtonMode(offset, weights, offset_change, change, float(residual), n_iterations)
 
 
 def _log_posterior(prior, likelihood, weights, offset):
@@ -174,8 +184,8 @@ def _newton_step(prior, weights, offset, slope, curvature):
     return change, offset_change, np.sqrt(max(gradient @ offset_change, 0.0))
 
 
-def _at_mode(prior, likelihood, offset, **report):
-    mode = prior.mean + offset
+def _gaussian_at_mode(prior, likelihood, found, converged):
+    mode = prior.mean + found.offset
     values, slope, second, _ = likelihood.terms(mode)
     sites = Sites(-second, slope - second * mode)
     try:
@@ -186,7 +196,7 @@ def _at_mode(prior, likelihood, offset, **report):
             f"log-concave there ({np.sum(second > 0)} of {prior.size} second derivatives are "
             "positive). Begin elsewhere (start), or use expectation propagation, or the prior."
         ) from error
-    log_evidence = values.sum() - 0.5 * slope @ offset - product.half_log_determinant
+    log_evidence = values.sum() - 0.5 * slope @ found.offset - product.half_log_determinant
     return approximation_of(
         prior,
         likelihood,
@@ -194,5 +204,7 @@ def _at_mode(prior, likelihood, offset, **report):
         mode,
         log_evidence=float(log_evidence),
         method="Laplace",
-        **report,
+        converged=converged,
+        n_iterations=found.n_iterations,
+        residual=found.residual,
     )

@@ -43,7 +43,7 @@ def logit_moments(labels, mean, variance) -> TiltedMoments:
     the normaliser, d log Z / dm = y <s> and d^2 log Z / dm^2 = 2 <s^2> - <s> - <s>^2.
     """
     margin, deviation = labels * mean, np.sqrt(variance)
-    shift = _mode(margin, variance)
+    shift = _tilted_modes(margin, variance)
     g, spacing = _nodes(margin + shift, deviation)
     offset = g - (margin + shift)
     # exp(-|g|) serves the likelihood and its slope.
@@ -86,7 +86,7 @@ def _nodes(mode, deviation):
     return u, step
 
 
-def _mode(margin, variance):
+def _tilted_modes(margin, variance):
     """Find t = y f - y m at the mode to a tenth of a standard deviation: t = v s(y m + t)."""
     lower, upper = np.zeros_like(margin), variance
     t = np.clip(-margin, lower, upper)

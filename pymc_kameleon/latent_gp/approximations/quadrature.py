@@ -90,9 +90,9 @@ class _Grid:
 
     def __init__(self, likelihood, mean, variance):
         self.likelihood, self.mean, self.variance = likelihood, mean, variance
-        self.origin, scale = _mode(likelihood, mean, variance)
+        self.origin, scale = _tilted_modes(likelihood, mean, variance)
         self.offsets, self.scales = [np.zeros_like(mean)], [scale]
-        self._add(*_other_mode(likelihood, mean, variance, self.origin))
+        self._add(*_second_modes(likelihood, mean, variance, self.origin))
         self._bound()
         self._add(*self._bend())
         self.start = self._map(self.lower)[0]
@@ -203,15 +203,15 @@ def _log_tilted(likelihood, f, mean, variance):
     return np.where(np.isfinite(value), value, -np.inf)
 
 
-def _mode(likelihood, mean, variance):
-    """Find a mode of the tilted density, uphill from the best of a few points, and its scale."""
+def _tilted_modes(likelihood, mean, variance):
+    """Find a mode of each tilted density, uphill from the best of a few points, and its scale."""
     starts = mean + np.sqrt(variance) * np.linspace(-3.0, 3.0, 7)[:, None]
     values = np.stack([_log_tilted(likelihood, start, mean, variance) for start in starts])
     best = starts[values.argmax(axis=0), np.arange(len(mean))]
     return _uphill(likelihood, mean, variance, best)
 
 
-def _other_mode(likelihood, mean, variance, mode):
+def _second_modes(likelihood, mean, variance, mode):
     """Uphill from the peak of the likelihood alone, which may lie in the cavity's tail."""
     peak, _ = _uphill(likelihood, mean, 1e4 * variance, mode)
     return _uphill(likelihood, mean, variance, peak)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.special import logsumexp
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.tempered_target import (
@@ -15,7 +16,7 @@ from pymc_kameleon.latent_gp.tempered_target import (
     annealed,
     annealed_from_prior_form,
 )
-from pymc_kameleon.validation import checked_integer
+from pymc_kameleon.validation import checked_choice, checked_integer
 
 __all__ = [
     "Annealed",
@@ -58,8 +59,7 @@ def ladder(n_temperatures: int, spacing: str = "geometric") -> np.ndarray:
         For another spacing, or fewer than two temperatures.
     """
     n_temperatures = checked_integer("n_temperatures", n_temperatures, 2)
-    if spacing not in SPACINGS:
-        raise ValueError(f"spacing={spacing!r}: take one of {', '.join(map(repr, SPACINGS))}.")
+    checked_choice("spacing", spacing, SPACINGS)
     uniform = np.linspace(0.0, 1.0, n_temperatures)
     if spacing == "geometric":
         return np.concatenate([[0.0], np.geomspace(SMALLEST, 1.0, n_temperatures)[1:]])
@@ -203,10 +203,7 @@ def anneal(
 
 def log_mean_exp(log_weights: np.ndarray) -> float:
     """Log of the mean of exp(log_weights), over all of them."""
-    largest = np.max(log_weights)
-    if not np.isfinite(largest):
-        return float(largest)
-    return float(largest + np.log(np.mean(np.exp(log_weights - largest))))
+    return float(logsumexp(log_weights) - np.log(np.size(log_weights)))
 
 
 def effective_size(log_weights: np.ndarray) -> float:

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from pymc_kameleon._compat import pareto_k
 from pymc_kameleon.latent_gp.evidence.annealing import (
     Annealed,
     AnnealingPath,
@@ -13,7 +14,12 @@ from pymc_kameleon.latent_gp.evidence.annealing import (
     log_mean_exp,
     standard_error,
 )
-from pymc_kameleon.latent_gp.evidence.evidence_result import Evidence, warn_of
+from pymc_kameleon.latent_gp.evidence.evidence_result import (
+    AnnealingReport,
+    Evidence,
+    TemperingReport,
+    warn_of,
+)
 from pymc_kameleon.latent_gp.evidence.parallel import run_tasks
 from pymc_kameleon.latent_gp.evidence.parallel_tempering import (
     Estimate,
@@ -29,7 +35,7 @@ from pymc_kameleon.latent_gp.evidence.temperature_transitions import (
 )
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
-from pymc_kameleon.validation import checked_integer
+from pymc_kameleon.validation import checked_choice, checked_integer
 
 __all__ = ["Evidence", "estimate_log_evidence"]
 
@@ -106,8 +112,8 @@ def estimate_log_evidence(
     Warns
     -----
     UserWarning
-        If the effective size of the weights is small, or neighbouring temperatures hardly ever
-        swap.
+        If the effective size of the weights is small, the tail of 100 weights or more is heavy (a
+        Pareto k above 0.7), or neighbouring temperatures hardly ever swap.
 
     Notes
     -----
@@ -121,12 +127,8 @@ def estimate_log_evidence(
     --------
     >>> estimate_log_evidence(prior, likelihood, sites=approximation.sites, cores=4)
     """
-    if method not in DEFAULTS:
-        raise ValueError(f"method={method!r}: take one of {', '.join(map(repr, DEFAULTS))}.")
-    if estimator not in ESTIMATORS:
-        raise ValueError(
-            f"estimator={estimator!r}: take one of {', '.join(map(repr, ESTIMATORS))}."
-        )
+    checked_choice("method", method, DEFAULTS)
+    checked_choice("estimator", estimator, ESTIMATORS)
     name, moves = _transition(transition)
     n_temperatures = (
         DEFAULTS[method]["n_temperatures"] if n_temperatures is None else n_temperatures
@@ -144,20 +146,20 @@ def estimate_log_evidence(
     step_sizes = learn_step_sizes(path, betas, moves, pilot)
     run = dict(cores=cores, description=f"{method}, {name}", progressbar=progressbar)
     common = path, betas, moves, step_sizes
-    report = {"betas": betas, "step_sizes": step_sizes}
+    ladder_report = {"betas": betas, "step_sizes": step_sizes}
     if method == "ais":
         chunks = [list(part) for part in np.array_split(generators, min(cores, n_particles))]
         tasks = [(*common, chunk, n_moves) for chunk in chunks]
         total = len(tasks) * (len(betas) - 1)
-        found = _from_particles(run_tasks(anneal, tasks, total=total, **run), report)
+        parts = run_tasks(anneal, tasks, total=total, **run)
+        found = _from_particles(parts, ladder_report)
     else:
         tasks = [(*common, generator, n_draws, n_tune) for generator in generators]
         total = len(tasks) * (n_draws + n_tune)
-        found = _from_replicates(
-            run_tasks(temper, tasks, total=total, **run), report, path, estimator
-        )
+        parts = run_tasks(temper, tasks, total=total, **run)
+        found = _from_replicates(parts, ladder_report, path, estimator)
     seconds = time.perf_counter() - start
-    evidence = Evidence(**found, seconds=seconds, method=method, transition=name, report=report)
+    evidence = Evidence(**found, seconds=seconds, method=method, transition=name)
     warn_of(evidence)
     return evidence
 
@@ -165,10 +167,7 @@ def estimate_log_evidence(
 def _transition(transition):
     if not isinstance(transition, str):
         return type(transition).__name__, transition
-    if transition not in TRANSITIONS:
-        names = ", ".join(map(repr, TRANSITIONS))
-        raise ValueError(f"transition={transition!r}: take one of {names}.")
-    return transition, TRANSITIONS[transition]()
+    return transition, TRANSITIONS[checked_choice("transition", transition, TRANSITIONS)]()
 
 
 def _checked_sites(sites, prior, likelihood):
@@ -186,32 +185,40 @@ def _checked_sites(sites, prior, likelihood):
     return sites
 
 
-def _from_particles(parts: list[Annealed], report):
+def _from_particles(parts: list[Annealed], ladder_report):
     log_weights = np.concatenate([part.log_weights for part in parts])
-    acceptance = np.concatenate([part.acceptance for part in parts])
-    report["acceptance"] = acceptance.mean(axis=0)
-    report["n_evaluations"] = np.concatenate([part.n_evaluations for part in parts])
+    report = AnnealingReport(
+        **ladder_report,
+        acceptance=np.concatenate([part.acceptance for part in parts]).mean(axis=0),
+        n_evaluations=np.concatenate([part.n_evaluations for part in parts]),
+        pareto_k=pareto_k(log_weights),
+    )
     return {
         "log_evidence": log_mean_exp(log_weights),
         "standard_error": standard_error(log_weights),
         "log_weights": log_weights,
         "effective_size": effective_size(log_weights),
         "draws": np.concatenate([part.draws for part in parts]),
+        "report": report,
     }
 
 
-def _from_replicates(parts: list[Tempered], report, path, estimator):
-    betas, log_ratios = report["betas"], np.array([part.log_ratios for part in parts])
-    swaps = np.mean([part.swap_acceptance for part in parts], axis=0)
-    report["acceptance"] = np.mean([part.acceptance for part in parts], axis=0)
-    report["swap_acceptance"] = swaps
-    report["n_evaluations"] = np.array([part.n_evaluations for part in parts])
+def _from_replicates(parts: list[Tempered], ladder_report, path, estimator):
+    betas, log_ratios = ladder_report["betas"], np.array([part.log_ratios for part in parts])
+    estimates = {}
     for name, estimate in ESTIMATORS.items():
         value, *rest = estimate(betas, log_ratios)
-        report[name] = Estimate(path.log_normaliser + value, *rest)
+        estimates[name] = Estimate(path.log_normaliser + value, *rest)
     separate = [ESTIMATORS[estimator](betas, log_ratios[i : i + 1])[0] for i in range(len(parts))]
     return {
-        **report[estimator]._asdict(),
+        **estimates[estimator]._asdict(),
         "log_weights": path.log_normaliser + np.array(separate),
         "draws": np.concatenate([part.draws for part in parts]),
+        "report": TemperingReport(
+            **ladder_report,
+            acceptance=np.mean([part.acceptance for part in parts], axis=0),
+            n_evaluations=np.array([part.n_evaluations for part in parts]),
+            swap_acceptance=np.mean([part.swap_acceptance for part in parts], axis=0),
+            **estimates,
+        ),
     }

@@ -99,7 +99,7 @@ class HamiltonianTransition:
         Largest length of a trajectory, in the coordinates of `hamiltonian`: pi takes a standard
         normal coordinate from one side to the other.
     most_steps : int
-        Largest number of leapfrog steps, where the step size would ask for more.
+        Largest number of leapfrog steps, where the step size would need more.
     whitened : bool
         See `hamiltonian`.
     target_acceptance : float

@@ -6,6 +6,9 @@ from pytensor.compile.mode import Mode
 from pytensor.gradient import NullTypeGradError, grad
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import Elemwise
 from scipy.special import log_ndtr
 
 from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
@@ -18,7 +21,7 @@ ENDLESS = "local_zero_div"
 """Rewrite of PyTensor 2 that undoes itself without end on second derivatives of some densities."""
 
 IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
-"""For what is asked once: compiling would take longer."""
+"""For what is evaluated once: compiling would take longer."""
 
 PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 """Standard deviations of the points, about the prior mean, where a likelihood is probed."""
@@ -60,7 +63,8 @@ class ModelLikelihood:
         self._model, self._compile_kwargs = model, compile_kwargs
         self.name, self.size = name, size
         self._names = list(terms)
-        graphs = with_stable_normal_cdf([pt.as_tensor(t).astype("float64") for t in terms.values()])
+        graphs = _in_double_precision([pt.as_tensor(t) for t in terms.values()])
+        graphs = with_stable_normal_cdf([t.astype("float64") for t in graphs])
         self._count = model.compile_fn(
             [t.size for t in graphs], inputs=[function], point_fn=False, mode=IN_PYTHON
         )
@@ -224,14 +228,31 @@ class ModelLikelihood:
             moving = np.abs(ones) > 0
             ratios = weighted[moving] / ones[moving]
             order = np.argsort(vector)
-            places = np.clip(np.searchsorted(vector[order], ratios), 1, max(self.size - 1, 1))
-            left, right = order[places - 1], order[np.minimum(places, self.size - 1)]
+            upper = np.clip(np.searchsorted(vector[order], ratios), 1, max(self.size - 1, 1))
+            left, right = order[upper - 1], order[np.minimum(upper, self.size - 1)]
             closer = np.abs(vector[left] - ratios) < np.abs(vector[right] - ratios)
             nearest = np.where(closer, left, right)
             separate &= np.allclose(vector[nearest], ratios, rtol=1e-9)
             owners[moving] = nearest
         if separate:
             self._owners = owners
+
+
+def _in_double_precision(graphs):
+    """Return equal graphs without casts from double to single precision.
+
+    Rounded values hide which observation belongs to which value of the function, and the tails of a
+    normal distribution function.
+    """
+    casts = {
+        v: v.owner.inputs[0]
+        for v in ancestors(graphs)
+        if v.owner is not None
+        and isinstance(v.owner.op, Elemwise)
+        and isinstance(v.owner.op.scalar_op, Cast)
+        and (v.dtype, v.owner.inputs[0].dtype) == ("float32", "float64")
+    }
+    return clone_replace(graphs, replace=casts, rebuild_strict=False) if casts else graphs
 
 
 def _simplified(graph):

@@ -27,7 +27,7 @@ ROUNDING = 1e-6
 """PyTensor rounds a bare sqrt(2.0), and so PyMC its Phi, to single precision."""
 
 NEGATIVE = (-1.5, -4.0, -11.0)
-"""Places that tell log Phi from other functions."""
+"""Points that tell log Phi from other functions."""
 
 EXCESS = (1.0, -2.0, 10.0, -74.0, 706.0, -8162.0, 110410.0)
 """Series in 1/z^2 of (z + rho) |z|."""
@@ -124,8 +124,8 @@ def with_stable_normal_cdf(graphs: list) -> list:
         z = _log_normal_argument(variable)
         if isinstance(operation, COMPARISONS):
             # Phi lies between 0 and 1, so a comparison with either has one outcome.
-            place, bound = variable.owner.inputs[0], _value(variable.owner.inputs[1])
-            if bound in (0.0, 1.0) and _normal_argument(place) is not None:
+            compared, bound = variable.owner.inputs[0], _value(variable.owner.inputs[1])
+            if bound in (0.0, 1.0) and _normal_argument(compared) is not None:
                 outcome = np.array(operation.impl(0.5, bound), dtype=bool)
                 replacements[variable] = pt.full_like(variable, outcome)
         elif isinstance(operation, scalar.Switch) and z is None:
@@ -165,12 +165,12 @@ def _is_tail(graph, z):
         isinstance(_scalar_operation(v), scalar_math.Erfcx) for v in above
     ):
         return False
-    place = pt.tensor(dtype="float64", shape=(1,) * inner.ndim)
-    (replaced,) = clone_replace([graph], replace={inner: place}, rebuild_strict=False)
-    if any(v is not place and not isinstance(v, Constant) for v in graph_inputs([replaced])):
+    argument = pt.tensor(dtype="float64", shape=(1,) * inner.ndim)
+    (replaced,) = clone_replace([graph], replace={inner: argument}, rebuild_strict=False)
+    if any(v is not argument and not isinstance(v, Constant) for v in graph_inputs([replaced])):
         return False
-    evaluate = function([place], replaced, mode="FAST_COMPILE")
-    values = [evaluate(np.full(place.type.shape, x / multiple)).item() for x in NEGATIVE]
+    evaluate = function([argument], replaced, mode="FAST_COMPILE")
+    values = [evaluate(np.full(argument.type.shape, x / multiple)).item() for x in NEGATIVE]
     return np.allclose(values, log_ndtr(NEGATIVE), rtol=ROUNDING)
 
 

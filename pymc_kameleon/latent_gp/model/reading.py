@@ -167,11 +167,11 @@ class LatentFunction:
         """Log densities that depend on f, by name, and the vector that stands for f in them."""
         # Double precision whatever the model's: structure is found by comparing values.
         argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
-        held = _copies(variable if function is None else function)
-        variables = [rv for rv in model.basic_RVs if rv not in held]
+        copies = _copies(variable if function is None else function)
+        variables = [rv for rv in model.basic_RVs if rv not in copies]
         given = clone_replace(
             [*variables, *model.potentials],
-            replace=dict.fromkeys(held, argument),
+            replace=dict.fromkeys(copies, argument),
             rebuild_strict=False,
         )
         rvs, potentials = given[: len(variables)], given[len(variables) :]

@@ -143,9 +143,9 @@ def run_plain(
             cosine, sine = math.cos(angle), math.sin(angle)
             given_back = 0.0
             for i in range(size):
-                place = mean[i] + cosine * (x[i] - mean[i]) + sine * directions[t, i]
-                proposal[i] = place
-                given_back += place * (shift[i] - 0.5 * precision[i] * place)
+                moved = mean[i] + cosine * (x[i] - mean[i]) + sine * directions[t, i]
+                proposal[i] = moved
+                given_back += moved * (shift[i] - 0.5 * precision[i] * moved)
             proposed = evaluate(likelihood, proposal, outputs, counts)
             proposed = scale * (proposed - given_back) if scale > 0.0 else 0.0
             if proposed > threshold:

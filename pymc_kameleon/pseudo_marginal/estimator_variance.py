@@ -1,4 +1,4 @@
-"""How noisy the estimated likelihood of a model is, and how many samples it needs."""
+"""Variance of the log-likelihood estimator of a model, and how many samples it needs."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ MEASUREMENTS = 8
 
 @dataclass(frozen=True)
 class EstimatorSD:
-    """Noise of the estimated log-likelihood at a point.
+    """Standard deviation of the log-likelihood estimator at a point.
 
     Attributes
     ----------
@@ -70,9 +70,9 @@ class EstimatorSD:
         return self.sd
 
     def __str__(self):
-        return "\n".join(filter(None, (self._noise(), self._advice())))
+        return "\n".join(filter(None, (self._precision(), self._advice())))
 
-    def _noise(self):
+    def _precision(self):
         low, high = RECOMMENDED
         if self.n_zero:
             return f"{self.n_zero} of {self.n_estimates} estimates are zero: too few samples."
@@ -170,26 +170,26 @@ def estimator_sd(
     checked_integer("n_estimates", n_estimates, 10)
     checked_number("aim", aim, above=0.0)
     checked_number("max_factor", max_factor, above=0.0)
-    noise = _Noise(model, point, n_estimates, np.random.default_rng(random_seed))
-    now = noise.measure(1.0)
+    estimator = _Estimator(model, point, n_estimates, np.random.default_rng(random_seed))
+    now = estimator.measure(1.0)
     rows, factor, for_zeros = [now], None, False
-    if noise.counts and max_factor > 1.0:
-        rows, factor, for_zeros = _search(noise, now, aim, max_factor)
+    if estimator.counts and max_factor > 1.0:
+        rows, factor, for_zeros = _search(estimator, now, aim, max_factor)
     return EstimatorSD(
         sd=now["sd"],
         standard_error=now["standard_error"],
         n_estimates=n_estimates,
         n_zero=now["n_zero"],
-        n_samples=noise.n_samples(1.0),
-        recommended=None if factor is None else noise.n_samples(factor),
+        n_samples=estimator.n_samples(1.0),
+        recommended=None if factor is None else estimator.n_samples(factor),
         measured=pd.DataFrame(rows).sort_values("factor", ignore_index=True),
         aim=aim,
         needs_more_for_zeros=for_zeros,
     )
 
 
-class _Noise:
-    """Draws the estimated terms of a model at one point, with other numbers of samples."""
+class _Estimator:
+    """The log-likelihood estimator of a model at one point: its variance by number of samples."""
 
     def __init__(self, model, point, n_estimates, rng):
         terms = {v.name: logp for v, logp in likelihood_terms(model) if has_black_box(logp)}
@@ -248,12 +248,12 @@ def _sd_with_error(values):
     return sd, float(squares.std(ddof=1)) / (2.0 * sd * math.sqrt(len(values)))
 
 
-def _search(noise, now, aim, max_factor):
+def _search(estimator, now, aim, max_factor):
     """Measure other numbers of samples, and find the factor of the present ones for `aim`.
 
-    Returns the measurements, the factor or None, and whether zeros ask for more than the aim.
+    Returns the measurements, the factor or None, and whether zeros need more samples than the aim.
     """
-    smallest = 1.0 / max(noise.present.values())
+    smallest = 1.0 / max(estimator.present.values())
     rows = [now]
     while True:
         last, factor = rows[-1], max(_next_factor(rows, aim), smallest)
@@ -261,11 +261,11 @@ def _search(noise, now, aim, max_factor):
             return rows, factor, False
         if any(row["n_zero"] and row["factor"] >= factor for row in rows[:-1]):
             return rows, last["factor"], True
-        if any(noise.n_samples(row["factor"]) == noise.n_samples(factor) for row in rows):
+        if any(estimator.n_samples(row["factor"]) == estimator.n_samples(factor) for row in rows):
             return rows, factor, False
         if factor > max_factor or len(rows) == MEASUREMENTS:
             return rows, None, False
-        rows.append(noise.measure(factor))
+        rows.append(estimator.measure(factor))
 
 
 def _next_factor(rows, aim):

@@ -1,0 +1,74 @@
+"""Docstrings of the steps: every parameter is documented once, and those that are shared appear."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import pymc_kameleon
+from pymc_kameleon.steps.shared_parameters import ENTRIES, with_shared_parameters
+
+STEPS = [name for name in pymc_kameleon.__all__ if name.endswith("Step")]
+
+
+def documented(doc):
+    """Names in the section "Parameters", in the form of numpydoc."""
+    section = inspect.cleandoc(doc).split("Parameters\n----------\n")[1].split("\n\n")[0]
+    heads = [line for line in section.splitlines() if not line.startswith(" ")]
+    return [name.strip() for head in heads for name in head.split(" : ")[0].split(",")]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_parameter_is_documented_once(name):
+    step = getattr(pymc_kameleon, name)
+    arguments = list(inspect.signature(step.__init__).parameters)[1:]
+    assert sorted(documented(step.__doc__)) == sorted(arguments)
+    assert "%(" not in step.__doc__
+    assert max(map(len, inspect.getdoc(step).splitlines())) <= 96
+
+
+def test_entries_take_the_indentation_of_their_line():
+    class Step:
+        """Summary, 10 % of it.
+
+        Parameters
+        ----------
+        %(disperse)s
+        other : {"a", "b"}
+        """
+
+    lines = with_shared_parameters(Step).__doc__.splitlines()
+    first, *rest = ENTRIES["disperse"].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.strip() == first)
+    indent = lines[start].removesuffix(first)
+    assert lines[start + 1 : start + 1 + len(rest)] == [indent + line for line in rest]
+    assert lines[0] == "Summary, 10 % of it."
+    assert lines[start + 1 + len(rest)] == indent + 'other : {"a", "b"}'
+
+
+def test_an_unknown_entry_is_an_error():
+    class Step:
+        """Summary.
+
+        %(no_such_entry)s
+        """
+
+    with pytest.raises(KeyError, match="no_such_entry"):
+        with_shared_parameters(Step)
+
+
+def test_a_class_without_docstring_stays():
+    assert with_shared_parameters(type("Step", (), {})).__doc__ is None
+
+
+@pytest.mark.slow
+def test_import_without_docstrings():
+    code = "import pymc_kameleon as p; assert p.KameleonStep.__doc__ is None"
+    result = subprocess.run(
+        [sys.executable, "-OO", "-c", code + "; print('imported')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "imported\n", result.stderr

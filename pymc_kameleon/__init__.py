@@ -13,6 +13,7 @@ from pymc_kameleon.steps import (
     MALAStep,
     PCAKameleonStep,
     RiemannianHMCStep,
+    SurrogateHMCStep,
 )
 from pymc_kameleon.steps.registration import register, unregister
 from pymc_kameleon.surrogate import GPSurrogate
@@ -28,6 +29,7 @@ __all__ = [
     "MALAStep",
     "PCAKameleonStep",
     "RiemannianHMCStep",
+    "SurrogateHMCStep",
     "diagnostics",
     "dispersed_starts",
     "kernels",

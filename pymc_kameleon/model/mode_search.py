@@ -12,8 +12,6 @@ ENOUGH = 0.5
 
 PATIENCE = 3
 
-VERY_LOW = 1e10
-
 
 class _Found(Exception):
     """The search has come near a mode."""
@@ -36,19 +34,21 @@ def search_mode(
     T. M. Ragonneau (2022), Model-Based Derivative-Free Optimization Methods and Software, PhD
     thesis, The Hong Kong Polytechnic University.
     """
-    best, since, patience = -np.inf, 0, PATIENCE * start.size + 10
-    count = 0
+    best, lowest, since, count = -np.inf, 0.0, 0, 0
 
     def negative(x):
-        nonlocal best, since, count
-        if count >= max_evaluations or since > patience:
+        nonlocal best, lowest, since, count
+        if count >= max_evaluations or since > PATIENCE * start.size + 10:
             raise _Found
         value, count = log_density(x), count + 1
         if value > best + ENOUGH:
             best, since = value, 0
         else:
             since += 1
-        return -value if np.isfinite(value) else VERY_LOW
+        if not np.isfinite(value):  # a wall as high as the landscape, which a quadratic can follow
+            return -lowest
+        lowest = min(lowest, value)
+        return -value
 
     options = {"initial_tr_radius": 0.5, "final_tr_radius": 1e-6, "maxfev": max_evaluations + 1}
     try:

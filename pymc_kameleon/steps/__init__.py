@@ -8,6 +8,7 @@ from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
 from pymc_kameleon.steps.riemannian_hmc import RiemannianHMCStep
+from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 
 __all__ = [
     "AdaptiveMetropolisStep",
@@ -18,4 +19,5 @@ __all__ = [
     "MetropolisHastingsStep",
     "PCAKameleonStep",
     "RiemannianHMCStep",
+    "SurrogateHMCStep",
 ]

@@ -153,8 +153,8 @@ class MALAStep(MetropolisHastingsStep):
     def _loop(self, proposal, is_compiled):
         return langevin.run_compiled if is_compiled else langevin.run_plain
 
-    def _learnt_statistics(self):
-        statistics = super()._learnt_statistics()
+    def _learnt_statistics(self, n_evals):
+        statistics = super()._learnt_statistics(n_evals)
         return statistics | {"step_size": statistics["scaling"]}
 
 

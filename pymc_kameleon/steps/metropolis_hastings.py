@@ -260,7 +260,7 @@ class MetropolisHastingsStep(Step):
             "n_evals": float(evaluations),
             "n_nonfinite": float(nonfinite),
             "n_transitions": float(self.steps_per_draw),
-            **self._learnt_statistics(),
+            **self._learnt_statistics(evaluations),
         }
         if self.stage is not None:
             self.report["calls_made"] += evaluations
@@ -414,8 +414,12 @@ class MetropolisHastingsStep(Step):
             if done < n:
                 with all_or_nothing(learner):
                     learner.update(self.chain.position, self.tune, self.rng)
+                self._explore()
                 self._learn_from(1)
                 done += 1
+
+    def _explore(self):
+        """Evaluate points that the learner wants to know."""
 
     def _learn_from(self, n):
         """Make `n` transitions, no more at a time than the learner has room for."""
@@ -455,7 +459,7 @@ class MetropolisHastingsStep(Step):
         if self.stage is not None:
             self._teach()
 
-    def _learnt_statistics(self):
+    def _learnt_statistics(self, n_evals):
         return self.learner.statistics()
 
     def _loop(self, proposal, is_compiled):

@@ -9,8 +9,10 @@ from pymc.stats.convergence import WarningType
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate.regression import predicted
 from pymc_kameleon.surrogate.trajectory_adaptation import HOPELESS, TrajectoryAdaptation
+from pymc_kameleon.validation import checked_choice
 
 __all__ = ["SurrogateHMCStep"]
 
@@ -22,6 +24,7 @@ MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
 
 
+@with_shared_parameters
 class SurrogateHMCStep(MetropolisHastingsStep):
     r"""Hamiltonian Monte Carlo on a surrogate of the log density, with no gradient of the model.
 
@@ -40,8 +43,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Continuous free variables of the model; default all of them.
+    %(vars)s
     max_centers : int
         Largest number of radial basis functions of the surrogate. Time of a leapfrog step and
         memory grow with it.
@@ -53,8 +55,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         starts, then a random point around it; or where the chain starts.
     steps_per_draw : int
         Transitions a draw, each of one evaluation at most.
-    disperse, warm_start, model, rng, initial_point, compile_kwargs, blocked
-        As for `KameleonStep`. The points of a warm start are evaluated again.
+    %(disperse)s
+    %(warm_start)s
+        They are evaluated again.
+    %(pymc)s
 
     Raises
     ------
@@ -107,9 +111,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        if start not in STARTS:
-            raise ValueError(f'start={start!r}: take "optimize" or "here".')
-        self.start = start
+        self.start = checked_choice("start", start, STARTS)
         super().__init__(
             vars,
             adaptation=TrajectoryAdaptation(max_centers=max_centers),
@@ -162,6 +164,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self.learner.keep(x, value)
         return value if value < np.inf else -np.inf
 
+    def _explore(self):
+        for point in self.learner.wanted:
+            self._evaluate_at(point)
+
     def _search(self):
         """Move the chain from its start to a random point around the mode that a search finds."""
         learner, chain = self.learner, self.chain
@@ -192,12 +198,12 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     # what is shown --------------------------------------------------------------------------------
 
-    def _learnt_statistics(self):
+    def _learnt_statistics(self, n_evals):
         chain, error = self.chain, np.nan
-        if chain.counts[EVALUATIONS] and self.learner.has_learnt:
+        if n_evals and self.learner.has_learnt:
             value = chain.proposed_value[:N_TERMS].sum()
             error = value - predicted(self.learner.surrogate, chain.proposal[None])[0]
-        return super()._learnt_statistics() | {"surrogate_error": error}
+        return super()._learnt_statistics(n_evals) | {"surrogate_error": error}
 
     def _check_tuning(self):
         super()._check_tuning()

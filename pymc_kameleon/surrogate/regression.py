@@ -35,9 +35,11 @@ from pymc_kameleon.surrogate.mean import (
 
 __all__ = [
     "Regression",
+    "Uncertainty",
     "compressed",
     "fit_regression",
     "no_regression",
+    "posterior_covariance",
     "predicted",
     "regression_gradient",
     "regression_value",
@@ -75,6 +77,18 @@ class Regression(NamedTuple):
     centres: Annotated[np.ndarray, floats("d", "centres")]
     weights: Annotated[np.ndarray, floats("centres")]
     hyperparameters: Annotated[np.ndarray, floats("1 + d")]
+
+
+class Uncertainty(NamedTuple):
+    """What a fit knows of its own errors: two Cholesky factors (m, m), and the amplitude.
+
+    `lower` is that of the covariance of the centres, `precision` that of the weights' precision in
+    the coordinates that it whitens.
+    """
+
+    lower: np.ndarray
+    precision: np.ndarray
+    amplitude: float
 
 
 def no_regression(dim: int) -> Regression:
@@ -230,8 +244,8 @@ def fit_regression(
     standardization: Standardization,
     max_centers: int,
     previous: Regression | None = None,
-) -> Regression:
-    """Fit a regression to all evaluations.
+) -> tuple[Regression, Uncertainty]:
+    """Fit a regression to all evaluations, and say how uncertain it is.
 
     Parameters
     ----------
@@ -268,8 +282,9 @@ def fit_regression(
     chosen = np.empty(min(max_centers, len(values)), dtype=np.int64)
     count = _choose_centres(z, 1.0 / noise, chosen.size, chosen)
     centres = np.ascontiguousarray(z[:, chosen[:count]])
-    weights = _ridge(z, centres, residuals, noise, math.exp(hyperparameters[0]))
-    return Regression(standardization, mean, inverse, centres, weights, hyperparameters)
+    weights, uncertainty = _ridge(z, centres, residuals, noise, math.exp(hyperparameters[0]))
+    regression = Regression(standardization, mean, inverse, centres, weights, hyperparameters)
+    return regression, uncertainty
 
 
 def _ridge(z, centres, residuals, noise, amplitude):
@@ -284,6 +299,24 @@ def _ridge(z, centres, residuals, noise, amplitude):
     scaled = linalg.solve_triangular(lower, basis.T / noise, lower=True, check_finite=False)
     gram = linalg.blas.dsyrk(1.0, scaled, lower=1)
     gram[np.diag_indices(m)] += amplitude**-2
-    factor = linalg.cho_factor(gram, lower=True, check_finite=False)
-    solved = linalg.cho_solve(factor, scaled @ (residuals / noise), check_finite=False)
-    return linalg.solve_triangular(lower, solved, lower=True, trans=1, check_finite=False)
+    precision = linalg.cholesky(gram, lower=True, check_finite=False)
+    solved = linalg.cho_solve((precision, True), scaled @ (residuals / noise), check_finite=False)
+    weights = linalg.solve_triangular(lower, solved, lower=True, trans=1, check_finite=False)
+    return weights, Uncertainty(lower, precision, amplitude)
+
+
+def posterior_covariance(
+    regression: Regression, uncertainty: Uncertainty, u: np.ndarray
+) -> np.ndarray:
+    """Covariance (n, n) of the log density at the columns of `u` (d, n), given all evaluations.
+
+    What the centres do not see keeps its prior variance, so it grows away from the evaluations.
+    """
+    z = np.ascontiguousarray(u * regression.inverse_lengthscales[:, None])
+    basis = np.empty((z.shape[1], regression.weights.size))
+    _basis(z, regression.centres, basis)
+    prior, slopes = np.empty((z.shape[1], z.shape[1])), np.empty((z.shape[1], z.shape[1]))
+    correlation_matrix(RATIONAL, z, prior, slopes)
+    seen = linalg.solve_triangular(uncertainty.lower, basis.T, lower=True, check_finite=False)
+    left = linalg.solve_triangular(uncertainty.precision, seen, lower=True, check_finite=False)
+    return uncertainty.amplitude**2 * (prior - seen.T @ seen) + left.T @ left

@@ -30,7 +30,14 @@ from pymc_kameleon.surrogate.regression import (
     regression_value,
 )
 
-__all__ = ["Integrator", "SurrogateTrajectory", "leapfrog", "new_integrator", "tune_integrator"]
+__all__ = [
+    "Integrator",
+    "SurrogateTrajectory",
+    "draw_from_surrogate",
+    "leapfrog",
+    "new_integrator",
+    "tune_integrator",
+]
 
 SHORT_SHARE = 0.2
 """Share of trajectories whose length is drawn log-uniformly, so that some are short."""
@@ -203,6 +210,40 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
             acceptance[n] += accepted / k
             for i in range(dim):
                 jumps[n, i] += accepted * (u[i] - starts[s, i]) ** 2 / k
+
+
+@jit
+def draw_from_surrogate(surrogate, integrator, temperature, points, normals, uniforms):
+    """Move points by Hamiltonian Monte Carlo on the tempered surrogate alone.
+
+    Parameters
+    ----------
+    surrogate : Regression
+    integrator : Integrator
+    temperature : float
+        The target is exp(s / temperature).
+    points : array, shape (k, d)
+        Standardised coordinates, changed in place.
+    normals : array, shape (k, n, d)
+        For n trajectories of each point.
+    uniforms : array, shape (k, n)
+    """
+    dim = points.shape[1]
+    u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
+    work = np.empty(surrogate.weights.size)
+    step_size, radius = integrator.step_size[0], integrator.radius[0]
+    n_steps, root = int(integrator.length[0]), integrator.root
+    for k in range(points.shape[0]):
+        for n in range(normals.shape[1]):
+            for i in range(dim):
+                u[i], momentum[i] = points[k, i], math.sqrt(temperature) * normals[k, n, i]
+            before = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+            regression_gradient(surrogate, u, work, gradient)
+            if leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum):
+                after = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+                if uniforms[k, n] < probability((after - before) / temperature):
+                    for i in range(dim):
+                        points[k, i] = u[i]
 
 
 def tune_integrator(

@@ -28,11 +28,14 @@ from pymc_kameleon.surrogate.regression import (
     Regression,
     fit_regression,
     no_regression,
+    posterior_covariance,
+    regression_value,
     typical_depth,
 )
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     SurrogateTrajectory,
+    draw_from_surrogate,
     new_integrator,
     tune_integrator,
 )
@@ -59,6 +62,17 @@ TRUSTED, HOPELESS = 0.3, 0.05
 BALL = 2.0
 """Trajectories stay within this times the distance of the furthest evaluation that was not very
 low."""
+
+
+EXPLORED = 0.2
+"""Share of the evaluations while tuning that go where the surrogate is uncertain."""
+
+N_CANDIDATES, N_ROUNDS = 400, 3
+"""Points among which those are chosen, and trajectories on the surrogate that each has made."""
+
+OPTIMISM, SURE = 2.0, 0.3
+"""A point may be typical if the surrogate plus so many standard deviations says so; below so large
+a standard deviation there is nothing to learn."""
 
 
 class TrajectoryObserver(NamedTuple):
@@ -130,6 +144,7 @@ class TrajectoryLearner(Learner):
         self.difference_share = 0.5
         self.acceptance = math.nan
         self.next_update = 5 * (dim + 2)
+        self.wanted = ()
         self._difference_scale = 2.38 / math.sqrt(2 * dim)
         self._no_differences = no_differences(dim)
 
@@ -162,9 +177,50 @@ class TrajectoryLearner(Learner):
         return min(n, max(0, self.next_update - int(self.evaluations.count[0])))
 
     def update(self, position, tune, rng):  # noqa: D102
+        uncertainty, self.wanted = self.fit(rng), ()
         count = int(self.evaluations.count[0])
-        self.next_update = max(count + 5, math.ceil(GROWTH * count))
-        self.fit(rng)
+        n_new = max(5, math.ceil((GROWTH - 1.0) * count))
+        if uncertainty is not None:
+            self.wanted = self._uncertain_points(uncertainty, round(EXPLORED * n_new), rng)
+        self.next_update = count + n_new
+
+    def _uncertain_points(self, uncertainty, n, rng):
+        """Points (n, d) that may be typical, and of which the surrogate is the least certain.
+
+        They are picked one by one from hot draws from the surrogate, each as if the ones before
+        were known.
+        """
+        surrogate, dim = self.surrogate, self.dim
+        typical = np.ascontiguousarray(self.differences.T)
+        starts = typical[rng.integers(len(typical), size=N_CANDIDATES)]
+        for part, heat in zip(np.split(starts, 4), (1.0, 2.0, 4.0, 8.0), strict=True):
+            shape = (len(part), N_ROUNDS)
+            draw_from_surrogate(
+                surrogate,
+                self.integrator,
+                1.0 + heat / math.sqrt(dim),
+                part,
+                rng.standard_normal((*shape, dim)),
+                rng.random(shape),
+            )
+        values = np.array([regression_value(surrogate, u) for u in starts])
+        covariance = posterior_covariance(surrogate, uncertainty, np.ascontiguousarray(starts.T))
+        variance = np.diagonal(covariance).copy()
+        lowest = max(regression_value(surrogate, u) for u in typical) - typical_depth(dim)
+        chosen = []
+        for _ in range(n):
+            spread = np.sqrt(np.maximum(variance, 0.0))
+            score = np.where(values + OPTIMISM * spread > lowest, spread, 0.0)
+            best = int(np.argmax(score))
+            if score[best] < SURE:
+                break
+            chosen.append(best)
+            column = covariance[:, best] / math.sqrt(covariance[best, best])
+            covariance = covariance - np.outer(column, column)
+            variance = np.diagonal(covariance).copy()
+            variance[best] = 0.0
+        coordinates = surrogate.standardization
+        return coordinates.location + starts[chosen] @ coordinates.factor.T
 
     def end_tuning(self, position, rng):  # noqa: D102
         if not self.has_learnt and self.evaluations.count[0] > 2 * (self.dim + 1):
@@ -188,7 +244,7 @@ class TrajectoryLearner(Learner):
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
         previous = self.surrogate if self.has_learnt else None
         try:
-            surrogate = fit_regression(
+            surrogate, uncertainty = fit_regression(
                 points, values, coordinates, self.choices.max_centers, previous
             )
             root, step_size, length = tune_integrator(
@@ -200,6 +256,7 @@ class TrajectoryLearner(Learner):
         self.integrator = Integrator(root, *settings, *self.integrator[4:])
         self.surrogate, self.differences = surrogate, typical
         self._judge()
+        return uncertainty
 
     def _judge(self):
         """Let trajectories make the more moves, the better those since the last fit fared."""

@@ -1,0 +1,406 @@
+"""HMC on a surrogate: the regression, the trajectories, the exact ratio, the search, the step."""
+
+import arviz as az
+import models
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from models import begin, drive
+
+from pymc_kameleon import SurrogateHMCStep
+from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.proposals import propose
+from pymc_kameleon.model.mode_search import search_mode
+from pymc_kameleon.surrogate import trajectory
+from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
+from pymc_kameleon.surrogate.regression import (
+    compressed,
+    fit_regression,
+    predicted,
+    regression_gradient,
+    regression_value,
+    typical_depth,
+)
+from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
+from pymc_kameleon.testing import frozen, invariance_p_values
+
+BOUND = 1e-6
+"""Null probability of each p-value below it."""
+
+BANANA = Banana(bananicity=0.1, variance=100.0, dim=2)
+
+
+def fitted(target=BANANA, n=80, max_centers=500, seed=0):
+    points = target.draw(n, np.random.default_rng(seed))
+    values = target.log_density(points)
+    coordinates = standardization(points, np.ones(target.dim))
+    return fit_regression(points, values, coordinates, max_centers), points, values
+
+
+# the regression -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_gradient_is_that_of_the_value(dim):
+    target = CorrelatedGaussian(dim) if dim == 1 else Banana(0.1, dim=dim)
+    regression, _, _ = fitted(target, n=60)
+    rng = np.random.default_rng(1)
+    for u in rng.normal(size=(5, dim)):
+        found = np.empty(dim)
+        regression_gradient(regression, u, np.empty(regression.weights.size), found)
+        steps = 1e-5 * np.eye(dim)
+        expected = [
+            (regression_value(regression, u + h) - regression_value(regression, u - h)) / 2e-5
+            for h in steps
+        ]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
+    regression, points, values = fitted(n=40)
+    u = regression.standardization.whiten(points)
+    y, noise = compressed(values, 2)
+    residuals = y - [mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)]
+    z = (u * regression.inverse_lengthscales[:, None]).T
+    new = np.random.default_rng(2).normal(size=(7, 2)) * regression.inverse_lengthscales
+
+    def covariance(a, b):
+        squared = np.sum((a[:, None] - b[None]) ** 2, axis=2)
+        return np.exp(2 * regression.hyperparameters[0]) * (1 + squared / 16) ** -8
+
+    solved = np.linalg.solve(covariance(z, z) + np.diag(noise**2), residuals)
+    raw = new / regression.inverse_lengthscales
+    prior = [mean_value(regression.mean, row) for row in raw]
+    expected = prior + covariance(new, z) @ solved
+    found = [regression_value(regression, row) for row in raw]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_few_centres_learn_from_all_evaluations():
+    test = BANANA.draw(300, np.random.default_rng(5))
+
+    def error(n):
+        regression = fitted(n=n, max_centers=30)[0]
+        assert regression.weights.size == 30
+        return np.median(np.abs(predicted(regression, test) - BANANA.log_density(test)))
+
+    assert error(400) < 0.5 * error(30)
+
+
+def test_values_far_below_are_very_low_and_in_order():
+    values = np.array([0.0, -1.0, -1e2, -1e4, -1e300, -np.inf, np.nan])
+    found, noise = compressed(values, 3)
+    assert np.all(np.diff(found[:4]) < 0)
+    assert np.all(found[4:] == found[4])
+    np.testing.assert_array_equal(found[:2], values[:2])
+    assert np.all(np.diff(noise) >= 0)
+    assert np.all(np.isfinite(found))
+
+
+def test_points_without_density_do_not_spoil_the_rest():
+    rng = np.random.default_rng(3)
+    points = rng.normal(size=(300, 2))
+    values = np.where(points[:, 0] < 1.0, -0.5 * np.sum(points**2, axis=1), -np.inf)
+    regression = fit_regression(points, values, standardization(points, np.ones(2)), 500)
+    test = rng.normal(size=(300, 2))
+    inside = test[:, 0] < 0.5
+    error = predicted(regression, test[inside]) + 0.5 * np.sum(test[inside] ** 2, axis=1)
+    assert np.median(np.abs(error)) < 0.2
+    far_out = predicted(regression, np.array([[2.0, 0.0], [2.5, 0.5]]))
+    assert np.all(far_out < predicted(regression, np.zeros((1, 2))) - typical_depth(2) / 2)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 40])
+def test_the_mean_falls_in_all_directions(dim):
+    rng = np.random.default_rng(dim)
+    u = rng.normal(size=(dim, 12))
+    mean = fit_confining_mean(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
+    assert np.linalg.eigvalsh(mean.quadratic)[-1] <= -0.05 + 1e-9
+
+
+# trajectories -------------------------------------------------------------------------------------
+
+
+def moved(regression, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
+    u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
+    work = np.empty(regression.weights.size)
+    regression_gradient(regression, u, work, gradient)
+    stays = trajectory.leapfrog(
+        regression, root, step_size, n_steps, radius, gradient, work, u, momentum
+    )
+    return u, momentum, stays
+
+
+def test_leapfrog_is_reversible_and_keeps_volume():
+    regression, _, _ = fitted(Banana(0.1, dim=3))
+    rng = np.random.default_rng(7)
+    root = np.tril(rng.normal(size=(3, 3))) + 2 * np.eye(3)
+    u, momentum = rng.normal(size=(2, 3))
+    there, momentum_there, stays = moved(regression, root, u, momentum, n_steps=6)
+    assert stays
+    back, momentum_back, _ = moved(regression, root, there, -momentum_there, n_steps=6)
+    np.testing.assert_allclose(back, u, atol=1e-9)
+    np.testing.assert_allclose(-momentum_back, momentum, atol=1e-9)
+    start, columns = np.concatenate([u, momentum]), []
+    for h in 1e-6 * np.eye(6):
+        ends = [moved(regression, root, *np.split(start + s * h, 2), n_steps=6) for s in (1, -1)]
+        plus, minus = (np.concatenate(end[:2]) for end in ends)
+        columns.append((plus - minus) / 2e-6)
+    assert np.linalg.det(columns) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
+    regression, _, _ = fitted()
+    rng, n_left = np.random.default_rng(8), 0
+    for _ in range(200):
+        u, momentum = 0.3 * rng.normal(size=2), 1.5 * rng.normal(size=2)
+        there, momentum_there, _ = moved(regression, np.eye(2), u, momentum, n_steps=9)
+        if np.linalg.norm(there) > 2.0:
+            continue
+        _, _, stays = moved(regression, np.eye(2), u, momentum, n_steps=9, radius=2.0)
+        _, _, stays_back = moved(
+            regression, np.eye(2), there, -momentum_there, n_steps=9, radius=2.0
+        )
+        assert stays == stays_back
+        n_left += not stays
+    assert n_left > 3
+
+
+def test_step_size_is_chosen_for_its_acceptance():
+    regression, points, _ = fitted(n=200)
+    u = np.ascontiguousarray(regression.standardization.whiten(points).T)
+    steps = [
+        trajectory.tune_integrator(regression, u, 20.0, share, np.random.default_rng(1))[1]
+        for share in (0.6, 0.9, 0.99)
+    ]
+    assert steps[0] > steps[1] > steps[2] > 0
+
+
+# the exact ratio ----------------------------------------------------------------------------------
+
+
+def p_values(target, spoil=None, n=20_000, steps_per_draw=8, **options):
+    rng = np.random.default_rng(20)
+    step = frozen(
+        SurrogateHMCStep(
+            model=target.model(),
+            warm_start=target.draw(60, rng),
+            steps_per_draw=steps_per_draw,
+            **options,
+        ),
+        21,
+    )
+    draws = target.draw(n, rng)
+    step.step({"x": draws[0]})
+    step.learner.difference_share = 0.0
+    if spoil is not None:
+        spoil(step.learner)
+    statistics = {
+        "quantile statistic": target.quantile_statistic,
+        "|x_1|": lambda x: np.abs(x[:, 0]),
+    }
+    return invariance_p_values(step, draws, target.draw(100_000, rng), statistics), step
+
+
+def wrong_surrogate(learner):
+    rng = np.random.default_rng(4)
+    learner.surrogate.weights[:] *= rng.uniform(0.5, 1.2, learner.surrogate.weights.size)
+    learner.surrogate.mean.linear[:] += 0.5
+
+
+def hot(learner):
+    learner.integrator.hot_share[0] = 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [None, wrong_surrogate, hot])
+def test_exact_draws_of_a_banana_stay_exact(spoil):
+    found, step = p_values(BANANA, spoil)
+    assert min(found.values()) > BOUND, found
+    assert step.chain.outcome[1] > 0
+
+
+@pytest.mark.slow
+def test_exact_draws_of_a_ring_stay_exact():
+    found, _ = p_values(Ring(4.0, 1.0, dim=2))
+    assert min(found.values()) > BOUND, found
+
+
+class HalfBanana(Banana):
+    """A banana without density where x_1 > 3."""
+
+    def model(self):
+        model = super().model()
+        with model:
+            pm.Potential("wall", pt.switch(model["x"][0] > 3.0, -np.inf, 0.0))
+        return model
+
+    def draw(self, n, rng):
+        draws = super().draw(4 * n, rng)
+        return draws[draws[:, 0] <= 3.0][:n]
+
+
+@pytest.mark.slow
+def test_exact_draws_stay_exact_beside_a_region_without_density():
+    target = HalfBanana(bananicity=0.1, variance=100.0, dim=2)
+    found, _ = p_values(target)
+    assert min(found.values()) > BOUND, found
+
+
+def _without_momenta(proposal, chain, normals, uniforms):
+    log_ratio, index = trajectory._propose(proposal, chain, normals, uniforms)
+    return (0.0 if log_ratio > -np.inf else log_ratio), index
+
+
+@pytest.mark.slow
+def test_a_ratio_without_the_momenta_is_caught():
+    try:
+        propose.register(trajectory.SurrogateTrajectory, _without_momenta)
+        found, _ = p_values(
+            BANANA, wrong_surrogate, n=800, steps_per_draw=60, compile_kwargs={"mode": "cvm"}
+        )
+    finally:
+        propose.register(trajectory.SurrogateTrajectory, trajectory._propose)
+    assert min(found.values()) < BOUND, found
+
+
+# the search ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, 2, 8])
+def test_search_comes_near_the_mode_and_counts(dim):
+    target = CorrelatedGaussian(dim) if dim == 1 else Banana(0.03, dim=dim)
+    values = []
+
+    def log_density(x):
+        values.append(float(target.log_density(x[None])[0]))
+        return values[-1]
+
+    search_mode(log_density, np.full(dim, 4.0), 60 + 20 * dim)
+    best = max(target.log_density(target.draw(2000, np.random.default_rng(0))))
+    assert max(values) > best - 1.5
+    assert len(values) <= 60 + 20 * dim
+
+
+def test_search_goes_round_where_there_is_no_density():
+    values = []
+
+    def log_density(x):
+        values.append(-np.inf if x[0] < 0 else -0.5 * np.sum((x - 1.0) ** 2))
+        return values[-1] if len(values) % 7 else np.nan
+
+    search_mode(log_density, np.array([3.0, 3.0]), 200)
+    assert max(values) > -0.5
+
+
+# the step -----------------------------------------------------------------------------------------
+
+
+def test_every_call_of_the_model_is_counted_and_learnt():
+    model, operation = models.black_box()
+    step = SurrogateHMCStep(model=model)
+    begin(step, 1, tune=40)
+    before = operation.calls
+    point, n_evals = model.initial_point(), 0
+    for _ in range(40):
+        point, statistics = step.step(point)
+        n_evals += statistics[0]["n_evals"]
+    assert operation.calls - before == n_evals
+    assert step.learner.evaluations.count[0] == n_evals
+
+
+def test_nothing_is_learnt_after_tuning():
+    step = SurrogateHMCStep(model=BANANA.model())
+    begin(step, 2, tune=150)
+    _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
+    step.stop_tuning()
+    before = step.learner.sampling_state
+    held = [np.copy(part) for part in (*before.surrogate[2:], before.integrator.root)]
+    count = before.evaluations.count.copy()
+    drive(step, point, 50, tune=-1)
+    after = step.learner.sampling_state
+    for old, new in zip(held, (*after.surrogate[2:], after.integrator.root), strict=True):
+        np.testing.assert_array_equal(old, new)
+    np.testing.assert_array_equal(count, after.evaluations.count)
+    assert after.integrator.hot_share[0] == 0.0
+
+
+def test_few_evaluations_are_enough_for_a_curved_posterior():
+    """Errors in units of the Monte Carlo error; null probability about 1e-4 for each bound of 4."""
+    target = Banana(0.03, dim=4)
+    step = SurrogateHMCStep(model=target.model())
+    chains, n_evals = [], 0
+    for seed in range(4):
+        begin(step, seed, tune=400)
+        point, draws = target.model().initial_point(), []
+        for i in range(1000):
+            if i == 400:
+                step.stop_tuning()
+            point, statistics = step.step(point)
+            n_evals += statistics[0]["n_evals"]
+            if i >= 400:
+                draws.append(point["x"])
+        chains.append(draws)
+    chains = np.array(chains)
+    assert n_evals < 4400
+    for k in range(4):
+        x = chains[:, :, k]
+        effective = float(az.ess(x))
+        assert effective > 100
+        expected = target.draw(100_000, np.random.default_rng(9))[:, k]
+        z = (x.mean() - expected.mean()) / (expected.std() / np.sqrt(effective))
+        assert abs(z) < 4
+
+
+def test_a_density_that_is_not_smooth_is_warned_of(caplog):
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=3)
+        pm.Potential("rough", 6.0 * pt.sum(pt.sin(300.0 * x)))
+    step = SurrogateHMCStep(model=model)
+    begin(step, 3, tune=300)
+    _, statistics, _ = drive(step, model.initial_point(), 320, tune=300)
+    told = [s["warning"].message for s in statistics if "warning" in s]
+    assert len([t for t in told if "does not follow the log density" in t]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"start": "there"}, "start='there'"),
+        ({"max_centers": 0}, "max_centers"),
+        ({"target_accept": 1.5}, "target_accept"),
+    ],
+)
+def test_bad_arguments_are_named(options, match):
+    with pytest.raises(ValueError, match=match):
+        SurrogateHMCStep(model=BANANA.model(), **options)
+
+
+def test_many_dimensions_are_warned_of(caplog):
+    SurrogateHMCStep(model=CorrelatedGaussian(40).model())
+    assert "40 dimensions" in caplog.text
+
+
+def test_trajectories_have_no_covariance():
+    step = SurrogateHMCStep(model=BANANA.model())
+    with pytest.raises(NotImplementedError, match="trajectories"):
+        step.proposal_covariance(np.zeros(2))
+
+
+def test_draws_of_a_real_model_through_pm_sample_are_right():
+    model, _ = models.black_box()
+    with model:
+        idata = pm.sample(
+            300,
+            tune=200,
+            chains=2,
+            cores=1,
+            step=SurrogateHMCStep(),
+            random_seed=4,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    sampled = idata.sample_stats
+    assert float(sampled["n_evals"].max()) <= 1.0
+    assert np.nanmedian(np.abs(sampled["surrogate_error"])) < 0.5

@@ -53,7 +53,7 @@ class MALAStep(MetropolisHastingsStep):
     steps_per_draw, disperse
         As for `KameleonStep`.
     surrogate : GPSurrogate, optional
-        Delayed acceptance: a joint Gaussian process of the log-likelihood and its gradient screens
+        Delayed acceptance: a Gaussian process of the log-likelihood and its gradient screens
         proposals, and a second stage keeps the posterior exact.
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
@@ -151,7 +151,7 @@ class MALAStep(MetropolisHastingsStep):
         surrogate_stage.check(self.surrogate, self.target, False, gradients=True)
 
     def _new_stage(self):
-        return surrogate_stage.new_joint_stage(self.surrogate, self.dim)
+        return surrogate_stage.new_stage(self.surrogate, self.dim, gradients=True)
 
     def _loop(self, proposal, is_compiled):
         return langevin.run_compiled if is_compiled else langevin.run_plain

@@ -29,7 +29,6 @@ from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
 from pymc_kameleon.steps.mixing import new_draws, slow_mixing
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
-from pymc_kameleon.surrogate.langevin_delayed_acceptance import JointFirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
@@ -70,7 +69,7 @@ class MetropolisHastingsState(StepMethodState):
     transition: int
     chain: Chain | None
     learner: LearnerState | None
-    stage: FirstStage | JointFirstStage | None
+    stage: FirstStage | None
     returned: np.ndarray | None
     report: dict[str, float]
     configuration: str = field(metadata={"frozen": True})

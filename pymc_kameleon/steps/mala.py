@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it registers itself
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS

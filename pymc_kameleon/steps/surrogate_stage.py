@@ -25,7 +25,6 @@ __all__ = [
     "complaint",
     "configuration",
     "lengths",
-    "new_report",
     "new_stage",
     "refit",
     "statistics",
@@ -167,7 +166,7 @@ def refit(stage, surrogate, chain) -> None:
         if count < max(initial, settings.refit * fitted):
             return
         source, size = stage, min(count, stage.values.size)
-    held = [a[:size].copy() for a in (source.points, source.values, source.gradients)]
+    held = [a[:size] for a in (source.points, source.values, source.gradients)]
     stage.count[1] = count
     try:
         settings.fit_into(process, *held, current_value=chain.value[1])
@@ -179,34 +178,29 @@ def refit(stage, surrogate, chain) -> None:
     stage.is_current[0] = False
 
 
-def new_report() -> dict[str, float]:
-    """Return what `statistics` and `complaint` keep of a chain."""
-    return {"calls_made": 0, "calls_saved": 0, "screened": 0.0, "passed": 0.0}
-
-
 def statistics(stage, report) -> dict[str, float]:
     """Return the statistics since the last call, and add them up in `report`."""
     screened = stage.outcome[SCREENED]
     passed, spread = (
         float(stage.outcome[i] / screened) if screened else np.nan for i in (PASSED, SPREAD)
     )
-    report["screened"] += float(screened)
-    report["passed"] += float(stage.outcome[PASSED])
+    report.screened += float(screened)
+    report.passed += float(stage.outcome[PASSED])
     stage.outcome[:] = 0.0
     return {
         "surrogate_accept": passed,
         "surrogate_sd": spread,
         "n_points": float(stage.process.count[0]),
-        "calls_made": float(report["calls_made"]),
-        "calls_saved": float(report["calls_saved"]),
+        "calls_made": float(report.calls_made),
+        "calls_saved": float(report.calls_saved),
     }
 
 
 def complaint(stage, report, names) -> tuple[WarningType, str] | None:
     """Say what is wrong with a surrogate after tuning, once a chain; None if nothing is."""
-    if "surrogate_told" in report:
+    if "surrogate" in report.told:
         return None
-    message, share = None, report["passed"] / max(report["screened"], 1.0)
+    message, share = None, report.passed / max(report.screened, 1.0)
     if not stage.is_open[0]:
         message = (
             f"The surrogate of {names} was never fitted: tuning gave it {stage.count[0]} "
@@ -218,12 +212,12 @@ def complaint(stage, report, names) -> tuple[WarningType, str] | None:
             f"{stage.process.jitter[0]:.0e} of its variance. The chain is exact, and saves fewer "
             'calls. Try GPSurrogate(kernel="matern52"), or fewer points.'
         )
-    elif report["screened"] >= ENOUGH and share > 0.95:
+    elif report.screened >= ENOUGH and share > 0.95:
         message = (
             f"The surrogate of {names} lets {share:.0%} of all proposals through, so it saves "
             "nothing. Tune longer, raise max_points, or leave it out."
         )
-    elif report["screened"] >= ENOUGH and share < 1e-3:
+    elif report.screened >= ENOUGH and share < 1e-3:
         message = (
             f"The surrogate of {names} lets {share:.1e} of all proposals through, so the chain "
             "hardly moves. Tune longer, or start elsewhere "
@@ -231,5 +225,5 @@ def complaint(stage, report, names) -> tuple[WarningType, str] | None:
         )
     if message is None:
         return None
-    report["surrogate_told"] = 1
+    report.told.add("surrogate")
     return WarningType.BAD_PARAMS, message

@@ -671,11 +671,25 @@ def test_joint_mean_gradient_is_the_gradient_of_the_mean(kernel):
     np.testing.assert_allclose(mean[1:], expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_gradients_of_mean_and_variance_are_those_of_the_joint_posterior(kernel, with_gradients):
+    problem = JointProblem(kernel, 3, 20)
+    process = problem.joint() if with_gradients else problem.process()
+    of_mean, of_variance = np.empty(3), np.empty(3)
+    for x in problem.draw(5):
+        gradient(process, x, of_mean, of_variance)
+        mean, posterior = joint_prediction(process, x)
+        np.testing.assert_allclose([mean[0], posterior[0, 0]], predict(process, x), rtol=1e-9)
+        np.testing.assert_allclose(of_mean, mean[1:], rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(of_variance, 2 * posterior[0, 1:], rtol=1e-7, atol=1e-8)
+
+
 def test_joint_growing_and_removal_equal_the_full_factorisation(kernel):
     problem = JointProblem(kernel, 3, 40)
     full, grown = problem.joint(), problem.joint(41, count=0)
     slopes, x = problem.gradients(problem.points), problem.draw(5)
-    for i in problem.rng.permutation(40):
+    order = problem.rng.permutation(40)
+    for i in order:
         assert extend(grown, problem.points[i], problem.values[i], slopes[i])
     before = snapshot(grown)
     for value, slope in [(1.0, slopes[0]), (-np.inf, slopes[0]), (np.nan, slopes[0])]:
@@ -685,9 +699,16 @@ def test_joint_growing_and_removal_equal_the_full_factorisation(kernel):
     for row in x:
         for one, two in zip(joint_prediction(grown, row), joint_prediction(full, row), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-8, atol=1e-8)
-    remove(full, 17)
+    for name in ("weights", "inverse_blocks"):
+        found, expected = (getattr(a, name)[: 40 * 4].reshape(40, -1) for a in (grown, full))
+        np.testing.assert_allclose(found, expected[order], rtol=1e-6, atol=1e-6)
+    assert remove(full, 17)
     kept = np.arange(40) != 17
     problem.points, problem.values = problem.points[kept], problem.values[kept]
+    for name in ("points", "values", "gradients", "weights", "inverse_blocks", "whitened"):
+        expected = getattr(problem.joint(), name)
+        found = getattr(full, name)[: len(expected)]
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
     for row in x:
         for one, two in zip(
             joint_prediction(full, row), joint_prediction(problem.joint(), row), strict=True

@@ -112,7 +112,7 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
     return (
         WarningType.CONVERGENCE,
         f"The chain of {', '.join(step.target.names)} sticks on an overestimate: no move was "
-        f"accepted in {report['unmoved']} transitions, and the kept log-likelihood is "
+        f"accepted in {report.unmoved} transitions, and the kept log-likelihood is "
         f"{excess:.1f} above that of {N_FRESH} fresh estimates at the same point (standard "
         f"deviation {sd:.1f}). Take more importance samples or particles: {ADVICE}.",
     )

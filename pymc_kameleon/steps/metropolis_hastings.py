@@ -492,7 +492,7 @@ class MetropolisHastingsStep(Step):
             return (
                 WarningType.CONVERGENCE,
                 f"The chain of {names} is stuck: no move was accepted in the last "
-                f"{report['unmoved']} transitions. Tune longer "
+                f"{report.unmoved} transitions. Tune longer "
                 f"(tune={2 * self.default_tune_steps}) or start elsewhere "
                 "(initvals=dispersed_starts(model, chains)).",
             )

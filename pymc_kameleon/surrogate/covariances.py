@@ -73,13 +73,18 @@ def correlations(kernel, z, coordinates, count, size, out):
         Of the value at `z`, or of value and gradient; written.
     """
     asked = out.shape[0]
+    if asked == 1 and size == 1:  # without room for differences, a tenth of a prediction faster
+        squared_distances(z, coordinates, count, out[0])
+        for j in range(count):
+            out[0, j] = radial(kernel, out[0, j])[0]
+        return
     squared, difference = np.empty(count), np.empty(z.size)
     squared_distances(z, coordinates, count, squared)
     for j in range(count):
         value, slope, curvature, _ = radial(kernel, squared[j])
         row = j * size
         out[0, row] = value
-        for k in range(max(asked, size) - 1):
+        for k in range(z.size):
             difference[k] = z[k] - coordinates[k, j]
         for k in range(size - 1):
             out[0, row + 1 + k] = slope * difference[k]
@@ -108,9 +113,9 @@ def correlation_matrix(kernel, coordinates, size, out):
 
 @jit(fastmath=SIMD)
 def lengthscale_slopes(kernel, coordinates, size, weights, out):
-    """Sum `weights` times the derivatives of all correlations in each log lengthscale.
+    """Sum `weights` times the derivatives of correlations in each log lengthscale.
 
-    In z, a log lengthscale moves a difference by minus itself in one coordinate.
+    The sum is over the lower triangle. In z, a log lengthscale moves a difference by minus itself in one coordinate.
 
     Parameters
     ----------
@@ -120,13 +125,12 @@ def lengthscale_slopes(kernel, coordinates, size, weights, out):
     size : int
         Rows of a point, as for `correlations`.
     weights : array, shape (rows, rows)
-        Of a symmetric matrix, the lower triangle.
     out : array, shape (d,)
         Written.
     """
     dim, count = coordinates.shape
-    z, squared = np.empty(dim), np.empty(count)
-    difference, direct = np.empty(dim), np.empty(dim)
+    z, difference = np.empty(dim), np.empty(dim)
+    squared, common = np.empty(count), np.empty(count)
     for k in range(dim):
         out[k] = 0.0
     for i in range(count):
@@ -136,19 +140,23 @@ def lengthscale_slopes(kernel, coordinates, size, weights, out):
         for j in range(i):
             _, slope, curvature, third = radial(kernel, squared[j])
             a, b = i * size, j * size
-            common = slope * weights[a, b]
+            common[j] = slope * weights[a, b]
+            if size == 1:
+                continue
             for k in range(dim):
                 difference[k] = z[k] - coordinates[k, j]
-                direct[k] = 0.0
-            if size > 1:
-                for k in range(dim):
-                    mixed = weights[a, b + 1 + k] - weights[a + 1 + k, b]
-                    forward, backward = 0.0, 0.0
-                    for m in range(dim):
-                        forward += weights[a + 1 + k, b + 1 + m] * difference[m]
-                        backward += weights[a + 1 + m, b + 1 + k] * difference[m]
-                    common += curvature * (mixed * difference[k] + weights[a + 1 + k, b + 1 + k])
-                    common -= third * difference[k] * forward
-                    direct[k] = curvature * (forward + backward) - slope * mixed
             for k in range(dim):
-                out[k] += 2.0 * difference[k] * (difference[k] * common + direct[k])
+                mixed = weights[a, b + 1 + k] - weights[a + 1 + k, b]
+                forward, backward = 0.0, 0.0
+                for m in range(dim):
+                    forward += weights[a + 1 + k, b + 1 + m] * difference[m]
+                    backward += weights[a + 1 + m, b + 1 + k] * difference[m]
+                common[j] += curvature * (mixed * difference[k] + weights[a + 1 + k, b + 1 + k])
+                common[j] -= third * difference[k] * forward
+                direct = curvature * (forward + backward) - slope * mixed
+                out[k] += difference[k] * direct
+        for k in range(dim):
+            total = 0.0
+            for j in range(i):
+                total += common[j] * (z[k] - coordinates[k, j]) ** 2
+            out[k] += total

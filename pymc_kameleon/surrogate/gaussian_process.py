@@ -26,7 +26,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import floats, integers
-from pymc_kameleon.mcmc.linalg import dot, solve_lower, solve_upper
+from pymc_kameleon.mcmc.linalg import dot, solve_lower, solve_lower_rows, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.covariances import correlations, radial
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, mean_gradient, mean_value
@@ -43,7 +43,7 @@ __all__ = [
     "posterior",
     "predict",
     "predict_with_gradient",
-    "prior_mean",
+    "prior_slopes",
     "standardised",
 ]
 
@@ -169,13 +169,11 @@ def _gradient_from_z(process, vector):
 
 
 @jit
-def prior_mean(process, u, out):
-    """Prior mean of the value at `u`, and if `out` has 1 + d entries of the gradient in z."""
-    out[0] = mean_value(process.mean, u)
-    if out.size > 1:
-        mean_gradient(process.mean, u, out[1:])
-        for k in range(u.size):
-            out[1 + k] *= math.exp(process.hyperparameters[1 + k])
+def prior_slopes(process, u, out):
+    """Gradient of the prior mean in z at `u`, into `out` (d,)."""
+    mean_gradient(process.mean, u, out)
+    for k in range(out.size):
+        out[k] *= math.exp(process.hyperparameters[1 + k])
 
 
 @jit
@@ -203,7 +201,8 @@ def posterior(process, z, v, covariance):
     for i in range(size):
         for j in range(rows):
             v[i, j] *= variance
-        solve_lower(process.factor, rows, v[i])
+    solve_lower_rows(process.factor, rows, v)
+    for i in range(size):
         for j in range(i + 1):
             prior = 0.0 if i != j else variance * (1.0 if i == 0 else slope)
             covariance[i, j] = prior - dot(v[i], v[j], rows)
@@ -271,15 +270,13 @@ def predict_with_gradient(process, x, gradient_mean, cross_covariance, gradient_
         Of f; never negative.
     """
     dim, rows = x.size, process.count[0] * block_size(process)
-    u, z, mean = np.empty(dim), np.empty(dim), np.empty(1 + dim)
+    u, z = np.empty(dim), np.empty(dim)
     v, covariance = np.empty((1 + dim, rows)), np.empty((1 + dim, 1 + dim))
     standardised(process, x, u, z)
     posterior(process, z, v, covariance)
-    prior_mean(process, u, mean)
-    for i in range(1 + dim):
-        mean[i] += dot(v[i], process.whitened, rows)
+    prior_slopes(process, u, gradient_mean)
     for k in range(dim):
-        gradient_mean[k] = mean[1 + k]
+        gradient_mean[k] += dot(v[1 + k], process.whitened, rows)
         cross_covariance[k] = covariance[0, 1 + k]
         for i in range(dim):
             gradient_covariance[k, i] = covariance[1 + k, 1 + i]
@@ -295,7 +292,8 @@ def predict_with_gradient(process, x, gradient_mean, cross_covariance, gradient_
         _gradient_from_z(process, column)
         for i in range(dim):
             gradient_covariance[i, k] = column[i]
-    return mean[0], max(0.0, covariance[0, 0])
+    mean = mean_value(process.mean, u) + dot(v[0], process.whitened, rows)
+    return mean, max(0.0, covariance[0, 0])
 
 
 @jit

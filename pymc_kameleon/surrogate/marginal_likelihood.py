@@ -62,10 +62,10 @@ def log_marginal_likelihood(
     fit = target @ weights / variance
     log_determinant = 2 * np.log(np.diagonal(lower)).sum() + 2 * rows * hyperparameters[0]
     value = -0.5 * (fit + log_determinant + rows * math.log(2 * math.pi))
-    inverse = linalg.lapack.dpotri(lower, lower=1)[0]
+    inverse = linalg.lapack.dpotri(lower.T, lower=0)[0].T
     slopes = np.empty(hyperparameters.size)
     slopes[0] = fit - rows
-    of_matrix = 0.5 * (np.outer(weights, weights) / variance - inverse)
+    of_matrix = np.outer(weights / variance, weights) - inverse
     lengthscale_slopes(kernel, coordinates, size, of_matrix, slopes[1:])
     if size > 1:
         # The density is that of gradients in u.

@@ -11,7 +11,9 @@ from pymc_kameleon.mcmc.linalg import (
     delete_row,
     dot,
     solve_lower,
+    solve_lower_rows,
     solve_upper,
+    solve_upper_rows,
 )
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.covariances import correlation_matrix, radial
@@ -21,10 +23,10 @@ from pymc_kameleon.surrogate.gaussian_process import (
     block_size,
     gradient_to_z,
     posterior,
-    prior_mean,
+    prior_slopes,
     standardised,
 )
-from pymc_kameleon.surrogate.mean import Mean
+from pymc_kameleon.surrogate.mean import Mean, mean_value
 
 __all__ = [
     "PREDICTED",
@@ -111,7 +113,9 @@ def extend(process, x, value, gradient):
         root[i, i] += jitter * (1.0 if i == 0 else slope)
     if not cholesky_in_place(root):
         return False
-    _residual(process, u, value, gradient, target)
+    target[0] = value - mean_value(process.mean, u)
+    if size > 1:
+        _gradient_residual(process, u, gradient, target[1:])
     for i in range(size):
         target[i] -= dot(v[i], process.whitened, rows)
     solve_lower(root, size, target)
@@ -123,13 +127,12 @@ def extend(process, x, value, gradient):
         process.whitened[rows + i] = target[i]
         process.weights[rows + i] = target[i]
     solve_upper(root, size, process.weights[rows : rows + size])
-    for i in range(size):
-        solve_upper(process.factor, rows, v[i])
+    solve_upper_rows(process.factor, rows, v)
     _divide(root, v)
     for i in range(size):
         for j in range(rows):
             process.weights[j] -= v[i, j] * target[i]
-    _add_gram_blocks(process, v, 1.0)
+    _add_gram_blocks(v, 1.0, process.inverse_blocks)
     _inverse(root, process.inverse_blocks[rows : rows + size])
     for k in range(dim):
         process.points[count, k] = x[k]
@@ -156,15 +159,15 @@ def remove(process, index):
     columns, root = np.zeros((size, rows)), np.empty((size, size))
     for i in range(size):
         columns[i, first + i] = 1.0
-        solve_lower(process.factor, rows, columns[i])
+    solve_lower_rows(process.factor, rows, columns)
+    for i in range(size):
         for j in range(i + 1):
             root[i, j] = dot(columns[i], columns[j], rows)
     if not cholesky_in_place(root):
         return False
-    for i in range(size):
-        solve_upper(process.factor, rows, columns[i])
+    solve_upper_rows(process.factor, rows, columns)
     _divide(root, columns)
-    _add_gram_blocks(process, columns, -1.0)
+    _add_gram_blocks(columns, -1.0, process.inverse_blocks)
     for i in range(size):
         delete_row(process.factor, rows - i, first)
     for i in range(index, count - 1):
@@ -183,17 +186,6 @@ def remove(process, index):
 
 
 @jit
-def _residual(process, u, value, gradient, out):
-    """Value and gradient in z minus their prior means at `u`, into `out`."""
-    prior = np.empty(out.size)
-    prior_mean(process, u, prior)
-    out[0] = value
-    gradient_to_z(process, gradient, out[1:])
-    for i in range(out.size):
-        out[i] -= prior[i]
-
-
-@jit
 def _divide(root, v):
     """Overwrite `v` (size, rows) with R^-1 v for a lower-triangular R (size, size)."""
     size, rows = v.shape
@@ -201,8 +193,9 @@ def _divide(root, v):
         for k in range(i):
             for j in range(rows):
                 v[i, j] -= root[i, k] * v[k, j]
+        scale = 1.0 / root[i, i]
         for j in range(rows):
-            v[i, j] /= root[i, i]
+            v[i, j] *= scale
 
 
 @jit
@@ -217,32 +210,44 @@ def _inverse(root, out):
 
 
 @jit
-def _add_gram_blocks(process, v, sign):
-    """Add `sign` times the diagonal blocks of v^T v to `inverse_blocks`, for `v` (size, rows)."""
-    size, rows = v.shape
-    for j in range(rows):
-        first = j - j % size
-        for k in range(size):
-            total = 0.0
-            for i in range(size):
-                total += v[i, j] * v[i, first + k]
-            process.inverse_blocks[j, k] += sign * total
+def _add_gram_blocks(v, sign, blocks):
+    """Add `sign` times the diagonal blocks of v^T v to `blocks` (rows, size); `v` is (n, rows)."""
+    rows, size = v.shape[1], blocks.shape[1]
+    for i in range(v.shape[0]):
+        for first in range(0, rows, size):
+            for j in range(first, first + size):
+                for k in range(size):
+                    blocks[j, k] += sign * v[i, j] * v[i, first + k]
 
 
 @jit
 def whiten_rows(process):
     """Compute `whitened` and `weights` from values, gradients and prior mean, in O(rows^2)."""
     count, dim, size = process.count[0], process.points.shape[1], block_size(process)
-    rows, u = count * size, np.empty(dim)
+    rows = count * size
+    u = np.empty(dim)
     for j in range(count):
         for k in range(dim):
             u[k] = process.coordinates[k, j] * math.exp(process.hyperparameters[1 + k])
-        block = process.whitened[j * size : (j + 1) * size]
-        _residual(process, u, process.values[j], process.gradients[j], block)
+        first = j * size
+        process.whitened[first] = process.values[j] - mean_value(process.mean, u)
+        if size > 1:
+            slopes = process.whitened[first + 1 : first + size]
+            _gradient_residual(process, u, process.gradients[j], slopes)
     solve_lower(process.factor, rows, process.whitened)
     for j in range(rows):
         process.weights[j] = process.whitened[j]
     solve_upper(process.factor, rows, process.weights)
+
+
+@jit
+def _gradient_residual(process, u, gradient, out):
+    """Gradient in z minus that of the prior mean at `u`, into `out` (d,)."""
+    slopes = np.empty(u.size)
+    prior_slopes(process, u, slopes)
+    gradient_to_z(process, gradient, out)
+    for k in range(u.size):
+        out[k] -= slopes[k]
 
 
 @jit
@@ -337,8 +342,8 @@ def rebuild(
     lower, process.jitter[0] = _cholesky_with_jitter(matrix)
     amplitude = math.exp(process.hyperparameters[0])
     process.factor[:rows, :rows] = amplitude * lower
-    inverse = linalg.lapack.dtrtri(lower, lower=1)[0].reshape(rows, count, size) / amplitude
-    blocks = np.einsum("rja,rjb->jab", inverse, inverse)
-    process.inverse_blocks[:rows] = blocks.reshape(rows, size)
+    inverse = np.ascontiguousarray(linalg.lapack.dtrtri(lower, lower=1)[0])
+    process.inverse_blocks[:rows] = 0.0
+    _add_gram_blocks(inverse, amplitude**-2, process.inverse_blocks)
     whiten_rows(process)
     return process.jitter[0]

@@ -115,8 +115,8 @@ def correlation_matrix(kernel, coordinates, size, out):
 def lengthscale_slopes(kernel, coordinates, size, weights, out):
     """Sum `weights` times the derivatives of correlations in each log lengthscale.
 
-    The sum is over the lower triangle. In z, a log lengthscale moves a difference by minus itself in
-    one coordinate.
+    The sum is over the lower triangle. In z, a log lengthscale moves a difference by minus itself
+    in one coordinate.
 
     Parameters
     ----------

@@ -11,9 +11,7 @@ from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.budget import add_training_point
-from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate
-from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
-from pymc_kameleon.surrogate.joint_training_set import add_joint_training_point, extend_joint
+from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate, predict_with_gradient
 from pymc_kameleon.surrogate.training_set import extend
 from pymc_kameleon.targets.simulators import logistic_regression
 
@@ -50,59 +48,46 @@ def ask(process, points):
 
 
 @numba.njit
-def ask_joint(process, points):
+def ask_with_gradient(process, points):
     """Predict value and gradient at every row."""
     total, dim = 0.0, points.shape[1]
     mean, cross, covariance = np.empty(dim), np.empty(dim), np.empty((dim, dim))
     for i in range(len(points)):
-        total += predict_joint(process, points[i], mean, cross, covariance)[0]
+        total += predict_with_gradient(process, points[i], mean, cross, covariance)[0]
     return total
 
 
 @numba.njit
 def extend_all(process, points, values, gradients):
     for i in range(len(points)):
-        extend(process, points[i], values[i])
-
-
-@numba.njit
-def extend_all_joint(process, points, values, gradients):
-    for i in range(len(points)):
-        extend_joint(process, points[i], values[i], gradients[i])
+        extend(process, points[i], values[i], gradients[i])
 
 
 @numba.njit
 def learn_all(process, points, values, gradients):
     for i in range(len(points)):
-        add_training_point(process, points[i], values[i], process.points[0])
-
-
-@numba.njit
-def learn_all_joint(process, points, values, gradients):
-    for i in range(len(points)):
-        add_joint_training_point(process, points[i], values[i], gradients[i], process.points[0])
+        add_training_point(process, points[i], values[i], gradients[i], process.points[0])
 
 
 # timing ---------------------------------------------------------------------------------------
 
 
-def examples(n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def examples(n: int, has_gradients: bool, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Points (n, d), values and gradients of a log-likelihood with heavier tails than a Gaussian.
 
     It is the sum over coordinates of -4 log cosh x.
     """
     points = rng.standard_normal((n, DIM))
-    return points, -4.0 * np.log(np.cosh(points)).sum(axis=1), -4.0 * np.tanh(points)
+    gradients = -4.0 * np.tanh(points) if has_gradients else np.empty((n, 0))
+    return points, -4.0 * np.log(np.cosh(points)).sum(axis=1), gradients
 
 
-def fitted(data, capacity: int, is_joint: bool) -> Process | JointProcess:
+def fitted(data, capacity: int) -> Process:
     """Return a process that holds these points and has room for `capacity` of them."""
-    points, values, gradients = data
-    surrogate = GPSurrogate(max_points=capacity * (DIM + 1) if is_joint else capacity)
-    if not is_joint:
-        return surrogate.fitted(points, values)
-    process = surrogate.new_joint_process(DIM)
-    surrogate.fit_joint_into(process, points, values, gradients)
+    has_gradients = data[2].shape[1] > 0
+    surrogate = GPSurrogate(max_points=capacity * (1 + data[2].shape[1]))
+    process = surrogate.new_process(DIM, has_gradients)
+    surrogate.fit_into(process, *data)
     return process
 
 
@@ -117,36 +102,26 @@ def seconds(function: Callable, blocks: int, prepare: Callable = tuple) -> float
     return float(np.median(times[1:]))
 
 
-def cost(size: int, is_joint: bool, arguments) -> dict[str, float]:
+def cost(size: int, has_gradients: bool, arguments) -> dict[str, float]:
     """Return a row: `size` counts numbers, a point with its gradient d + 1 of them."""
     rng, blocks = np.random.default_rng(SEED), arguments.blocks
-    n = size // (DIM + 1) if is_joint else size
-    data, new = examples(n, rng), examples(TAUGHT, rng)
-    proposals = examples(arguments.proposals, rng)[0]
-    process = fitted(data, n, is_joint)
-    asked = ask_joint if is_joint else ask
-    extended, learnt = (extend_all_joint, learn_all_joint) if is_joint else (extend_all, learn_all)
+    n = size // (DIM + 1) if has_gradients else size
+    data, new = examples(n, has_gradients, rng), examples(TAUGHT, has_gradients, rng)
+    proposals = examples(arguments.proposals, has_gradients, rng)[0]
+    process, asked = fitted(data, n), ask_with_gradient if has_gradients else ask
     predict = seconds(partial(asked, process, proposals), blocks) / len(proposals)
     few = min(blocks, 3)
-    extending = seconds(extended, few, lambda: (fitted(data, n + TAUGHT, is_joint), *new))
-    learning = seconds(learnt, few, lambda: (fitted(data, n, is_joint), *new))
+    extending = seconds(extend_all, few, lambda: (fitted(data, n + TAUGHT), *new))
+    learning = seconds(learn_all, few, lambda: (fitted(data, n), *new))
     before = [part[: round(n / GPSurrogate().refit)] for part in data]
-    refitting = seconds(fit_again, few, lambda: (fitted(before, n, is_joint), data, is_joint))
-    row = {"surrogate": "value and gradient" if is_joint else "value", "dim": DIM, "points": n}
+    fit_again = GPSurrogate().fit_into
+    refitting = seconds(fit_again, few, lambda: (fitted(before, n), *data))
+    row = {"surrogate": "value and gradient" if has_gradients else "value", "dim": DIM, "points": n}
     row |= {"us, predict": 1e6 * predict, "us, extend": 1e6 * extending / TAUGHT}
     row |= {"us, learn when full": 1e6 * learning / TAUGHT, "ms, refit": 1e3 * refitting}
-    if not is_joint and size in BOUNDS:
+    if not has_gradients and size in BOUNDS:
         row |= mark(row["us, predict"], BOUNDS[size])
     return row
-
-
-def fit_again(process, data, is_joint: bool):
-    """Fit a process that holds points already, from the hyperparameters that it has."""
-    surrogate = GPSurrogate()
-    if is_joint:
-        surrogate.fit_joint_into(process, *data)
-    else:
-        surrogate.fit_into(process, *data[:2])
 
 
 def show_costs(arguments):
@@ -160,9 +135,9 @@ def show_costs(arguments):
         f"Medians over {arguments.blocks} blocks (3 where a process is fitted for each).",
     )
     rows = []
-    for is_joint in (False, True):
+    for has_gradients in (False, True):
         for size in arguments.sizes:
-            rows.append(cost(size, is_joint, arguments))
+            rows.append(cost(size, has_gradients, arguments))
             print(".", end="", flush=True)
     print()
     show(rows)

@@ -472,7 +472,7 @@ def sticking(make_step, overestimate, **options):
         step = make_step(pseudo_marginal=True, **options)
     _, _, point = models.run(step, model, 1500, tune=1500)
     step.stop_tuning()
-    step.report.pop("pending", None)
+    step.report.pending = None
     step.chain.value[2] += overestimate
     estimate.calls = 0
     _, statistics, _ = models.drive(step, point, 1200 // step.steps_per_draw, tune=-1)

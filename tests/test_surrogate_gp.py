@@ -10,7 +10,7 @@ import pytest
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.surrogate.budget import add_training_point, least_useful, remove
+from pymc_kameleon.surrogate.budget import add_training_point, least_useful
 from pymc_kameleon.surrogate.configuration import MEANS
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.gaussian_process import (
@@ -18,21 +18,14 @@ from pymc_kameleon.surrogate.gaussian_process import (
     log_surrogate,
     new_process,
     predict,
-)
-from pymc_kameleon.surrogate.joint_likelihood import joint_log_marginal_likelihood
-from pymc_kameleon.surrogate.joint_process import new_joint_process, predict_joint
-from pymc_kameleon.surrogate.joint_training_set import (
-    add_joint_training_point,
-    extend_joint,
-    least_useful_joint,
-    rebuild_joint,
-    remove_joint,
+    predict_with_gradient,
 )
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters, log_marginal_likelihood
 from pymc_kameleon.surrogate.mean import Mean, fit_mean, mean_gradient, mean_value
-from pymc_kameleon.surrogate.training_set import extend, follow, rebuild, set_prior
+from pymc_kameleon.surrogate.training_set import extend, follow, rebuild, remove, set_prior
 
 KERNELS = list(COVARIANCES)
+NO_GRADIENT = np.empty(0)
 
 
 def inverse(matrix):
@@ -111,9 +104,9 @@ class Problem:
             process,
             self.points[:count],
             self.values[:count],
-            self.hyperparameters,
-            self.mean,
-            self.standardization,
+            hyperparameters=self.hyperparameters,
+            mean=self.mean,
+            standardization=self.standardization,
         )
         return process
 
@@ -197,11 +190,11 @@ def test_growing_by_points_equals_the_full_factorisation(kernel):
     problem = Problem(kernel, 5, 500)
     full, grown = problem.process(), problem.process(500, count=0)
     order = problem.rng.permutation(500)
-    assert all(extend(grown, problem.points[i], problem.values[i]) for i in order)
+    assert all(extend(grown, problem.points[i], problem.values[i], NO_GRADIENT) for i in order)
     x = problem.draw(50)
     np.testing.assert_allclose(predictions(grown, x), predictions(full, x), rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(grown.weights, full.weights[order], rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(grown.inverse_diagonal, full.inverse_diagonal[order], rtol=1e-8)
+    np.testing.assert_allclose(grown.inverse_blocks, full.inverse_blocks[order], rtol=1e-8)
 
 
 def test_what_is_predicted_already_or_finds_no_room_changes_nothing(kernel):
@@ -209,25 +202,25 @@ def test_what_is_predicted_already_or_finds_no_room_changes_nothing(kernel):
     process = problem.process(21)
     before = snapshot(process)
     for point, value in zip(problem.points, problem.values, strict=True):
-        assert not extend(process, point, value)
-    assert not extend(process, np.array([0.1, np.nan]), 1.0)
+        assert not extend(process, point, value, NO_GRADIENT)
+    assert not extend(process, np.array([0.1, np.nan]), 1.0, NO_GRADIENT)
     assert snapshot(process) == before
     new = problem.draw(2)
-    assert extend(process, new[0], 1.0)
+    assert extend(process, new[0], 1.0, NO_GRADIENT)
     before = snapshot(process)
-    assert not extend(process, new[1], 1.0)
+    assert not extend(process, new[1], 1.0, NO_GRADIENT)
     assert snapshot(process) == before
 
 
 def test_low_and_non_finite_values_are_censored(kernel):
     process = new_process(COVARIANCES[kernel], 10, 1, 60.0)
-    assert not extend(process, np.array([0.0]), -np.inf)
-    assert not extend(process, np.array([0.0]), np.nan)
-    assert extend(process, np.array([0.0]), -5.0)
+    assert not extend(process, np.array([0.0]), -np.inf, NO_GRADIENT)
+    assert not extend(process, np.array([0.0]), np.nan, NO_GRADIENT)
+    assert extend(process, np.array([0.0]), -5.0, NO_GRADIENT)
     for x, value in enumerate([-1e300, -np.inf, np.nan, np.inf, -64.0, -66.0], start=1):
-        assert extend(process, np.array([3.0 * x]), value)
+        assert extend(process, np.array([3.0 * x]), value, NO_GRADIENT)
     np.testing.assert_array_equal(process.values[:7], [-5, -65, -65, -65, -65, -64, -65])
-    assert extend(process, np.array([30.0]), 10.0)
+    assert extend(process, np.array([30.0]), 10.0, NO_GRADIENT)
     assert process.censoring[0] == -50
     rebuild(process, process.points[:8].copy(), process.values[:8].copy())
     np.testing.assert_array_equal(process.values[:8], [-5, -50, -50, -50, -50, -50, -50, 10])
@@ -267,7 +260,7 @@ def test_removal_equals_a_process_without_the_point(kernel, index):
     )
     without = problem.process()
     np.testing.assert_allclose(predictions(process, x), predictions(without, x), atol=1e-9)
-    for name in ("points", "values", "weights", "inverse_diagonal", "whitened"):
+    for name in ("points", "values", "weights", "inverse_blocks", "whitened"):
         found, expected = getattr(process, name)[:29], getattr(without, name)
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
 
@@ -293,7 +286,7 @@ def test_a_full_process_stays_right_and_keeps_the_current_point(kernel):
     replaced = 0
     for x in problem.draw(300):
         before = snapshot(process)
-        changed = add_training_point(process, x, problem.function(x[None])[0], current)
+        changed = add_training_point(process, x, problem.function(x[None])[0], NO_GRADIENT, current)
         assert changed == (snapshot(process) != before)
         replaced += changed
         assert process.count[0] == 40
@@ -306,15 +299,15 @@ def test_a_full_process_stays_right_and_keeps_the_current_point(kernel):
     np.testing.assert_allclose(predictions(process, x), expected, rtol=1e-7, atol=1e-7)
     fresh = copy.deepcopy(process)
     rebuild(fresh, process.points.copy(), process.values.copy())
-    np.testing.assert_allclose(process.inverse_diagonal, fresh.inverse_diagonal, rtol=1e-3)
+    np.testing.assert_allclose(process.inverse_blocks, fresh.inverse_blocks, rtol=1e-3)
 
 
 def test_budget_of_one_point_never_gives_up_the_current_one(kernel):
     process = new_process(COVARIANCES[kernel], 1, 1, 60.0)
     current = np.zeros(1)
-    assert add_training_point(process, current, 1.0, current)
-    assert not add_training_point(process, np.ones(1), 2.0, current)
-    assert add_training_point(process, np.ones(1), 9.0, np.ones(1))
+    assert add_training_point(process, current, 1.0, NO_GRADIENT, current)
+    assert not add_training_point(process, np.ones(1), 2.0, NO_GRADIENT, current)
+    assert add_training_point(process, np.ones(1), 9.0, NO_GRADIENT, np.ones(1))
     assert process.points[0, 0] == 1.0
 
 
@@ -332,7 +325,10 @@ def test_marginal_likelihood_and_its_gradient(kernel, dim):
     problem = Problem(kernel, dim, 6 if dim == 1 else 25)
     u = problem.whiten(problem.points)
     found, slopes = log_marginal_likelihood(
-        COVARIANCES[kernel], np.ascontiguousarray(u.T), problem.values, problem.hyperparameters
+        COVARIANCES[kernel],
+        np.ascontiguousarray(u.T),
+        problem.values[None],
+        problem.hyperparameters,
     )
     matrix = covariance(kernel, u, u, problem.hyperparameters).astype(float)
     matrix += 1e-8 * np.exp(2 * problem.hyperparameters[0]) * np.eye(len(u))
@@ -343,7 +339,7 @@ def test_marginal_likelihood_and_its_gradient(kernel, dim):
     assert found == pytest.approx(expected, rel=1e-8)
     differences = difference_gradient(
         lambda h: log_marginal_likelihood(
-            COVARIANCES[kernel], np.ascontiguousarray(u.T), problem.values, h
+            COVARIANCES[kernel], np.ascontiguousarray(u.T), problem.values[None], h
         )[0],
         problem.hyperparameters,
     )
@@ -357,9 +353,9 @@ def test_hyperparameters_are_found_again(kernel):
     matrix = covariance(kernel, u, u, truth).astype(float) + 1e-8 * np.eye(200)
     values = np.linalg.cholesky(matrix) @ rng.normal(size=200)
     u = np.ascontiguousarray(u.T)
-    found = fit_hyperparameters(COVARIANCES[kernel], u, values)
+    found = fit_hyperparameters(COVARIANCES[kernel], u, values[None])
     np.testing.assert_allclose(found, truth, atol=0.7)
-    again = fit_hyperparameters(COVARIANCES[kernel], u, values, found + 0.2)
+    again = fit_hyperparameters(COVARIANCES[kernel], u, values[None], found + 0.2)
     np.testing.assert_allclose(again, found, atol=0.02)
 
 
@@ -377,9 +373,10 @@ def test_mean_and_its_gradient(dim):
 def test_a_concave_quadratic_is_fitted_exactly(with_gradients):
     mean, dim = Problem("matern52", 3, 5).mean, 3
     u = np.random.default_rng(1).normal(size=(dim, 30))
-    gradients = mean.linear[:, None] + mean.quadratic @ u if with_gradients else None
-    shifted = quadratic_mean(mean, u.T) - 1e6
-    found = fit_mean(True, u, shifted, gradients)
+    targets = quadratic_mean(mean, u.T)[None] - 1e6
+    if with_gradients:
+        targets = np.concatenate([targets, mean.linear[:, None] + mean.quadratic @ u])
+    found = fit_mean(True, u, targets)
     np.testing.assert_allclose(found.constant + 1e6, mean.constant, atol=1e-8)
     np.testing.assert_allclose(found.linear, mean.linear, atol=1e-8)
     np.testing.assert_allclose(found.quadratic, mean.quadratic, atol=1e-8)
@@ -388,11 +385,11 @@ def test_a_concave_quadratic_is_fitted_exactly(with_gradients):
 def test_a_fitted_quadratic_is_concave_and_few_points_give_a_constant():
     rng = np.random.default_rng(2)
     u = rng.normal(size=(2, 40))
-    saddle = u[0] ** 2 - u[1] ** 2 + u[0]
+    saddle = (u[0] ** 2 - u[1] ** 2 + u[0])[None]
     eigenvalues = np.linalg.eigvalsh(fit_mean(True, u, saddle).quadratic)
     assert eigenvalues[0] < -0.5
     assert eigenvalues[1] <= 1e-12
-    for few in (fit_mean(True, u[:, :11], saddle[:11]), fit_mean(False, u, saddle)):
+    for few in (fit_mean(True, u[:, :11], saddle[:, :11]), fit_mean(False, u, saddle)):
         assert not np.any(few.linear)
         assert not np.any(few.quadratic)
         assert np.isfinite(few.constant[0])
@@ -447,7 +444,9 @@ def test_fitting_again_in_place_starts_from_what_was_known():
     process = surrogate.new_process(2)
     surrogate.fit_into(process, problem.points[:30], problem.values[:30])
     for i in range(30, 60):
-        add_training_point(process, problem.points[i], problem.values[i], problem.points[0])
+        add_training_point(
+            process, problem.points[i], problem.values[i], NO_GRADIENT, problem.points[0]
+        )
     count = process.count[0]
     surrogate.fit_into(process, process.points[:count], process.values[:count])
     assert process.count[0] == count
@@ -582,13 +581,11 @@ class JointProblem(Problem):
 
     def joint(self, capacity=None, count=None):
         capacity = len(self.points) if capacity is None else capacity
-        process = new_joint_process(COVARIANCES[self.kernel], capacity, self.dim, 1e6)
+        process = new_process(COVARIANCES[self.kernel], capacity, self.dim, 1e6, gradients=True)
         given = (a[:count] for a in (self.points, self.values, self.gradients(self.points)))
-        prior = (self.hyperparameters, self.mean, self.standardization)
+        set_prior(process, self.hyperparameters, self.mean, self.standardization)
         if count != 0:
-            rebuild_joint(process, *given, *prior)
-        else:
-            set_prior(process, *prior)
+            rebuild(process, *given)
         return process
 
     def shifted(self, u):
@@ -641,7 +638,7 @@ class JointProblem(Problem):
 def joint_prediction(process, x):
     dim = x.size
     of_mean, cross, of_gradient = np.empty(dim), np.empty(dim), np.empty((dim, dim))
-    mean, variance = predict_joint(process, x, of_mean, cross, of_gradient)
+    mean, variance = predict_with_gradient(process, x, of_mean, cross, of_gradient)
     covariance = np.block([[np.array([[variance]]), cross[None]], [cross[:, None], of_gradient]])
     return np.concatenate([[mean], of_mean]), covariance
 
@@ -674,23 +671,44 @@ def test_joint_mean_gradient_is_the_gradient_of_the_mean(kernel):
     np.testing.assert_allclose(mean[1:], expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_gradients_of_mean_and_variance_are_those_of_the_joint_posterior(kernel, with_gradients):
+    problem = JointProblem(kernel, 3, 20)
+    process = problem.joint() if with_gradients else problem.process()
+    of_mean, of_variance = np.empty(3), np.empty(3)
+    for x in problem.draw(5):
+        gradient(process, x, of_mean, of_variance)
+        mean, posterior = joint_prediction(process, x)
+        np.testing.assert_allclose([mean[0], posterior[0, 0]], predict(process, x), rtol=1e-9)
+        np.testing.assert_allclose(of_mean, mean[1:], rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(of_variance, 2 * posterior[0, 1:], rtol=1e-7, atol=1e-8)
+
+
 def test_joint_growing_and_removal_equal_the_full_factorisation(kernel):
     problem = JointProblem(kernel, 3, 40)
     full, grown = problem.joint(), problem.joint(41, count=0)
     slopes, x = problem.gradients(problem.points), problem.draw(5)
-    for i in problem.rng.permutation(40):
-        assert extend_joint(grown, problem.points[i], problem.values[i], slopes[i])
+    order = problem.rng.permutation(40)
+    for i in order:
+        assert extend(grown, problem.points[i], problem.values[i], slopes[i])
     before = snapshot(grown)
     for value, slope in [(1.0, slopes[0]), (-np.inf, slopes[0]), (np.nan, slopes[0])]:
-        assert not extend_joint(grown, problem.points[0], value, slope)
-    assert not extend_joint(grown, x[0], 1.0, slopes[0] * np.nan)
+        assert not extend(grown, problem.points[0], value, slope)
+    assert not extend(grown, x[0], 1.0, slopes[0] * np.nan)
     assert snapshot(grown) == before
     for row in x:
         for one, two in zip(joint_prediction(grown, row), joint_prediction(full, row), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-8, atol=1e-8)
-    remove_joint(full, 17)
+    for name in ("weights", "inverse_blocks"):
+        found, expected = (getattr(a, name)[: 40 * 4].reshape(40, -1) for a in (grown, full))
+        np.testing.assert_allclose(found, expected[order], rtol=1e-6, atol=1e-6)
+    assert remove(full, 17)
     kept = np.arange(40) != 17
     problem.points, problem.values = problem.points[kept], problem.values[kept]
+    for name in ("points", "values", "gradients", "weights", "inverse_blocks", "whitened"):
+        expected = getattr(problem.joint(), name)
+        found = getattr(full, name)[: len(expected)]
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
     for row in x:
         for one, two in zip(
             joint_prediction(full, row), joint_prediction(problem.joint(), row), strict=True
@@ -705,15 +723,13 @@ def test_joint_budget_replaces_the_point_that_the_others_predict_best(kernel):
         mean, posterior = problem.joint_brute_force(x, np.delete(problem.points, i, axis=0))
         error = abs(value - mean[0]) + 0.5 * posterior[0, 0]
         use.append(error / (1 + problem.values.max() - value))
-    index, smallest = least_useful_joint(process, np.full(2, np.nan))
+    index, smallest = least_useful(process, np.full(2, np.nan))
     assert (index, smallest) == (np.argmin(use), pytest.approx(min(use), rel=1e-5))
-    assert least_useful_joint(process, problem.points[index])[0] == np.argsort(use)[1]
+    assert least_useful(process, problem.points[index])[0] == np.argsort(use)[1]
     current, replaced = problem.points[index].copy(), 0
     for x in problem.draw(60):
         slope = problem.gradients(x)
-        replaced += add_joint_training_point(
-            process, x, problem.function(x[None])[0], slope, current
-        )
+        replaced += add_training_point(process, x, problem.function(x[None])[0], slope, current)
     assert replaced > 5
     assert process.count[0] == 10
     assert np.any(np.all(process.points == current, axis=1))
@@ -728,10 +744,10 @@ def test_joint_marginal_likelihood_and_its_gradient(kernel, dim):
     problem = JointProblem(kernel, dim, 4 if dim == 1 else 8)
     u = problem.whiten(problem.points)
     slopes = problem.gradients(problem.points) @ problem.factor
-    given = (np.ascontiguousarray(u.T), problem.values, np.ascontiguousarray(slopes.T))
+    given = (np.ascontiguousarray(u.T), np.vstack([problem.values, slopes.T]))
 
     def likelihood(hyperparameters):
-        return joint_log_marginal_likelihood(COVARIANCES[kernel], *given, hyperparameters)
+        return log_marginal_likelihood(COVARIANCES[kernel], *given, hyperparameters)
 
     matrix = problem.joint_covariance(u, u).astype(float)
     matrix[np.diag_indices(len(matrix))] *= 1 + 1e-8
@@ -748,13 +764,13 @@ def test_joint_marginal_likelihood_and_its_gradient(kernel, dim):
 def test_joint_fit(kernel, mean):
     problem = JointProblem(kernel, 2, 60)
     surrogate = GPSurrogate(kernel=kernel, mean=mean)
-    process, values = surrogate.new_joint_process(2), problem.values.copy()
+    process, values = surrogate.new_process(2, gradients=True), problem.values.copy()
     slopes = problem.gradients(problem.points)
     values[3], slopes[4] = -np.inf, np.nan
-    surrogate.fit_joint_into(process, problem.points, values, slopes, current_value=-1.5)
+    surrogate.fit_into(process, problem.points, values, slopes, current_value=-1.5)
     assert process.count[0] == 58
     count = process.count[0]
-    surrogate.fit_joint_into(
+    surrogate.fit_into(
         process, process.points[:count], process.values[:count], process.gradients[:count]
     )
     x = problem.location + 0.4 * (problem.draw(10) - problem.location)
@@ -763,4 +779,4 @@ def test_joint_fit(kernel, mean):
         np.testing.assert_allclose(found, [value, *slope], atol=0.3)
         assert posterior[0, 0] < 0.05
     with pytest.raises(ValueError, match="0 distinct points"):
-        surrogate.fit_joint_into(process, problem.points, values * np.nan, slopes)
+        surrogate.fit_into(process, problem.points, values * np.nan, slopes)

@@ -35,7 +35,7 @@ def fitted(target=BANANA, n=80, max_centers=500, seed=0):
     points = target.draw(n, np.random.default_rng(seed))
     values = target.log_density(points)
     coordinates = standardization(points, np.ones(target.dim))
-    return fit_regression(points, values, coordinates, max_centers), points, values
+    return fit_regression(points, values, coordinates, max_centers)[0], points, values
 
 
 # the regression -----------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_points_without_density_do_not_spoil_the_rest():
     rng = np.random.default_rng(3)
     points = rng.normal(size=(300, 2))
     values = np.where(points[:, 0] < 1.0, -0.5 * np.sum(points**2, axis=1), -np.inf)
-    regression = fit_regression(points, values, standardization(points, np.ones(2)), 500)
+    regression, _ = fit_regression(points, values, standardization(points, np.ones(2)), 500)
     test = rng.normal(size=(300, 2))
     inside = test[:, 0] < 0.5
     error = predicted(regression, test[inside]) + 0.5 * np.sum(test[inside] ** 2, axis=1)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from pymc_kameleon.surrogate.covariances import COVARIANCES
-from pymc_kameleon.surrogate.gaussian_process import log_surrogate, new_process
-from pymc_kameleon.surrogate.joint_process import new_joint_process, predict_joint
-from pymc_kameleon.surrogate.joint_training_set import rebuild_joint
+from pymc_kameleon.surrogate.gaussian_process import (
+    log_surrogate,
+    new_process,
+    predict_with_gradient,
+)
 from pymc_kameleon.surrogate.stages import (
     corrected_second_stage,
     first_stage,
@@ -90,7 +92,12 @@ def matrix(function):
 
 def process_of(points, constant=-2.0):
     process = new_process(COVARIANCES["squared_exponential"], 20, 1, 60.0)
-    rebuild(process, points[:, None], log_likelihood(points), np.log([2.0, 0.7]))
+    rebuild(
+        process,
+        points[:, None],
+        log_likelihood(points),
+        hyperparameters=np.log([2.0, 0.7]),
+    )
     follow(process, constant)
     return process
 
@@ -156,7 +163,7 @@ def test_gp_mh_is_wrong_if_the_new_point_is_learnt_before_the_ratio(proposal):
     values, learnt = surrogate_on_grid(process), []
     for j in range(N_STATES):
         later = copy.deepcopy(process)
-        extend(later, GRID[j : j + 1], LIKELIHOOD[j])
+        extend(later, GRID[j : j + 1], LIKELIHOOD[j], np.empty(0))
         learnt.append(surrogate_on_grid(later))
 
     def after(i, j):
@@ -204,14 +211,25 @@ def langevin():
     On the grid e has the normalised proposal; m may stay a density, since any function of the two
     states serves as the first stage's numerator and denominator.
     """
-    process = new_joint_process(COVARIANCES["squared_exponential"], 5, 1, 60.0)
+    process = new_process(COVARIANCES["squared_exponential"], 5, 1, 60.0, gradients=True)
     slopes = likelihood_slope(KNOWN)[:, None]
-    rebuild_joint(process, KNOWN[:, None], log_likelihood(KNOWN), slopes, np.log([2.0, 0.7]))
+    rebuild(
+        process,
+        KNOWN[:, None],
+        log_likelihood(KNOWN),
+        slopes,
+        hyperparameters=np.log([2.0, 0.7]),
+    )
     posterior = []
     for x in GRID[:, None]:
         of_mean, cross, of_gradient = np.empty(1), np.empty(1), np.empty((1, 1))
         posterior.append(
-            (*predict_joint(process, x, of_mean, cross, of_gradient), of_mean, cross, of_gradient)
+            (
+                *predict_with_gradient(process, x, of_mean, cross, of_gradient),
+                of_mean,
+                cross,
+                of_gradient,
+            )
         )
     states, drift = GRID[:, None], (likelihood_slope(GRID) + prior_slope(GRID))[:, None]
     densities = LIKELIHOOD + PRIOR

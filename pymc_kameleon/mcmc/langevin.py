@@ -85,7 +85,7 @@ def run_plain(log_density, stage, chain, mixture, walk, observer, adapts, normal
     ----------
     log_density
         Value and gradients, as `numba_bridge.evaluate` takes them.
-    stage : JointFirstStage or None
+    stage : FirstStage or None
     chain : Chain
     mixture : Mixture
         Without differences.

@@ -16,7 +16,9 @@ __all__ = [
     "rank_one_update",
     "solve_factor",
     "solve_lower",
+    "solve_lower_rows",
     "solve_upper",
+    "solve_upper_rows",
 ]
 
 
@@ -114,6 +116,25 @@ def solve_lower(factor, count, vector):
 
 
 @jit(fastmath=SIMD)
+def solve_lower_rows(factor, count, vectors):
+    """`solve_lower` for all rows of `vectors` (n, at least count), two by two.
+
+    Two rows share each number of the factor, which nearly halves the time.
+    """
+    n = vectors.shape[0]
+    if n % 2 == 1:
+        solve_lower(factor, count, vectors[n - 1])
+    for k in range(0, n - 1, 2):
+        for i in range(count):
+            one, two = 0.0, 0.0
+            for j in range(i):
+                one += factor[i, j] * vectors[k, j]
+                two += factor[i, j] * vectors[k + 1, j]
+            vectors[k, i] = (vectors[k, i] - one) / factor[i, i]
+            vectors[k + 1, i] = (vectors[k + 1, i] - two) / factor[i, i]
+
+
+@jit(fastmath=SIMD)
 def solve_upper(factor, count, vector):
     """Overwrite `vector` with L^-T `vector`, row by row of L."""
     for i in range(count - 1, -1, -1):
@@ -121,6 +142,21 @@ def solve_upper(factor, count, vector):
         entry = vector[i]
         for j in range(i):
             vector[j] -= entry * factor[i, j]
+
+
+@jit(fastmath=SIMD)
+def solve_upper_rows(factor, count, vectors):
+    """`solve_upper` for all rows of `vectors` (n, at least count), two by two."""
+    n = vectors.shape[0]
+    if n % 2 == 1:
+        solve_upper(factor, count, vectors[n - 1])
+    for k in range(0, n - 1, 2):
+        for i in range(count - 1, -1, -1):
+            one, two = vectors[k, i] / factor[i, i], vectors[k + 1, i] / factor[i, i]
+            vectors[k, i], vectors[k + 1, i] = one, two
+            for j in range(i):
+                vectors[k, j] -= one * factor[i, j]
+                vectors[k + 1, j] -= two * factor[i, j]
 
 
 @jit

@@ -59,16 +59,16 @@ def advance_patiently(step, n: int) -> None:
     """Make `n` transitions of tuning; draw anew the estimate at a point that is not left."""
     chain, report = step.chain, step.report
     for _ in range(n):
-        if report["rejections"] >= PATIENCE:
+        if report.rejections >= PATIENCE:
             before = chain.value.copy()
             step._evaluate_current()
             if chain.value[0] == -np.inf:
                 chain.value[:] = before
-            report["rejections"] = 0
+            report.rejections = 0
         accepted = chain.outcome[ACCEPTED]
         step._advance(1)
         step.transition += 1
-        report["rejections"] = 0 if chain.outcome[ACCEPTED] > accepted else report["rejections"] + 1
+        report.rejections = 0 if chain.outcome[ACCEPTED] > accepted else report.rejections + 1
 
 
 def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
@@ -77,12 +77,12 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
     The likelihood of the point is estimated `N_FRESH` times more, which is no part of the chain.
     """
     report = step.report
-    if report["unmoved"] == 0:
-        report.pop("examined", None)
-    is_due = not step.tune and step.target.has_estimates and report["unmoved"] >= UNMOVED
-    if not is_due or "examined" in report or "overestimate" in report:
+    if report.unmoved == 0:
+        report.is_examined = False
+    is_due = not step.tune and step.target.has_estimates and report.unmoved >= UNMOVED
+    if not is_due or report.is_examined or "overestimate" in report.told:
         return None
-    report["examined"] = 1
+    report.is_examined = True
     fresh = np.empty(N_FRESH)
     for i in range(N_FRESH):
         step.target.redraw_estimates(step.rng)
@@ -95,11 +95,11 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
     excess, sd = step.chain.value[2] - level, float(fresh.std(ddof=1))
     if not excess > max(1.0, 2.0 * sd):
         return None
-    report["overestimate"] = 1
+    report.told.add("overestimate")
     return (
         WarningType.CONVERGENCE,
         f"The chain of {', '.join(step.target.names)} sticks on an overestimate: no move was "
-        f"accepted in {report['unmoved']} transitions, and the kept log-likelihood is "
+        f"accepted in {report.unmoved} transitions, and the kept log-likelihood is "
         f"{excess:.1f} above that of {N_FRESH} fresh estimates at the same point (standard "
         f"deviation {sd:.1f}). Take more importance samples or particles: {ADVICE}.",
     )
@@ -114,12 +114,12 @@ def foreign_seed(target) -> float:
 def unseeded(step) -> tuple[WarningType, str] | None:
     """Return the warning that an estimate that was left out gets no seeds, once it is time."""
     target, report = step.target, step.report
-    is_due = step.transition >= WAIT * step.steps_per_draw and "unseeded" not in report
+    is_due = step.transition >= WAIT * step.steps_per_draw and "unseeded" not in report.told
     if not (target.foreign_estimates and is_due):
         return None
-    if foreign_seed(target) != report["foreign_seed"]:
+    if foreign_seed(target) != report.foreign_seed:
         return None
-    report["unseeded"] = 1
+    report.told.add("unseeded")
     names = ", ".join(target.foreign_estimates)
     return (
         WarningType.BAD_PARAMS,

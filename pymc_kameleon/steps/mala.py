@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it registers itself
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
@@ -53,7 +54,7 @@ class MALAStep(MetropolisHastingsStep):
     %(steps_per_draw)s
     %(disperse)s
     surrogate : GPSurrogate, optional
-        Delayed acceptance: a joint Gaussian process of the log-likelihood and its gradient screens
+        Delayed acceptance: a Gaussian process of the log-likelihood and its gradient screens
         proposals, and a second stage keeps the posterior exact.
     %(warm_start)s
     %(pymc)s
@@ -148,7 +149,7 @@ class MALAStep(MetropolisHastingsStep):
         surrogate_stage.check(self.surrogate, self.target, False, gradients=True)
 
     def _new_stage(self):
-        return surrogate_stage.new_joint_stage(self.surrogate, self.dim)
+        return surrogate_stage.new_stage(self.surrogate, self.dim, gradients=True)
 
     def _loop(self, proposal, is_compiled):
         return langevin.run_compiled if is_compiled else langevin.run_plain

@@ -27,9 +27,9 @@ from pymc_kameleon.model.warm_start import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate, surrogate_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
 from pymc_kameleon.steps.mixing import new_draws, slow_mixing
+from pymc_kameleon.steps.report import Report
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
-from pymc_kameleon.surrogate.langevin_delayed_acceptance import JointFirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
@@ -70,9 +70,9 @@ class MetropolisHastingsState(StepMethodState):
     transition: int
     chain: Chain | None
     learner: LearnerState | None
-    stage: FirstStage | JointFirstStage | None
+    stage: FirstStage | None
     returned: np.ndarray | None
-    report: dict[str, float]
+    report: Report
     configuration: str = field(metadata={"frozen": True})
 
 
@@ -205,15 +205,7 @@ class MetropolisHastingsStep(Step):
         self.transition = 0
         self.chain = self.learner = self.stage = self.returned = None
         self.draws = new_draws(self.dim)
-        self.report = {
-            "unmoved": 0,
-            "rejections": 0,
-            "acceptance": 0.0,
-            "evaluations": 0,
-            "nonfinite": 0,
-        }
-        if self.surrogate is not None:
-            self.report |= surrogate_stage.new_report()
+        self.report = Report()
 
     def _lengths(self):
         lengths = {"d": self.dim, "values": self._n_values()}
@@ -263,8 +255,8 @@ class MetropolisHastingsStep(Step):
             **self._learnt_statistics(evaluations),
         }
         if self.stage is not None:
-            self.report["calls_made"] += evaluations
-            self.report["calls_saved"] += self.steps_per_draw - evaluations
+            self.report.calls_made += evaluations
+            self.report.calls_saved += self.steps_per_draw - evaluations
             statistics |= surrogate_stage.statistics(self.stage, self.report)
         if self.pseudo_marginal:
             statistics["estimate"] = chain.value[2]
@@ -315,7 +307,7 @@ class MetropolisHastingsStep(Step):
         )
         if self.surrogate is not None:
             self.stage = self._new_stage()
-        self.report["foreign_seed"] = kept_estimate.foreign_seed(self.target)
+        self.report.foreign_seed = kept_estimate.foreign_seed(self.target)
         for start in self._starts(x):
             position[:] = start
             self._evaluate_current()
@@ -486,11 +478,11 @@ class MetropolisHastingsStep(Step):
     def _report(self, statistics):
         """Add a warning to `statistics`, at most one of each kind in a chain."""
         report, steps = self.report, self.steps_per_draw
-        report["unmoved"] = 0 if statistics["accepted"] > 0 else report["unmoved"] + steps
+        report.unmoved = 0 if statistics["accepted"] > 0 else report.unmoved + steps
         weight = 1.0 / min(1.0 + self.transition / steps, max(1.0, 500 / steps))
-        report["acceptance"] += weight * (statistics["accept"] - report["acceptance"])
-        report["evaluations"] += statistics["n_evals"]
-        report["nonfinite"] += statistics["n_nonfinite"]
+        report.acceptance += weight * (statistics["accept"] - report.acceptance)
+        report.evaluations += statistics["n_evals"]
+        report.nonfinite += statistics["n_nonfinite"]
         message = kept_estimate.overestimate(self, statistics)
         if message is None:
             message = self._complaint()
@@ -500,25 +492,26 @@ class MetropolisHastingsStep(Step):
     def _complaint(self):
         """Return a warning that was not given before in this chain, or None."""
         report, names = self.report, ", ".join(self.target.names)
-        has_stuck = not self.tune and report["unmoved"] >= STUCK_AFTER
-        if has_stuck and "stuck" not in report and "overestimate" not in report:
-            report["stuck"] = 1
+        has_stuck = not self.tune and report.unmoved >= STUCK_AFTER
+        if has_stuck and not {"stuck", "overestimate"} & report.told:
+            report.told.add("stuck")
             return (
                 WarningType.CONVERGENCE,
                 f"The chain of {names} is stuck: no move was accepted in the last "
-                f"{report['unmoved']} transitions. Tune longer "
+                f"{report.unmoved} transitions. Tune longer "
                 f"(tune={2 * self.default_tune_steps}) or start elsewhere "
                 "(initvals=dispersed_starts(model, chains)).",
             )
-        if "pending" in report:
-            return report.pop("pending")
+        if report.pending is not None:
+            message, report.pending = report.pending, None
+            return message
         if (
-            report["evaluations"] >= 500
-            and report["nonfinite"] > 0.1 * report["evaluations"]
-            and "nonfinite_told" not in report
+            report.evaluations >= 500
+            and report.nonfinite > 0.1 * report.evaluations
+            and "nonfinite" not in report.told
         ):
-            report["nonfinite_told"] = 1
-            share = report["nonfinite"] / report["evaluations"]
+            report.told.add("nonfinite")
+            share = report.nonfinite / report.evaluations
             return (
                 WarningType.BAD_PARAMS,
                 f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
@@ -536,7 +529,7 @@ class MetropolisHastingsStep(Step):
         """Return a warning if the chain mixed badly, at its end or where a usual one ends."""
         n_draws = int(self.draws.cursor[SEEN])
         ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
-        if self.tune or n_draws not in ends or {"stuck", "mixing"} & set(self.report):
+        if self.tune or n_draws not in ends or {"stuck", "mixing"} & self.report.told:
             return None
         kept = self.draws.points[: self.draws.cursor[HELD]]
         n_tune = self.transition // self.steps_per_draw - n_draws
@@ -550,7 +543,7 @@ class MetropolisHastingsStep(Step):
         )
         if message is None:
             return None
-        self.report["mixing"] = 1
+        self.report.told.add("mixing")
         return WarningType.CONVERGENCE, message
 
     def _usual_acceptance(self):
@@ -559,26 +552,26 @@ class MetropolisHastingsStep(Step):
 
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""
-        acceptance, names = self.report["acceptance"], ", ".join(self.target.names)
+        acceptance, names = self.report.acceptance, ", ".join(self.target.names)
         noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
         hint = noisy if self.target.has_estimates else ""
         low, high = self._usual_acceptance()
         if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
-            self.report["pending"] = (
+            self.report.pending = (
                 WarningType.CONVERGENCE,
                 f"Tuning of {names} was short: {self.transition} transitions in {self.dim} "
                 f"dimensions. Take pm.sample(tune={self.default_tune_steps}) or more, or more "
                 f"steps_per_draw (now {self.steps_per_draw}).",
             )
         elif not low <= acceptance <= high:
-            self.report["pending"] = (
+            self.report.pending = (
                 WarningType.BAD_ACCEPTANCE,
                 f"The acceptance of {names} ended tuning at {acceptance:.3f}, far from its target "
                 f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
                 f"compare several chains.{hint}",
             )
-        if "pending" in self.report:
-            self.report["mixing"] = 1  # its cause will have been told
+        if self.report.pending is not None:
+            self.report.told.add("mixing")  # its cause will have been told
 
     # what was learnt ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from pymc.stats.convergence import WarningType
 from scipy import linalg
 
 from pymc_kameleon.mcmc.layout import check_layout
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import (
     N_OUTCOMES,
@@ -14,8 +15,8 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     SCREENED,
     SPREAD,
     FirstStage,
+    no_prediction,
 )
-from pymc_kameleon.surrogate.langevin_delayed_acceptance import JointFirstStage, Prediction
 
 __all__ = [
     "LARGE_JITTER",
@@ -24,8 +25,6 @@ __all__ = [
     "complaint",
     "configuration",
     "lengths",
-    "new_joint_stage",
-    "new_report",
     "new_stage",
     "refit",
     "statistics",
@@ -92,17 +91,19 @@ def check(surrogate, target, pseudo_marginal: bool, gradients: bool = False) -> 
             raise ValueError(
                 f"surrogate was fitted in {found} dimensions, and {names} have {target.dim}."
             )
-        stored = configuration(surrogate).capacity(target.dim)
-        known = {"d": target.dim, "1 + d": 1 + target.dim, "stored": stored}
-        check_layout("surrogate.process", surrogate.process, known)
+        expected = _process_lengths(configuration(surrogate).new_process(target.dim))
+        check_layout("surrogate.process", surrogate.process, expected)
 
 
-def new_stage(surrogate, dim: int) -> FirstStage:
+def new_stage(surrogate, dim: int, gradients: bool = False) -> FirstStage:
     """Return a first stage, closed unless the surrogate is fitted already."""
-    settings = configuration(surrogate)
-    is_fitted = isinstance(surrogate, FittedSurrogate)
-    process = copy.deepcopy(surrogate.process) if is_fitted else settings.new_process(dim)
-    size = max(settings.capacity(dim), settings.initial_size(dim))
+    settings, is_fitted = configuration(surrogate), isinstance(surrogate, FittedSurrogate)
+    if is_fitted:
+        process = copy.deepcopy(surrogate.process)
+    else:
+        process = settings.new_process(dim, gradients)
+    size = max(settings.capacity(dim, gradients), settings.initial_size(dim, gradients))
+    derivatives = dim if gradients else 0
     return FirstStage(
         log_prior=None,
         process=process,
@@ -110,34 +111,14 @@ def new_stage(surrogate, dim: int) -> FirstStage:
         learns=np.zeros(1, dtype=np.bool_),
         follows=np.array([settings.mean == "current"]),
         one_stage_share=np.array([settings.one_stage_share]),
-        here=np.zeros(1),
+        here=no_prediction(derivatives),
+        there=no_prediction(derivatives),
         is_current=np.zeros(1, dtype=np.bool_),
-        proposed_prior=np.zeros(3),
+        proposed_prior=np.zeros(N_TERMS + derivatives),
         points=np.zeros((size, dim)),
         values=np.zeros(size),
+        gradients=np.zeros((size, derivatives)),
         count=np.full(2, process.count[0]),
-        counts=np.zeros(2, dtype=np.int64),
-        outcome=np.zeros(N_OUTCOMES),
-    )
-
-
-def new_joint_stage(surrogate: GPSurrogate, dim: int) -> JointFirstStage:
-    """Return a closed first stage of values and gradients."""
-    size = max(surrogate.capacity(dim, True), surrogate.initial_size(dim, True))
-    return JointFirstStage(
-        log_prior=None,
-        process=surrogate.new_joint_process(dim),
-        is_open=np.zeros(1, dtype=np.bool_),
-        learns=np.zeros(1, dtype=np.bool_),
-        one_stage_share=np.array([surrogate.one_stage_share]),
-        here=_no_prediction(dim),
-        there=_no_prediction(dim),
-        is_current=np.zeros(1, dtype=np.bool_),
-        proposed_prior=np.zeros(3 + dim),
-        points=np.zeros((size, dim)),
-        values=np.zeros(size),
-        gradients=np.zeros((size, dim)),
-        count=np.zeros(2, dtype=np.int64),
         counts=np.zeros(2, dtype=np.int64),
         outcome=np.zeros(N_OUTCOMES),
     )
@@ -145,13 +126,22 @@ def new_joint_stage(surrogate: GPSurrogate, dim: int) -> JointFirstStage:
 
 def lengths(stage) -> dict[str, int]:
     """Lengths of the arrays of a stage, by the names in their declarations."""
-    process = stage.process
-    return {
-        "1 + d": process.hyperparameters.size,
-        "stored": process.values.size,
-        "rows": process.whitened.size,
+    return _process_lengths(stage.process) | {
         "lately": stage.values.size,
         "prior values": stage.proposed_prior.size,
+    }
+
+
+def _process_lengths(process):
+    capacity, dim = process.points.shape
+    derivatives = process.gradients.shape[1]
+    return {
+        "d": dim,
+        "1 + d": 1 + dim,
+        "stored": capacity,
+        "derivatives": derivatives,
+        "1 + derivatives": 1 + derivatives,
+        "rows": capacity * (1 + derivatives),
     }
 
 
@@ -160,27 +150,26 @@ def refit(stage, surrogate, chain) -> None:
 
     Parameters
     ----------
-    stage : FirstStage or JointFirstStage
+    stage : FirstStage
     surrogate : GPSurrogate or FittedSurrogate
     chain : Chain
     """
     settings, (count, fitted) = configuration(surrogate), stage.count
-    process, dim = stage.process, chain.position.size
-    gradients = (stage.gradients,) if isinstance(stage, JointFirstStage) else ()
+    process = stage.process
     if stage.is_open[0]:
         if not settings.needs_refit(count, fitted):
             return
-        gradients = (process.gradients,) if gradients else ()
-        held = [a[: process.count[0]].copy() for a in (process.points, process.values, *gradients)]
+        source, size = process, process.count[0]
     else:
-        if count < max(settings.initial_size(dim, bool(gradients)), settings.refit * fitted):
+        has_gradients = stage.gradients.shape[1] > 0
+        initial = settings.initial_size(chain.position.size, has_gradients)
+        if count < max(initial, settings.refit * fitted):
             return
-        size = min(count, stage.values.size)
-        held = [a[:size] for a in (stage.points, stage.values, *gradients)]
+        source, size = stage, min(count, stage.values.size)
+    held = [a[:size] for a in (source.points, source.values, source.gradients)]
     stage.count[1] = count
-    fit = settings.fit_joint_into if gradients else settings.fit_into
     try:
-        fit(process, *held, current_value=chain.value[1])
+        settings.fit_into(process, *held, current_value=chain.value[1])
     except (ValueError, linalg.LinAlgError):
         # Too few finite points so far, or points that no jitter tells apart: ask again later.
         stage.is_open[0] = False
@@ -189,34 +178,29 @@ def refit(stage, surrogate, chain) -> None:
     stage.is_current[0] = False
 
 
-def new_report() -> dict[str, float]:
-    """Return what `statistics` and `complaint` keep of a chain."""
-    return {"calls_made": 0, "calls_saved": 0, "screened": 0.0, "passed": 0.0}
-
-
 def statistics(stage, report) -> dict[str, float]:
     """Return the statistics since the last call, and add them up in `report`."""
     screened = stage.outcome[SCREENED]
     passed, spread = (
         float(stage.outcome[i] / screened) if screened else np.nan for i in (PASSED, SPREAD)
     )
-    report["screened"] += float(screened)
-    report["passed"] += float(stage.outcome[PASSED])
+    report.screened += float(screened)
+    report.passed += float(stage.outcome[PASSED])
     stage.outcome[:] = 0.0
     return {
         "surrogate_accept": passed,
         "surrogate_sd": spread,
         "n_points": float(stage.process.count[0]),
-        "calls_made": float(report["calls_made"]),
-        "calls_saved": float(report["calls_saved"]),
+        "calls_made": float(report.calls_made),
+        "calls_saved": float(report.calls_saved),
     }
 
 
 def complaint(stage, report, names) -> tuple[WarningType, str] | None:
     """Say what is wrong with a surrogate after tuning, once a chain; None if nothing is."""
-    if "surrogate_told" in report:
+    if "surrogate" in report.told:
         return None
-    message, share = None, report["passed"] / max(report["screened"], 1.0)
+    message, share = None, report.passed / max(report.screened, 1.0)
     if not stage.is_open[0]:
         message = (
             f"The surrogate of {names} was never fitted: tuning gave it {stage.count[0]} "
@@ -228,12 +212,12 @@ def complaint(stage, report, names) -> tuple[WarningType, str] | None:
             f"{stage.process.jitter[0]:.0e} of its variance. The chain is exact, and saves fewer "
             'calls. Try GPSurrogate(kernel="matern52"), or fewer points.'
         )
-    elif report["screened"] >= ENOUGH and share > 0.95:
+    elif report.screened >= ENOUGH and share > 0.95:
         message = (
             f"The surrogate of {names} lets {share:.0%} of all proposals through, so it saves "
             "nothing. Tune longer, raise max_points, or leave it out."
         )
-    elif report["screened"] >= ENOUGH and share < 1e-3:
+    elif report.screened >= ENOUGH and share < 1e-3:
         message = (
             f"The surrogate of {names} lets {share:.1e} of all proposals through, so the chain "
             "hardly moves. Tune longer, or start elsewhere "
@@ -241,9 +225,5 @@ def complaint(stage, report, names) -> tuple[WarningType, str] | None:
         )
     if message is None:
         return None
-    report["surrogate_told"] = 1
+    report.told.add("surrogate")
     return WarningType.BAD_PARAMS, message
-
-
-def _no_prediction(dim):
-    return Prediction(np.zeros(2), np.zeros(dim), np.zeros(dim), np.zeros((dim, dim)))

@@ -8,12 +8,9 @@ from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.fitted import FittedSurrogate
 from pymc_kameleon.surrogate.gaussian_process import Process, new_process
-from pymc_kameleon.surrogate.joint_likelihood import fit_joint_hyperparameters
-from pymc_kameleon.surrogate.joint_process import JointProcess, new_joint_process
-from pymc_kameleon.surrogate.joint_training_set import rebuild_joint
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, fit_mean, mean_value
-from pymc_kameleon.surrogate.training_set import censored, rebuild, set_prior
+from pymc_kameleon.surrogate.training_set import rebuild, set_prior
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number, checked_share
 
 __all__ = ["MEANS", "GPSurrogate"]
@@ -22,8 +19,9 @@ MEANS = ("quadratic", "constant", "current")
 
 
 DEFAULT_SIZE, DEFAULT_SIZE_WITH_GRADIENTS = 300, 600
-"""Numbers held by default. With 300 a joint process is full at 75 points in three dimensions, and
-GP-MALA at an acceptance of a quarter then loses a fifth of its effective draws an evaluation."""
+"""Numbers held by default. With 300 a process with gradients is full at 75 points in three
+dimensions, and GP-MALA at an acceptance of a quarter then loses a fifth of its effective draws an
+evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ class GPSurrogate:
                 f"max_points={held} is too few for {names}, d = {dim}: "
                 f"take at least {least}, better {10 * least}."
             )
-        least = 2 if gradients else dim + 2
+        least = _fewest(dim, gradients)
         initial, largest = self.initial_size(dim, gradients), self.capacity(dim, gradients)
         if not least <= initial <= largest:
             raise ValueError(
@@ -168,20 +166,18 @@ class GPSurrogate:
         """Whether enough points have been learnt since the last fit; both counts are of all."""
         return n_learnt >= self.refit * n_at_last_fit
 
-    def new_process(self, dim: int) -> Process:
-        """Return a process of values in `dim` dimensions, without points."""
-        return new_process(COVARIANCES[self.kernel], self.capacity(dim), dim, self._depth(dim))
-
-    def new_joint_process(self, dim: int) -> JointProcess:
-        """Return a process of values and gradients in `dim` dimensions, without points."""
-        capacity = self.capacity(dim, gradients=True)
-        return new_joint_process(COVARIANCES[self.kernel], capacity, dim, self._depth(dim))
+    def new_process(self, dim: int, gradients: bool = False) -> Process:
+        """Return a process in `dim` dimensions, of values or with gradients, without points."""
+        depth = 10.0 * dim + 50.0 if self.depth is None else self.depth
+        kernel, capacity = COVARIANCES[self.kernel], self.capacity(dim, gradients)
+        return new_process(kernel, capacity, dim, depth, gradients)
 
     def fit_into(
         self,
         process: Process,
         points: np.ndarray,
         values: np.ndarray,
+        gradients: np.ndarray | None = None,
         current_value: float | None = None,
     ) -> None:
         """Fit everything of `process` in place: coordinates, mean, hyperparameters, factor.
@@ -196,77 +192,57 @@ class GPSurrogate:
             Raw coordinates. Repeated points count once, and of more than `max_points` the last
             ones are taken.
         values : array, shape (t,)
-            Log-likelihoods; -inf and NaN are censored, and what is censored is left out if at least
-            d + 2 points remain.
+            Log-likelihoods; -inf and NaN are censored. What is censored is left out, unless it has
+            no gradient and fewer than d + 2 points would remain.
+        gradients : array, shape (t, d), or (t, 0) or None for a process of values
+            A point whose gradient is not finite is left out.
         current_value : float, optional
             For mean="current": the log-likelihood of the current point; by default the last value.
 
         Raises
         ------
         ValueError
-            If fewer than d + 2 points have a finite value.
+            If fewer than d + 2 points, or 2 with gradients, have a finite value.
         """
-        dim, previous = points.shape[1], _warm_start(process)
-        points, values, _ = _last_distinct(points, values, None, process.values.size)
-        self._check_enough(int(np.isfinite(values).sum()), dim + 2)
-        best = values[np.isfinite(values)].max()
-        process.censoring[0] = max(process.censoring[0], best - process.censoring[1])
-        values = np.array([censored(process, value) for value in values])
-        inside = values > process.censoring[0]
-        if inside.sum() >= dim + 2:
-            # Censored values are a plateau behind a cliff: no smooth process fits both sides of it,
-            # and the amplitude of one that tries runs away.
-            points, values = points[inside], values[inside]
-        standard = standardization(points, np.ones(dim))
-        u = standard.whiten(points)
-        mean = self._mean(u, values, None, current_value)
-        residuals = values - [mean_value(mean, column) for column in np.ascontiguousarray(u.T)]
-        hyperparameters = fit_hyperparameters(process.kernel, u, residuals, previous)
-        rebuild(process, points, values, hyperparameters, mean, standard)
-
-    def fit_joint_into(
-        self,
-        process: JointProcess,
-        points: np.ndarray,
-        values: np.ndarray,
-        gradients: np.ndarray,
-        current_value: float | None = None,
-    ) -> None:
-        """Fit everything of a joint process in place, as `fit_into` does.
-
-        Points with a censored value or a gradient that is not finite are left out.
-
-        Parameters
-        ----------
-        process : JointProcess
-        points, gradients : array, shape (t, d)
-            Raw coordinates.
-        values : array, shape (t,)
-        current_value : float, optional
-
-        Raises
-        ------
-        ValueError
-            If fewer than two points remain.
-        """
-        dim, previous = points.shape[1], _warm_start(process)
+        dim, previous = points.shape[1], None
+        if process.count[0]:
+            previous = process.hyperparameters.copy()
+        if gradients is None:
+            gradients = np.empty((len(points), 0))
+        has_gradients = gradients.shape[1] > 0
+        least = _fewest(dim, has_gradients)
+        chosen = _last_distinct(points, process.values.size)
+        points, values, gradients = points[chosen], values[chosen], gradients[chosen]
         finite = np.isfinite(values) & np.isfinite(gradients).all(axis=1)
-        self._check_enough(int(finite.sum()), 2)
+        _check_enough(int(finite.sum()), least)
         best = values[finite].max()
         process.censoring[0] = max(process.censoring[0], best - process.censoring[1])
-        kept = finite & (values > process.censoring[0])
-        self._check_enough(int(kept.sum()), 2)
-        points, values, gradients = _last_distinct(
-            points[kept], values[kept], gradients[kept], process.values.size
-        )
+        inside = finite & (values > process.censoring[0])
+        values = np.where(inside, values, process.censoring[0])
+        if has_gradients or inside.sum() >= least:
+            # Censored values are a plateau behind a cliff: no smooth process fits both sides of it,
+            # and the amplitude of one that tries runs away.
+            points, values, gradients = points[inside], values[inside], gradients[inside]
+        _check_enough(len(values), least)
         standard = standardization(points, np.ones(dim))
-        u = standard.whiten(points)
-        slopes = np.ascontiguousarray((gradients @ standard.factor).T)
-        mean = self._mean(u, values, slopes, current_value)
-        residuals = values - [mean_value(mean, column) for column in np.ascontiguousarray(u.T)]
-        slopes = slopes - mean.linear[:, None] - mean.quadratic @ u
-        hyperparameters = fit_joint_hyperparameters(process.kernel, u, residuals, slopes, previous)
-        rebuild_joint(process, points, values, gradients, hyperparameters, mean, standard)
+        u, targets = standard.whiten(points), values[None]
+        if has_gradients:
+            targets = np.vstack([values, (gradients @ standard.factor).T])
+        mean = self._mean(u, targets, current_value)
+        residuals = targets.copy()
+        residuals[0] -= [mean_value(mean, column) for column in np.ascontiguousarray(u.T)]
+        if has_gradients:
+            residuals[1:] -= mean.linear[:, None] + mean.quadratic @ u
+        hyperparameters = fit_hyperparameters(process.kernel, u, residuals, previous)
+        rebuild(
+            process,
+            points,
+            values,
+            gradients,
+            hyperparameters=hyperparameters,
+            mean=mean,
+            standardization=standard,
+        )
 
     def fitted(self, points, values, previous: Process | None = None, current_value=None):
         """Return a new process fitted to points, as `fit_into` does.
@@ -279,7 +255,7 @@ class GPSurrogate:
             process.count[:] = previous.count
             process.censoring[:] = previous.censoring
             set_prior(process, previous.hyperparameters)
-        self.fit_into(process, points, values, current_value)
+        self.fit_into(process, points, values, current_value=current_value)
         return process
 
     def fit(self, X, values) -> FittedSurrogate:
@@ -295,29 +271,26 @@ class GPSurrogate:
             )
         return FittedSurrogate(self, self.fitted(X, values))
 
-    def _depth(self, dim):
-        return 10.0 * dim + 50.0 if self.depth is None else self.depth
-
-    def _mean(self, u, values, gradients, current_value) -> Mean:
+    def _mean(self, u, targets, current_value) -> Mean:
         if self.mean == "current":
-            value = values[-1] if current_value is None else current_value
+            value = targets[0, -1] if current_value is None else current_value
             return constant_mean(value, len(u))
-        return fit_mean(self.mean == "quadratic", u, values, gradients)
-
-    @staticmethod
-    def _check_enough(count, least):
-        if count < least:
-            raise ValueError(
-                f"{count} distinct points have a finite log-likelihood: a fit takes {least}."
-            )
+        return fit_mean(self.mean == "quadratic", u, targets)
 
 
-def _warm_start(process):
-    return process.hyperparameters.copy() if process.count[0] else None
+def _fewest(dim, gradients):
+    """Return the number of points that a fit takes."""
+    return 2 if gradients else dim + 2
 
 
-def _last_distinct(points, values, gradients, largest):
-    """Return the last occurrences of points, in order, and at most `largest` of them."""
+def _check_enough(count, least):
+    if count < least:
+        raise ValueError(
+            f"{count} distinct points have a finite log-likelihood: a fit takes {least}."
+        )
+
+
+def _last_distinct(points, largest):
+    """Return the indices of the last occurrences of points, in order, at most `largest`."""
     first_of_reversed = np.unique(points[::-1], axis=0, return_index=True)[1]
-    kept = np.sort(len(points) - 1 - first_of_reversed)[-largest:]
-    return points[kept], values[kept], None if gradients is None else gradients[kept]
+    return np.sort(len(points) - 1 - first_of_reversed)[-largest:]

@@ -10,7 +10,14 @@ import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
-__all__ = ["COVARIANCES", "correlation_matrix", "lengthscale_slopes", "radial", "squared_distances"]
+__all__ = [
+    "COVARIANCES",
+    "correlation_matrix",
+    "correlations",
+    "lengthscale_slopes",
+    "radial",
+    "squared_distances",
+]
 
 COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
 """Code of each covariance in a process: compiled code takes no function pointers."""
@@ -55,48 +62,107 @@ def squared_distances(point, coordinates, count, out):
 
 
 @jit(fastmath=SIMD)
-def correlation_matrix(kernel, coordinates, values, slopes):
-    r"""Write :math:`\varphi` and :math:`-2\varphi'` of all pairs of columns, both symmetric.
+def correlations(kernel, z, coordinates, count, size, out):
+    """Correlations at `z` with the rows of `count` points.
+
+    Parameters
+    ----------
+    kernel : int
+    z : array, shape (d,)
+    coordinates : array, shape (d, capacity)
+        Divided by the lengthscales, as `z`.
+    count : int
+    size : int
+        Rows of a point: 1, its value, or 1 + d, its value and its gradient in z.
+    out : array, shape (1 or 1 + d, at least count * size)
+        Of the value at `z`, or of value and gradient; written.
+    """
+    asked = out.shape[0]
+    if asked == 1 and size == 1:  # without room for differences, a tenth of a prediction faster
+        squared_distances(z, coordinates, count, out[0])
+        for j in range(count):
+            out[0, j] = radial(kernel, out[0, j])[0]
+        return
+    squared, difference = np.empty(count), np.empty(z.size)
+    squared_distances(z, coordinates, count, squared)
+    for j in range(count):
+        value, slope, curvature, _ = radial(kernel, squared[j])
+        row = j * size
+        out[0, row] = value
+        for k in range(z.size):
+            difference[k] = z[k] - coordinates[k, j]
+        for k in range(size - 1):
+            out[0, row + 1 + k] = slope * difference[k]
+        for k in range(asked - 1):
+            out[1 + k, row] = -slope * difference[k]
+            for i in range(size - 1):
+                out[1 + k, row + 1 + i] = -curvature * difference[k] * difference[i]
+            if size > 1:
+                out[1 + k, row + 1 + k] += slope
+
+
+@jit
+def correlation_matrix(kernel, coordinates, size, out):
+    """Correlations of all rows of the columns of `coordinates` (d, t), into `out` (rows, rows).
+
+    The lower triangle is written, and the diagonal blocks.
+    """
+    dim, count = coordinates.shape
+    z = np.empty(dim)
+    for j in range(count):
+        for k in range(dim):
+            z[k] = coordinates[k, j]
+        block = out[j * size : (j + 1) * size]
+        correlations(kernel, z, coordinates, j + 1, size, block)
+
+
+@jit(fastmath=SIMD)
+def lengthscale_slopes(kernel, coordinates, size, weights, out):
+    """Sum `weights` times the derivatives of correlations in each log lengthscale.
+
+    The sum is over the lower triangle. In z, a log lengthscale moves a difference by minus itself
+    in one coordinate.
 
     Parameters
     ----------
     kernel : int
     coordinates : array, shape (d, t)
         Divided by the lengthscales.
-    values, slopes : array, shape (t, t)
+    size : int
+        Rows of a point, as for `correlations`.
+    weights : array, shape (rows, rows)
+    out : array, shape (d,)
         Written.
     """
     dim, count = coordinates.shape
-    point, squared = np.empty(dim), np.empty(count)
+    z, difference = np.empty(dim), np.empty(dim)
+    squared, common = np.empty(count), np.empty(count)
+    for k in range(dim):
+        out[k] = 0.0
     for i in range(count):
         for k in range(dim):
-            point[k] = coordinates[k, i]
-        squared_distances(point, coordinates, i + 1, squared)
-        for j in range(i + 1):
-            value, slope, _, _ = radial(kernel, squared[j])
-            values[i, j] = values[j, i] = value
-            slopes[i, j] = slopes[j, i] = slope
-
-
-@jit(fastmath=SIMD)
-def lengthscale_slopes(coordinates, slopes, weights, out):
-    r"""Sum `weights` times the derivatives of :math:`\varphi` in each log lengthscale, into `out`.
-
-    :math:`\partial \varphi / \partial \log \ell_k = -2\varphi' (z_k - z'_k)^2` in coordinates z
-    that are divided by the lengthscales.
-
-    Parameters
-    ----------
-    coordinates : array, shape (d, t)
-    slopes, weights : array, shape (t, t)
-        Symmetric.
-    out : array, shape (d,)
-    """
-    dim, count = coordinates.shape
-    for k in range(dim):
-        total = 0.0
-        for i in range(count):
+            z[k] = coordinates[k, i]
+        squared_distances(z, coordinates, i, squared)
+        for j in range(i):
+            _, slope, curvature, third = radial(kernel, squared[j])
+            a, b = i * size, j * size
+            common[j] = slope * weights[a, b]
+            if size == 1:
+                continue
+            for k in range(dim):
+                difference[k] = z[k] - coordinates[k, j]
+            for k in range(dim):
+                mixed = weights[a, b + 1 + k] - weights[a + 1 + k, b]
+                forward, backward = 0.0, 0.0
+                for m in range(dim):
+                    forward += weights[a + 1 + k, b + 1 + m] * difference[m]
+                    backward += weights[a + 1 + m, b + 1 + k] * difference[m]
+                common[j] += curvature * (mixed * difference[k] + weights[a + 1 + k, b + 1 + k])
+                common[j] -= third * difference[k] * forward
+                direct = curvature * (forward + backward) - slope * mixed
+                out[k] += difference[k] * direct
+        for k in range(dim):
+            total = 0.0
             for j in range(i):
-                difference = coordinates[k, i] - coordinates[k, j]
-                total += weights[i, j] * slopes[i, j] * difference * difference
-        out[k] = 2.0 * total
+                total += common[j] * (z[k] - coordinates[k, j]) ** 2
+            out[k] += total

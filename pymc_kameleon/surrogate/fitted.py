@@ -33,7 +33,8 @@ class FittedSurrogate:
             NaN and -inf are censored.
         """
         x = checked_array("x", x, self.process.points.shape[1:], "a point")
-        return bool(add_training_point(self.process, x, float(value), np.full(x.size, np.nan)))
+        nowhere = np.full(x.size, np.nan)
+        return bool(add_training_point(self.process, x, float(value), np.empty(0), nowhere))
 
     def predict(self, X, return_variance: bool = False, return_gradient: bool = False):
         """Predict at the rows of `X`.

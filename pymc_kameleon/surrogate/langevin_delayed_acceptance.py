@@ -1,23 +1,24 @@
-"""GP-MALA: delayed acceptance with a joint surrogate of the log-likelihood and its gradient.
+"""GP-MALA: delayed acceptance with one surrogate of the log-likelihood and its gradient.
 
 The first stage has the marginalised density of the move at both ends, so its log ratio is
 antisymmetric (form A of `surrogate.stages`).
 """
 
-from typing import Annotated, Any, NamedTuple
-
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.mcmc.acceptance import has_first_stage, remember
 from pymc_kameleon.mcmc.chain import probability, settle
 from pymc_kameleon.mcmc.langevin import accept_langevin_in_two_stages
-from pymc_kameleon.mcmc.layout import flags, floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit
-from pymc_kameleon.surrogate.delayed_acceptance import PASSED, SCREENED, SPREAD, screens
-from pymc_kameleon.surrogate.joint_process import JointProcess, predict_joint
-from pymc_kameleon.surrogate.joint_training_set import add_joint_training_point
+from pymc_kameleon.surrogate.delayed_acceptance import (
+    PASSED,
+    SCREENED,
+    SPREAD,
+    FirstStage,
+    learn,
+)
+from pymc_kameleon.surrogate.gaussian_process import predict_with_gradient
 from pymc_kameleon.surrogate.stages import (
     log_exact_density,
     log_marginal_density,
@@ -25,68 +26,13 @@ from pymc_kameleon.surrogate.stages import (
     mala_second_stage,
 )
 
-__all__ = ["JointFirstStage", "predict_into"]
-
-
-class Prediction(NamedTuple):
-    """What a joint process says at a place; all arrays are changed in place.
-
-    Attributes
-    ----------
-    moments : array, shape (2,)
-        Mean and variance of the log-likelihood.
-    gradient_mean, cross_covariance : array, shape (d,)
-    gradient_covariance : array, shape (d, d)
-    """
-
-    moments: Annotated[np.ndarray, floats(2)]
-    gradient_mean: Annotated[np.ndarray, floats("d")]
-    cross_covariance: Annotated[np.ndarray, floats("d")]
-    gradient_covariance: Annotated[np.ndarray, floats("d", "d")]
-
-
-class JointFirstStage(NamedTuple):
-    """The joint surrogate of a chain; attributes as in `FirstStage`, and those below.
-
-    Attributes
-    ----------
-    log_prior
-        Log prior and its gradient, as `numba_bridge.evaluate` takes them.
-    process : JointProcess
-    here, there : Prediction
-        At the current position, valid if `is_current[0]`, and at the proposal.
-    proposed_prior : array, shape (3 + d,)
-        Log prior, two zeros, and gradient of the log prior, at the proposal.
-    gradients : array, shape (m, d)
-        Gradients of the log-likelihood at `points`.
-    """
-
-    log_prior: Any
-    process: JointProcess
-    is_open: Annotated[np.ndarray, flags(1)]
-    learns: Annotated[np.ndarray, flags(1)]
-    one_stage_share: Annotated[np.ndarray, floats(1)]
-    here: Prediction
-    there: Prediction
-    is_current: Annotated[np.ndarray, flags(1)]
-    proposed_prior: Annotated[np.ndarray, floats("prior values")]
-    points: Annotated[np.ndarray, floats("lately", "d")]
-    values: Annotated[np.ndarray, floats("lately")]
-    gradients: Annotated[np.ndarray, floats("lately", "d")]
-    count: Annotated[np.ndarray, integers(2)]
-    counts: Annotated[np.ndarray, integers(2)]
-    outcome: Annotated[np.ndarray, floats(3)]
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the counts are no negative ones."""
-        return bool(np.all(self.count >= 0))
+__all__ = ["predict_into"]
 
 
 @jit
 def predict_into(process, x, prediction):
     """Predict at `x` (d,)."""
-    prediction.moments[0], prediction.moments[1] = predict_joint(
+    prediction.moments[0], prediction.moments[1] = predict_with_gradient(
         process,
         x,
         prediction.gradient_mean,
@@ -131,28 +77,6 @@ def _log_exact(start, end, value, step_size, factor):
     return log_exact_density(start, end, total, gradient, step_size, factor)
 
 
-@register_jitable
-def _remember(stage, chain, moved_unscreened):
-    """Learn what was found at `chain.proposal`; as for `FirstStage`, with the gradient."""
-    if moved_unscreened:
-        stage.is_current[0] = False
-    if not stage.learns[0]:
-        return
-    dim = chain.position.size
-    i = stage.count[0] % stage.values.size
-    gradient = chain.proposed_value[N_TERMS + dim :]
-    for k in range(dim):
-        stage.points[i, k] = chain.proposal[k]
-        stage.gradients[i, k] = gradient[k]
-    stage.values[i] = chain.proposed_value[1]
-    stage.count[0] += 1
-    if stage.is_open[0]:
-        add_joint_training_point(
-            stage.process, chain.proposal, chain.proposed_value[1], gradient, chain.position
-        )
-        stage.is_current[0] = False
-
-
 def _accept_langevin(stage, log_density, chain, step_size, factor, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
 
@@ -185,10 +109,8 @@ def _accept_langevin(stage, log_density, chain, step_size, factor, uniforms):
         acceptance = probability(mala_second_stage(log_ratio, reverse - forward))
     if settle(chain, acceptance, uniforms[1]):
         _copy_prediction(stage.there, stage.here)
-    _remember(stage, chain, False)
+    learn(stage, chain, False)
     return acceptance
 
 
-has_first_stage.register(JointFirstStage, screens)
-remember.register(JointFirstStage, _remember)
-accept_langevin_in_two_stages.register(JointFirstStage, _accept_langevin)
+accept_langevin_in_two_stages.register(FirstStage, _accept_langevin)

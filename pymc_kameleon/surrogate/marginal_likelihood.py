@@ -8,14 +8,15 @@ from scipy import linalg, optimize
 
 from pymc_kameleon.surrogate.covariances import correlation_matrix, lengthscale_slopes
 
-__all__ = ["fit_hyperparameters", "log_marginal_likelihood", "most_likely"]
+__all__ = ["fit_hyperparameters", "log_marginal_likelihood"]
 
 JITTER = 1e-8
 """Relative to the squared amplitude, and larger than that of predictions: the search passes through
 lengthscales where the covariance is all but singular."""
 
-N_POINTS = 300
-"""At most this many points, evenly spaced in the order that they came, are fitted to."""
+N_ROWS = 300
+"""At most this many values and derivatives, those of points that are evenly spaced in the order
+that they came, are fitted to."""
 
 SMALLEST_AMPLITUDE = 1e-3
 """In units of the log-likelihood: differences below this change no decision."""
@@ -33,62 +34,64 @@ def log_marginal_likelihood(
     u: np.ndarray,
     residuals: np.ndarray,
     hyperparameters: np.ndarray,
-    noise: np.ndarray | float = 0.0,
+    noise: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray]:
-    """Log marginal likelihood of values, and its gradient.
+    """Log marginal likelihood of values, or values and gradients, and its gradient.
 
     Parameters
     ----------
     kernel : int
     u : array, shape (d, t)
         Standardised coordinates.
-    residuals : array, shape (t,)
-        Values minus the prior mean.
+    residuals : array, shape (1, t) or (1 + d, t)
+        Values, and their gradients in standardised coordinates, minus those of the prior mean.
     hyperparameters : array, shape (1 + d,)
         Logs of the amplitude and of the lengthscales.
-    noise : array, shape (t,), or float
-        Standard deviations of the values.
+    noise : array, shape (t,), optional
+        Standard deviations of the values; default 0.
 
     Returns
     -------
     float, array of shape (1 + d,)
     """
-    count = residuals.size
-    coordinates = u / np.exp(hyperparameters[1:, None])
-    values, slopes = np.empty((count, count)), np.empty((count, count))
-    correlation_matrix(kernel, coordinates, values, slopes)
+    size, count = residuals.shape
+    rows, lengthscales = count * size, np.exp(hyperparameters[1:, None])
+    coordinates = u / lengthscales
+    # In z, gradients are multiplied by the lengthscales.
+    target = np.concatenate([residuals[:1], lengthscales[: size - 1] * residuals[1:]]).T.ravel()
+    matrix = np.zeros((rows, rows))
+    correlation_matrix(kernel, coordinates, size, matrix)
+    matrix[np.diag_indices(rows)] *= 1 + JITTER
     variance = math.exp(2 * hyperparameters[0])
-    relative_noise = np.square(noise) / variance
-    values[np.diag_indices(count)] += JITTER + relative_noise
-    lower, inverse = factor_and_inverse(values)
-    weights = inverse @ residuals
-    fit = residuals @ weights / variance
-    log_determinant = 2 * np.log(np.diagonal(lower)).sum() + 2 * count * hyperparameters[0]
-    value = -0.5 * (fit + log_determinant + count * math.log(2 * math.pi))
-    gradient = np.empty(hyperparameters.size)
-    gradient[0] = fit - count
-    if np.any(relative_noise):
-        diagonal = np.diagonal(inverse) - weights**2 / variance
-        gradient[0] += np.sum(relative_noise * diagonal)
-    inverse = 0.5 * (np.outer(weights, weights) / variance - inverse)
-    lengthscale_slopes(coordinates, slopes, inverse, gradient[1:])
-    return value, gradient
-
-
-def factor_and_inverse(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lower Cholesky factor and inverse of a positive-definite matrix."""
+    if noise is not None:
+        relative = noise**2 / variance
+        matrix[np.diag_indices(rows)] += np.repeat(relative, size) * (np.arange(rows) % size == 0)
     lower = linalg.cholesky(matrix, lower=True, check_finite=False)
-    inverse = linalg.lapack.dpotri(lower, lower=1)[0]
-    lower_part = np.tril(inverse)
-    return lower, lower_part + np.tril(inverse, -1).T
+    weights = linalg.cho_solve((lower, True), target, check_finite=False)
+    fit = target @ weights / variance
+    log_determinant = 2 * np.log(np.diagonal(lower)).sum() + 2 * rows * hyperparameters[0]
+    value = -0.5 * (fit + log_determinant + rows * math.log(2 * math.pi))
+    inverse = linalg.lapack.dpotri(lower.T, lower=0)[0].T
+    slopes = np.empty(hyperparameters.size)
+    slopes[0] = fit - rows
+    if noise is not None:
+        slopes[0] += relative @ (np.diagonal(inverse) - weights**2 / variance)[::size]
+    of_matrix = np.outer(weights / variance, weights) - inverse
+    lengthscale_slopes(kernel, coordinates, size, of_matrix, slopes[1:])
+    if size > 1:
+        # The density is that of gradients in u.
+        value += count * hyperparameters[1:].sum()
+        explained = (weights * target).reshape(count, size)[:, 1:].sum(axis=0)
+        slopes[1:] += count - explained / variance
+    return value, slopes
 
 
-def most_likely(
+def _most_likely(
     objective: Callable,
     dim: int,
     scale: float,
     previous: np.ndarray | None,
-    max_iterations: int = 60,
+    max_iterations: int,
 ) -> np.ndarray:
     """Maximise a marginal likelihood with L-BFGS-B.
 
@@ -141,31 +144,21 @@ def fit_hyperparameters(
     u: np.ndarray,
     residuals: np.ndarray,
     previous: np.ndarray | None = None,
-    noise: np.ndarray | float = 0.0,
+    noise: np.ndarray | None = None,
     max_iterations: int = 60,
 ) -> np.ndarray:
-    """Hyperparameters of a process of values, shape (1 + d,).
+    """Hyperparameters of a process, shape (1 + d,).
 
-    Parameters
-    ----------
-    kernel : int
-    u : array, shape (d, t)
-        Standardised coordinates.
-    residuals : array, shape (t,)
-        Values minus the prior mean.
-    previous : array, shape (1 + d,), optional
-        Hyperparameters to start from.
-    noise : array, shape (t,), or float
-        Standard deviations of the values.
-    max_iterations : int
-        Of the search.
+    The arguments are those of `log_marginal_likelihood`; `previous` hyperparameters are where the
+    search, of at most `max_iterations`, starts.
     """
-    count = residuals.size
-    chosen = np.linspace(0, count - 1, min(count, N_POINTS)).round().astype(int)
-    u, residuals = np.ascontiguousarray(u[:, chosen]), residuals[chosen]
-    noise = noise if np.ndim(noise) == 0 else noise[chosen]
-    scale = math.sqrt(np.mean(residuals**2))
-    return most_likely(
+    size, count = residuals.shape
+    n_points = min(count, max(2, N_ROWS // size))
+    chosen = np.linspace(0, count - 1, n_points).round().astype(int)
+    u, residuals = np.ascontiguousarray(u[:, chosen]), residuals[:, chosen]
+    noise = None if noise is None else noise[chosen]
+    scale = math.sqrt(np.mean(residuals[0] ** 2))
+    return _most_likely(
         lambda h: log_marginal_likelihood(kernel, u, residuals, h, noise),
         len(u),
         scale,

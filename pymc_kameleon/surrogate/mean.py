@@ -69,9 +69,7 @@ def n_coefficients(dim: int) -> int:
     return 1 + dim + dim * (dim + 1) // 2
 
 
-def fit_mean(
-    quadratic: bool, u: np.ndarray, values: np.ndarray, gradients: np.ndarray | None = None
-) -> Mean:
+def fit_mean(quadratic: bool, u: np.ndarray, targets: np.ndarray) -> Mean:
     """Fit a mean by weighted least squares.
 
     A point counts 1 / (1 + depth / d), its depth being the distance to the largest value: a
@@ -86,22 +84,18 @@ def fit_mean(
         the points and leave nothing to learn an amplitude from: then it is constant.
     u : array, shape (d, t)
         Standardised coordinates.
-    values : array, shape (t,)
-    gradients : array, shape (d, t), optional
-        In standardised coordinates.
+    targets : array, shape (1, t) or (1 + d, t)
+        Values, and their gradients in standardised coordinates.
     """
-    dim, count = u.shape
+    dim, values = len(u), targets[0]
     weights = 1.0 / np.sqrt(1.0 + (values.max() - values) / dim)
-    numbers = count if gradients is None else count * (dim + 1)
-    if not quadratic or numbers < 2 * n_coefficients(dim):
+    if not quadratic or targets.size < 2 * n_coefficients(dim):
         return constant_mean(np.sum(weights**2 * values) / np.sum(weights**2), dim)
     # Centring keeps the digits of values such as -1e6 + small differences.
     centre = values.max()
-    design, target = _design(u), values - centre
-    if gradients is not None:
-        design = np.concatenate([design, *_gradient_designs(u)])
-        target = np.concatenate([target, gradients.ravel()])
-        weights = np.tile(weights, dim + 1)
+    designs = [_design(u)] + (_gradient_designs(u) if len(targets) > 1 else [])
+    design, target = np.concatenate(designs), np.concatenate([values - centre, *targets[1:]])
+    weights = np.tile(weights, len(targets))
     coefficients = _least_squares(design, target, weights)
     matrix = _as_matrix(coefficients[1 + dim :], dim)
     eigenvalues, vectors = np.linalg.eigh(matrix)
@@ -167,11 +161,9 @@ def _design(u):
 def _gradient_designs(u):
     """Differentiate each partial derivative of the mean likewise: d arrays of shape (t, p)."""
     dim, count = u.shape
-    rows, columns = np.triu_indices(dim)
+    designs = np.zeros((dim, count, n_coefficients(dim)))
     for k in range(dim):
-        design = np.zeros((count, n_coefficients(dim)))
-        design[:, 1 + k] = 1.0
-        for entry, (i, j) in enumerate(zip(rows, columns, strict=True)):
-            if k in (i, j):
-                design[:, 1 + dim + entry] = u[j if k == i else i]
-        yield design
+        designs[k, :, 1 + k] = 1.0
+    for entry, (i, j) in enumerate(zip(*np.triu_indices(dim), strict=True), start=1 + dim):
+        designs[i, :, entry], designs[j, :, entry] = u[j], u[i]
+    return list(designs)

@@ -276,7 +276,7 @@ def fit_regression(
     mean = fit_confining_mean(u, y, np.sqrt(precision))
     residuals = y - np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
-    hyperparameters = fit_hyperparameters(RATIONAL, u, residuals, start, noise, iterations)
+    hyperparameters = fit_hyperparameters(RATIONAL, u, residuals[None], start, noise, iterations)
     inverse = np.exp(-hyperparameters[1:])
     z = np.ascontiguousarray(u * inverse[:, None])
     chosen = np.empty(min(max_centers, len(values)), dtype=np.int64)
@@ -290,8 +290,8 @@ def fit_regression(
 def _ridge(z, centres, residuals, noise, amplitude):
     """Weights (m,) of the basis functions: the posterior mean of the subset of regressors."""
     m = centres.shape[1]
-    covariance, slopes = np.empty((m, m)), np.empty((m, m))
-    correlation_matrix(RATIONAL, centres, covariance, slopes)
+    covariance = np.zeros((m, m))
+    correlation_matrix(RATIONAL, centres, 1, covariance)
     covariance[np.diag_indices(m)] += 1e-8
     lower = linalg.cholesky(covariance, lower=True, check_finite=False)
     basis = np.empty((z.shape[1], m))
@@ -315,8 +315,9 @@ def posterior_covariance(
     z = np.ascontiguousarray(u * regression.inverse_lengthscales[:, None])
     basis = np.empty((z.shape[1], regression.weights.size))
     _basis(z, regression.centres, basis)
-    prior, slopes = np.empty((z.shape[1], z.shape[1])), np.empty((z.shape[1], z.shape[1]))
-    correlation_matrix(RATIONAL, z, prior, slopes)
+    prior = np.zeros((z.shape[1], z.shape[1]))
+    correlation_matrix(RATIONAL, z, 1, prior)
+    prior += np.tril(prior, -1).T
     seen = linalg.solve_triangular(uncertainty.lower, basis.T, lower=True, check_finite=False)
     left = linalg.solve_triangular(uncertainty.precision, seen, lower=True, check_finite=False)
     return uncertainty.amplitude**2 * (prior - seen.T @ seen) + left.T @ left

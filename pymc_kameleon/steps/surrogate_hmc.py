@@ -143,7 +143,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         return 400 + 50 * self.dim
 
     def _usual_acceptance(self):
-        return HOPELESS, 1.0
+        return 0.0, 1.0  # `_check_tuning` here judges that of the trajectories
 
     # the start ------------------------------------------------------------------------------------
 
@@ -207,9 +207,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _check_tuning(self):
         super()._check_tuning()
-        acceptance = self.learner.acceptance
-        if acceptance < HOPELESS and "pending" not in self.report:
-            self.report["pending"] = (
+        acceptance, report = self.learner.acceptance, self.report
+        if acceptance < HOPELESS and report.pending is None:
+            report.told.add("mixing")
+            report.pending = (
                 WarningType.BAD_ACCEPTANCE,
                 f"Trajectories of {', '.join(self.target.names)} on the surrogate are accepted "
                 f"with probability {acceptance:.3f}: it does not follow the log density, so "

@@ -38,6 +38,7 @@ __all__ = [
     "Uncertainty",
     "compressed",
     "fit_regression",
+    "misfits",
     "no_regression",
     "posterior_covariance",
     "predicted",
@@ -213,29 +214,38 @@ def typical_depth(dim: int) -> float:
     return 0.5 * dim + 3.0 * math.sqrt(0.5 * dim) + 6.0
 
 
-def compressed(values: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Log densities fit to be regressed on, and the standard deviations of their misfits.
+def compressed(depth: np.ndarray, typical: float) -> np.ndarray:
+    """Depths below the largest value, logarithmic beyond that of the typical set.
 
-    Below the depth of the typical set a value is replaced by the logarithm of its depth: it says
-    "very low", as -inf and NaN do, and how low changes no decision.
+    They say "very low", as -inf and NaN do, and how low changes no decision.
+    """
+    excess = np.clip(depth - typical, 0.0, 20.0 * typical)
+    return np.minimum(depth, typical) + typical * np.log1p(excess / typical)
+
+
+def misfits(values: np.ndarray, prior: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the radial basis functions are to add to the prior mean, and how closely.
+
+    Nothing where value and prior mean are both far below the typical set; the compressed difference
+    where only one of them is.
 
     Parameters
     ----------
-    values : array, shape (n,)
-        At least one of them finite.
+    values, prior : array, shape (n,)
+        Log densities, at least one of them finite, and the prior mean.
     dim : int
 
     Returns
     -------
-    values, noise : arrays, shape (n,)
+    residuals, noise : arrays, shape (n,)
     """
     finite = np.isfinite(values)
     best, typical = values[finite].max(), typical_depth(dim)
     depth = np.where(finite, best - np.where(finite, values, best), np.inf)
-    deepest = 20.0 * typical
-    excess = np.clip(depth - typical, 0.0, deepest)
-    depth = np.minimum(depth, typical) + typical * np.log1p(excess / typical)
-    return best - depth, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, depth - 0.5 * typical)
+    low = compressed(depth, typical)
+    both_low = (depth > typical) & (best - prior > typical)
+    residuals = np.where(both_low, 0.0, best - low - prior)
+    return residuals, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, low - 0.5 * typical)
 
 
 def fit_regression(
@@ -271,10 +281,11 @@ def fit_regression(
         raise ValueError("none of the log densities is finite: there is nothing to learn from")
     dim = points.shape[1]
     u = standardization.whiten(points)
-    y, noise = compressed(values, dim)
-    precision = 1.0 / (1.0 + ((y.max() - y) / dim))
-    mean = fit_confining_mean(u, y, np.sqrt(precision))
-    residuals = y - np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
+    finite = np.isfinite(values)
+    depth = values[finite].max() - values[finite]
+    mean = fit_confining_mean(u[:, finite], values[finite], 1.0 / (1.0 + depth / dim))
+    prior = np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
+    residuals, noise = misfits(values, prior, dim)
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
     hyperparameters = fit_hyperparameters(RATIONAL, u, residuals[None], start, noise, iterations)
     inverse = np.exp(-hyperparameters[1:])

@@ -59,6 +59,9 @@ HOT_SHARE = 0.25
 TRUSTED, HOPELESS = 0.3, 0.05
 """Acceptance of trajectories above which they make most moves, and below which they make few."""
 
+FLAT = -1e-4
+"""Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
+
 BALL = 2.0
 """Trajectories stay within this times the distance of the furthest evaluation that was not very
 low."""
@@ -279,7 +282,7 @@ class TrajectoryLearner(Learner):
         past = self._past()
         if len(past):
             return standardization(past, np.ones(self.dim))
-        if self.has_learnt:
+        if self.has_learnt and not self.acceptance < HOPELESS:
             return self.surrogate.standardization
         return _around_the_mode(points, values)
 
@@ -318,23 +321,25 @@ class TrajectoryLearner(Learner):
 
 
 def _around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
-    """Mean and covariance of the quadratic through the evaluations near the largest value."""
+    """Mean and covariance of the quadratic through the evaluations near the largest value.
+
+    Where they are flat or curved upwards, their own spread stands for that of the posterior.
+    """
     dim = points.shape[1]
     finite = np.isfinite(values)
     points, values = points[finite], values[finite]
-    order = np.argsort(-values)
-    depth = values.max() - values
+    order, depth = np.argsort(-values), values.max() - values
     near = max(2 * n_coefficients(dim), int(np.sum(depth < typical_depth(dim))))
     points, values = points[order[:near]], values[order[:near]]
-    coordinates = standardization(points, np.ones(dim))
-    for _ in range(2):
-        u = coordinates.whiten(points)
-        weights = 1.0 / (1.0 + (values.max() - values) / dim)
-        mean = fit_confining_mean(u, values, weights)
-        covariance = np.linalg.inv(-mean.quadratic)
-        mode = covariance @ mean.linear
-        coordinates = Standardization(
-            coordinates.location + coordinates.factor @ mode,
-            np.linalg.cholesky(coordinates.factor @ covariance @ coordinates.factor.T),
-        )
-    return coordinates
+    spread = standardization(points, np.ones(dim))
+    weights = 1.0 / (1.0 + (values.max() - values) / dim)
+    mean = fit_confining_mean(spread.whiten(points), values, weights, FLAT)
+    curvatures, directions = np.linalg.eigh(-mean.quadratic)
+    is_flat = curvatures <= -1.01 * FLAT
+    mode = directions @ np.where(is_flat, 0.0, directions.T @ mean.linear / curvatures)
+    root = spread.factor @ directions / np.sqrt(np.where(is_flat, 1.0, curvatures))
+    upper = np.linalg.qr(root.T, mode="r")
+    return Standardization(
+        spread.location + spread.factor @ mode,
+        np.ascontiguousarray((upper * np.sign(np.diagonal(upper))[:, None]).T),
+    )

@@ -171,7 +171,7 @@ def with_switch():
     return model
 
 
-def immovable():
+def needle():
     """Nothing but the start has a positive density."""
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1)
@@ -184,6 +184,24 @@ def not_finite(value=np.nan):
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, initval=-1.0)
         pm.Potential("half", pt.switch(x > 0, value, 0.0))
+    return model
+
+
+INPUTS = np.linspace(-2, 2, 6)[:, None]
+COUNTS = np.array([0, 1, 3, 2, 0, 1])
+
+
+def latent(name="f", lengthscale=1.0, amplitude=1.5, inputs=INPUTS, **kwargs):
+    """A Gaussian process in the model of the context: its values at `inputs`."""
+    covariance = amplitude**2 * pm.gp.cov.ExpQuad(inputs.shape[1], lengthscale)
+    return pm.gp.Latent(cov_func=covariance).prior(name, X=inputs, **kwargs)
+
+
+def latent_needle():
+    """Nothing but f = 0 has a positive likelihood."""
+    with pm.Model() as model:
+        f = latent()
+        pm.Potential("needle", pt.switch(pt.eq(f, 0), 0.0, -np.inf) - 0.5 * f**2)
     return model
 
 

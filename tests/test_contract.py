@@ -31,7 +31,6 @@ from pytensor.compile import ops
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
     KameleonStep,
-    MALAStep,
     kernels,
     register,
     unregister,
@@ -111,8 +110,7 @@ def test_dimensions(make_step, dim):
     model, mean, sd = models.normal(dim)
     # More points than dimensions, so that their differences reach every direction.
     options = {"n_subsample": 200} if make_step is STEPS["kameleon"].make else {}
-    with model:
-        step = make_step(steps_per_draw=5 if dim == 1 else 300, **options)
+    step = built(make_step, model, steps_per_draw=5 if dim == 1 else 300, **options)
     idata = sample(step, model, draws=300, tune=300)
     assert_moments(values(idata, "x"), mean, sd, f"d = {dim}")
 
@@ -422,8 +420,7 @@ def test_frozen_however_short_tuning_was(case, tune):
 
 def test_adapt_after_tune_goes_on(make_step):
     model, _, _ = models.normal(2)
-    with model:
-        step = make_step(adapt_after_tune=True)
+    step = built(make_step, model, adapt_after_tune=True)
     _, statistics, _ = run(step, model, 600, tune=300)
     assert len({s["scaling"] for s in statistics[300:]}) > 1
 
@@ -560,8 +557,7 @@ def test_one_evaluation_a_transition(make_gradient_free, steps_per_draw):
 
 def test_a_step_may_be_called_from_any_point(make_step):
     model, _, _ = models.normal(2)
-    with model:
-        step = make_step(steps_per_draw=3)
+    step = built(make_step, model, steps_per_draw=3)
     _, _, point = run(step, model, 10, tune=5)
     moved = {"x": point["x"] + 0.5}
     point, (statistics,) = step.step(moved)
@@ -574,8 +570,7 @@ def test_a_step_may_be_called_from_any_point(make_step):
 
 def test_jumping_about_between_draws_leaves_the_kept_density_right(make_step):
     model, _, _ = models.normal(2)
-    with model:
-        step = make_step()
+    step = built(make_step, model)
     _, _, point = run(step, model, 150, tune=150)
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -785,8 +780,7 @@ def test_acceptance_far_from_target_says_so_once(make_step):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_values_say_so_once(make_step, value):
     model = models.not_finite(value)
-    with model:
-        step = make_step(steps_per_draw=10)
+    step = built(make_step, model, steps_per_draw=10)
     told = warnings_of(step, model, 900, tune=300)
     assert len(told) == 1
     assert "NaN" in told[0].message and "%" in told[0].message
@@ -795,8 +789,7 @@ def test_non_finite_values_say_so_once(make_step, value):
 @pytest.mark.parametrize("tune", [0, 1, 50])
 def test_short_tuning_says_so_once(make_step, tune):
     model, _, _ = models.normal(2)
-    with model:
-        step = make_step()
+    step = built(make_step, model)
     told = warnings_of(step, model, 900, tune=tune)
     assert len(told) == 1
     assert "short" in told[0].message and f"tune={step.default_tune_steps}" in told[0].message
@@ -804,8 +797,7 @@ def test_short_tuning_says_so_once(make_step, tune):
 
 def test_long_enough_tuning_says_nothing(make_step):
     model, _, _ = models.normal(2)
-    with model:
-        step = make_step(steps_per_draw=10)
+    step = built(make_step, model, steps_per_draw=10)
     assert warnings_of(step, model, 400, tune=200) == []
 
 
@@ -983,8 +975,7 @@ def test_regions_without_density(make_step, value, compile_kwargs):
     if compile_kwargs is not None and not pytensor.config.cxx:
         pytest.skip(models.needs_c_compiler["reason"])
     model = models.not_finite(value)
-    with model:
-        step = make_step(compile_kwargs=compile_kwargs)
+    step = built(make_step, model, compile_kwargs=compile_kwargs)
     points, statistics, _ = run(step, model, 500, tune=300)
     counted = sum(s["n_nonfinite"] for s in statistics)
     assert points.max() <= 0
@@ -994,8 +985,7 @@ def test_regions_without_density(make_step, value, compile_kwargs):
 
 def test_truncated_moments_are_right(make_step):
     model = models.not_finite()
-    with model:
-        step = make_step(steps_per_draw=10)
+    step = built(make_step, model, steps_per_draw=10)
     idata = sample(step, model, draws=1500, tune=300)
     assert_mean(values(idata, "x"), -np.sqrt(2 / np.pi), "half normal")
 
@@ -1101,8 +1091,7 @@ def test_interrupted_sampling_keeps_its_draws(case):
 def test_unpicklable_members_are_found_early(make_step):
     """What cannot travel to another process is the model's member, not the step's own."""
     model, _, _ = models.normal(1)
-    with model:
-        step = make_step()
+    step = built(make_step, model)
     run(step, model, 3)
     cloudpickle.dumps(step)
     assert not any(isinstance(v, type(threading.Lock())) for v in vars(step).values())

@@ -1,14 +1,13 @@
 """MALA: its ratio by brute force, invariance, and real models; `test_contract` has the rest."""
 
-import models
 import numpy as np
 import pymc as pm
 import pytest
-from models import assert_moments, begin, run, sample, values
+from models import assert_moments, run, sample, values
 from references import z_scores
 from scipy import linalg, stats
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, MALAStep
+from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.targets import Banana, CorrelatedGaussian
 from pymc_kameleon.testing import frozen, invariance_p_values

@@ -723,8 +723,9 @@ def test_compound_with_hyperparameters_agrees_with_nuts():
     """What other steps do to the prior reaches both steps by the same way: one stands for both."""
     model = _model(counts_with_hyperparameters)
     with model:
-        steps = [KameleonStep([model["lengthscale"], model["amplitude"]], steps_per_draw=10)]
-        steps += [EllipticalSliceStep(["f"])]
+        hyperparameters = [model["lengthscale"], model["amplitude"]]
+        steps = [KameleonStep(hyperparameters, steps_per_draw=10, compile_kwargs=PLAIN)]
+        steps += [EllipticalSliceStep(["f"], compile_kwargs=PLAIN)]
     idata = sample(steps, model, draws=1500, tune=200, random_seed=4)
     assert_agrees_with_nuts(numbers(idata), "counts")
 
@@ -734,8 +735,8 @@ def test_moments_of_classification_agree_with_nuts():
     model = glass_classification()
     with model:
         runs = [
-            sample(EllipticalSliceStep(["f"]), draws=1500, tune=10),
-            sample(RiemannianHMCStep(["f"]), draws=150, tune=30),
+            sample(EllipticalSliceStep(["f"], compile_kwargs=PLAIN), draws=1500, tune=10),
+            sample(RiemannianHMCStep(["f"], compile_kwargs=PLAIN), draws=150, tune=30),
         ]
     for idata in runs:
         assert_agrees_with_nuts(function_values(idata), "glass")

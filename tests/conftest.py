@@ -155,10 +155,6 @@ STEPS = {
 }
 """Name -> step; Laplace's centre has all of its life cycle in common with that of EP."""
 
-METROPOLIS_HASTINGS = [name for name, kind in STEPS.items() if kind.variable == "x"]
-GRADIENT_FREE = [name for name in METROPOLIS_HASTINGS if name != "mala"]
-LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
-
 
 @functools.cache
 def small_model(add, variable, beside):
@@ -196,12 +192,15 @@ def _step(case, which, plain):
     return CompoundStep([step, shift])
 
 
-CASES = {
-    f"{name}{'-beside' if beside else ''}": Case(name, beside)
-    for name in STEPS
-    for beside in (False, True)
-}
+METROPOLIS_HASTINGS = [name for name, kind in STEPS.items() if kind.variable == "x"]
+GRADIENT_FREE = [name for name in METROPOLIS_HASTINGS if name != "mala"]
+LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
 
+CASES = {name: Case(name, beside=False) for name in STEPS} | {
+    # How other variables reach a log density does not depend on the proposal.
+    f"{name}-beside": Case(name, beside=True)
+    for name in ["kameleon", "mala", *LATENT]
+}
 
 _BUILT = {}
 

@@ -200,6 +200,8 @@ COUNTS = np.array([0, 1, 3, 2, 0, 1])
 def latent(name="f", lengthscale=1.0, amplitude=1.5, inputs=INPUTS, **kwargs):
     """A Gaussian process in the model of the context: its values at `inputs`."""
     covariance = amplitude**2 * pm.gp.cov.ExpQuad(inputs.shape[1], lengthscale)
+    if pytensor.config.floatX == "float32":
+        kwargs, inputs = {"jitter": 1e-4} | kwargs, inputs.astype("float32")
     return pm.gp.Latent(cov_func=covariance).prior(name, X=inputs, **kwargs)
 
 

@@ -646,6 +646,7 @@ def test_exact_draws_of_a_gaussian_posterior_stay_exact(make, kind):
     assert min(found.values()) > FALSE_ALARM, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"step_size": 0.7, "n_steps": 3}], ids=["long steps"])
 def test_exact_draws_of_a_curved_posterior_stay_exact(options):
     step = RiemannianHMCStep(model=_model(few_counts), compile_kwargs=PLAIN, **options)
@@ -653,6 +654,7 @@ def test_exact_draws_of_a_curved_posterior_stay_exact(options):
     assert min(found.values()) > FALSE_ALARM, found
 
 
+@pytest.mark.slow
 def test_a_metric_without_its_determinant_is_caught(monkeypatch):
     energy = LocalGeometry.energy
 

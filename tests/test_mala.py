@@ -61,6 +61,7 @@ def test_mala_is_invariant(options):
     assert min(found.values()) > BOUND, found
 
 
+@pytest.mark.slow
 def test_mala_is_invariant_in_eight_dimensions():
     found = p_values(target=Banana(0.03, dim=8), scaling=0.2)
     assert min(found.values()) > BOUND, found
@@ -78,6 +79,7 @@ def test_a_missing_reverse_density_is_caught(monkeypatch):
     assert min(found.values()) < BOUND, found
 
 
+@pytest.mark.slow
 def test_step_size_reaches_its_target_acceptance_and_moments_are_right():
     target = CorrelatedGaussian(dim=6)
     model = target.model()
@@ -103,6 +105,7 @@ def numbers(idata):
     return np.stack([values(idata, n) for n in ("slope", "intercept", "sigma")], axis=-1)
 
 
+@pytest.mark.slow
 def test_a_real_model_through_pm_sample_agrees_with_nuts():
     """Six standard errors, of six numbers: null probability 1e-8."""
     with regression() as model:
@@ -110,6 +113,7 @@ def test_a_real_model_through_pm_sample_agrees_with_nuts():
     assert np.all(np.abs(z_scores(numbers(idata), "regression")) < 6)
 
 
+@pytest.mark.slow
 def test_it_saves_evaluations_where_gradients_help():
     """Thirty dimensions: MALA's step size falls as d^(-1/3), that of a random walk as 1/d."""
     target = CorrelatedGaussian(dim=30)

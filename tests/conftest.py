@@ -175,7 +175,7 @@ class Case:
         return small_model(self.kind.add, self.kind.variable, self.beside)
 
     def step(self, which=0, plain=False):
-        """A step, made once a run: each chain begins anew. Of another `which`, another one.
+        """A step, made once a run: each chain begins anew. For another `which`, another one.
 
         The log density of a `plain` one is the same to the last bit after pickling.
         """
@@ -205,9 +205,9 @@ CASES = {name: Case(name, beside=False) for name in STEPS} | {
 _BUILT = {}
 
 
-def built(make_step, model, which=0, **options):
+def built(make_step, model, **options):
     """A step of `model`, made once a run for equal arguments: each chain begins anew."""
-    key = id(model), make_step, which, repr(options)
+    key = id(model), make_step, repr(options)
     if key not in _BUILT:
         # The model is kept too, so that no other one has its id.
         _BUILT[key] = model, make_step(model=model, **options)

@@ -723,7 +723,7 @@ def test_progress_bars(case, bar, capsys, monkeypatch):
 
 
 MAY_BE_NAN = {"bandwidth", "component", "component_scaling"}
-"""Statistics that are NaN until a proposal is learnt, and those of a kind of move in other draws."""
+"""Statistics that are NaN until a proposal is learnt, or where no move of its kind was made."""
 
 
 def test_statistics_are_as_declared(case):

@@ -497,6 +497,7 @@ def test_with_nuts(make_step):
     assert "tree_depth" in idata["sample_stats"] or "depth" in idata["sample_stats"]
 
 
+@pytest.mark.slow
 def test_with_metropolis_on_a_discrete_variable(make_step):
     model = models.mixed_discrete()
     with model:
@@ -507,6 +508,7 @@ def test_with_metropolis_on_a_discrete_variable(make_step):
     assert values(idata, "accepted", "sample_stats").shape == (1, 3000, 2)
 
 
+@pytest.mark.slow
 def test_with_binary_gibbs(make_step):
     model = models.with_switch()
     with model:
@@ -649,6 +651,7 @@ def test_an_accepted_estimate_is_kept(make_gradient_free):
     assert 10 < stayed < 300
 
 
+@pytest.mark.slow
 def test_noisy_estimates_leave_the_posterior_right(make_gradient_free):
     model, _ = models.black_box(dim=1, noise=0.7)
     with model:
@@ -682,6 +685,7 @@ def test_estimate_kept_while_the_rest_is_evaluated_again(make_gradient_free):
             assert ours.chain.value[2] == kept
 
 
+@pytest.mark.slow
 def test_posterior_of_an_estimated_term_in_a_compound(make_gradient_free):
     """The other variable is drawn exactly, so every error is the step's."""
     model, _ = models.estimated_with_other(noise=0.5)

@@ -221,6 +221,7 @@ def test_banana_posterior_is_a_twisted_gaussian(densities):
     np.testing.assert_allclose(np.diff(actual), np.diff(expected), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_data_follow_their_laws():
     n = 100_000
     banana = targets.simulate_banana(n, random_seed=3).observed
@@ -343,6 +344,7 @@ def test_black_boxes_are_picklable_and_comparable():
         assert op != other
 
 
+@pytest.mark.slow
 def test_models_of_simulators_survive_a_new_process(densities):
     cases = {}
     for name in ("T3", "T4"):

@@ -1,39 +1,244 @@
-"""One battery for every step: a new step is added to `STEPS`, and its tests are there."""
+"""One battery for every step: a new step is a row of `STEPS`, and its tests are there."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
+import models
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from models import COUNTS, PLAIN, Shift
+from pymc.step_methods.compound import CompoundStep
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
+    EllipticalSliceStep,
     FastKameleonStep,
     KameleonStep,
+    MALAStep,
     PCAKameleonStep,
+    RiemannianHMCStep,
 )
 
-STEPS = {
-    "kameleon": functools.partial(KameleonStep, n_subsample=100, steps_per_draw=1),
-    "fast_kameleon": functools.partial(FastKameleonStep, n_features=60, steps_per_draw=1),
-    "pca_kameleon": functools.partial(PCAKameleonStep, n_subsample=100, steps_per_draw=1),
-    "adaptive_metropolis": functools.partial(AdaptiveMetropolisStep, steps_per_draw=1),
-}
-"""Name -> how to make one with the options that keep a test short, a transition a draw."""
 
-DEFAULTS = {
-    "kameleon": KameleonStep,
-    "fast_kameleon": FastKameleonStep,
-    "pca_kameleon": PCAKameleonStep,
-    "adaptive_metropolis": AdaptiveMetropolisStep,
+def _vector(name, parent):
+    """Two numbers of different scales."""
+    return pm.Normal(name, parent + np.array([-1.0, 1.0]), np.array([0.1, 10.0]), shape=2)
+
+
+def _counts(name, parent):
+    """A latent function that is observed by counts."""
+    f = models.latent(name, lengthscale=pt.exp(parent))
+    pm.Poisson(f"data of {name}", pt.exp(f), observed=COUNTS)
+    return f
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+    """A step, what it moves in a small model, and what its tests have to know of it.
+
+    Attributes
+    ----------
+    make : callable
+        Makes one from the arguments that all steps take, with the options that keep a test short.
+    different : tuple of dict
+        Options, each of which makes a step of another configuration.
+    columns : tuple of str
+        Titles in the progress bar.
+    constant : str
+        A statistic that no longer changes after tuning.
+    told_of_a_needle : tuple of str
+        What is said of a chain that cannot move, besides that it is stuck.
+    variable : str
+        Name of what it moves.
+    add : callable
+        Adds that variable, of a name and a parent, to the model of the context.
+    needle : callable
+        Makes a model in which nothing but the start is possible.
+    tune, draws : int
+        Draws in which it learns all that it learns, and after which two chains differ.
+    tiny : dict
+        Options for moves that are too short to be refused.
+    """
+
+    make: Callable
+    different: tuple
+    columns: tuple
+    constant: str
+    told_of_a_needle: tuple
+    variable: str
+    add: Callable
+    needle: Callable
+    tune: int
+    draws: int
+    tiny: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def step_class(self):
+        return getattr(self.make, "func", self.make)
+
+
+def _metropolis_hastings(step_class, tiny, **options):
+    return Kind(
+        make=functools.partial(step_class, steps_per_draw=1, **options),
+        different=(
+            {"steps_per_draw": 3},
+            {"target_accept": 0.3},
+            {"adapt_after_tune": True},
+            {"learn_scaling": False},
+            {"scaling": 0.5},
+        ),
+        columns=("Acceptance", "Scaling", "Eval"),
+        constant="scaling",
+        told_of_a_needle=("short",),
+        variable="x",
+        add=_vector,
+        needle=models.needle,
+        tune=400,
+        draws=100,
+        tiny=tiny,
+    )
+
+
+def _latent(step_class, **rest):
+    return Kind(
+        make=functools.partial(step_class, compile_kwargs=PLAIN, **rest.pop("options", {})),
+        variable="f",
+        add=_counts,
+        needle=models.latent_needle,
+        tune=12,
+        draws=12,
+        **rest,
+    )
+
+
+_NO_KERNEL = {"gamma": 1e-6, "global_share": 0.0, "standardize": False, "bandwidth": 1.0}
+_IDENTITY = {"covariance": "identity"}
+_SLICE = {"columns": ("Evals/draw", "Log importance ratio"), "constant": "n_center"}
+
+STEPS = {
+    "kameleon": _metropolis_hastings(KameleonStep, _NO_KERNEL, n_subsample=100),
+    "fast_kameleon": _metropolis_hastings(FastKameleonStep, _NO_KERNEL, n_features=60),
+    "pca_kameleon": _metropolis_hastings(PCAKameleonStep, _NO_KERNEL, n_subsample=100),
+    "adaptive_metropolis": _metropolis_hastings(AdaptiveMetropolisStep, _IDENTITY),
+    "mala": _metropolis_hastings(MALAStep, _IDENTITY),
+    "riemannian": _latent(
+        RiemannianHMCStep,
+        different=(
+            {"step_size": 0.3},
+            {"n_steps": 5},
+            {"n_fixed_point": 4},
+            {"target_accept": 0.7},
+            {"adapt_step_size": False},
+            {"random_length": False},
+            {"soft_floor": 0.1},
+        ),
+        columns=("Acceptance", "Step size", "Steps"),
+        constant="step_size",
+        told_of_a_needle=("failed",),
+    ),
+    "slice_ep": _latent(
+        EllipticalSliceStep,
+        different=({"center": "laplace"}, {"steps_per_draw": 3}),
+        told_of_a_needle=("poor",),
+        **_SLICE,
+    ),
+    "slice_prior": _latent(
+        EllipticalSliceStep,
+        options={"center": "prior"},
+        different=({"center": "ep"},),
+        told_of_a_needle=(),
+        **_SLICE,
+    ),
 }
+"""Name -> step; Laplace's centre has all of its life cycle in common with that of EP."""
+
+
+@functools.cache
+def small_model(add, variable, beside):
+    """The variable alone, or with the parent that another step moves."""
+    with pm.Model() as model:
+        add(variable, pm.Normal("parent", 0, 0.5) if beside else 0.0)
+    return model
+
+
+class Case:
+    """A step of a small model, alone or beside one that changes the model for it."""
+
+    def __init__(self, name, beside):
+        self.name, self.beside, self.kind = name, beside, STEPS[name]
+
+    @property
+    def model(self):
+        return small_model(self.kind.add, self.kind.variable, self.beside)
+
+    def step(self, which=0, plain=False):
+        """A step, made once a run: each chain begins anew. For another `which`, another one.
+
+        The log density of a `plain` one is the same to the last bit after pickling.
+        """
+        return _step(self, which, plain)
+
+
+@functools.cache
+def _step(case, which, plain):
+    options = {"compile_kwargs": PLAIN} if plain else {}
+    step = case.kind.make([case.kind.variable], model=case.model, **options)
+    if not case.beside:
+        return step
+    shift = Shift([case.model["parent"]], shift=0.01, model=case.model)
+    return CompoundStep([step, shift])
+
+
+METROPOLIS_HASTINGS = [name for name, kind in STEPS.items() if kind.variable == "x"]
+GRADIENT_FREE = [name for name in METROPOLIS_HASTINGS if name != "mala"]
+LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
+
+CASES = {name: Case(name, beside=False) for name in STEPS} | {
+    # How other variables reach a log density does not depend on the proposal.
+    f"{name}-beside": Case(name, beside=True)
+    for name in ["kameleon", "mala", *LATENT]
+}
+
+_BUILT = {}
+
+
+def built(make_step, model, **options):
+    """A step of `model`, made once a run for equal arguments: each chain begins anew."""
+    key = id(model), make_step, repr(options)
+    if key not in _BUILT:
+        # The model is kept too, so that no other one has its id.
+        _BUILT[key] = model, make_step(model=model, **options)
+    return _BUILT[key][1]
+
+
+@pytest.fixture(params=list(CASES))
+def case(request):
+    """Every step in turn, with a model."""
+    return CASES[request.param]
 
 
 @pytest.fixture(params=list(STEPS))
-def make_step(request):
-    """Every step in turn, as a function of the arguments that all of them take."""
+def kind(request):
+    """Every step in turn."""
     return STEPS[request.param]
 
 
-@pytest.fixture(params=list(DEFAULTS))
+@pytest.fixture(params=METROPOLIS_HASTINGS)
+def make_step(request):
+    """Every step that moves any variables, as a function of the arguments that all of them take."""
+    return STEPS[request.param].make
+
+
+@pytest.fixture(params=GRADIENT_FREE)
+def make_gradient_free(request):
+    """Those of them that need no gradient."""
+    return STEPS[request.param].make
+
+
+@pytest.fixture(params=METROPOLIS_HASTINGS)
 def step_class(request):
-    """Every step's class in turn."""
-    return DEFAULTS[request.param]
+    """The class of every step that moves any variables."""
+    return STEPS[request.param].step_class

@@ -4,6 +4,7 @@ A step is driven here as `pm.sample` does it, transition by transition, so that 
 statistic of every draw.
 """
 
+import functools
 import threading
 
 import numpy as np
@@ -73,6 +74,7 @@ def unpicklable_black_box():
 # models -------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def two_scales():
     """a ~ N(0, 1) and b ~ N(10, 0.1): swapped variables show in every draw."""
     with pm.Model() as model:
@@ -81,6 +83,7 @@ def two_scales():
     return model
 
 
+@functools.cache
 def normal(dim):
     """Independent normals with means -1 ... 1 and standard deviations from 0.1 to 10."""
     mean, sd = np.linspace(-1, 1, dim), np.geomspace(0.1, 10, dim)
@@ -93,6 +96,7 @@ CORRELATED_MEAN = np.array([1.0, -2.0, 30.0])
 CORRELATED_COVARIANCE = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 100.0]])
 
 
+@functools.cache
 def correlated():
     with pm.Model() as model:
         pm.MvNormal("x", CORRELATED_MEAN, CORRELATED_COVARIANCE, shape=3)
@@ -171,7 +175,8 @@ def with_switch():
     return model
 
 
-def immovable():
+@functools.cache
+def needle():
     """Nothing but the start has a positive density."""
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1)
@@ -179,11 +184,33 @@ def immovable():
     return model
 
 
+@functools.cache
 def not_finite(value=np.nan):
     """Standard normal restricted to x <= 0 by a log density that is `value` elsewhere."""
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, initval=-1.0)
         pm.Potential("half", pt.switch(x > 0, value, 0.0))
+    return model
+
+
+INPUTS = np.linspace(-2, 2, 6)[:, None]
+COUNTS = np.array([0, 1, 3, 2, 0, 1])
+
+
+def latent(name="f", lengthscale=1.0, amplitude=1.5, inputs=INPUTS, **kwargs):
+    """A Gaussian process in the model of the context: its values at `inputs`."""
+    covariance = amplitude**2 * pm.gp.cov.ExpQuad(inputs.shape[1], lengthscale)
+    if pytensor.config.floatX == "float32":
+        kwargs, inputs = {"jitter": 1e-4} | kwargs, inputs.astype("float32")
+    return pm.gp.Latent(cov_func=covariance).prior(name, X=inputs, **kwargs)
+
+
+@functools.cache
+def latent_needle():
+    """Nothing but f = 0 has a positive likelihood."""
+    with pm.Model() as model:
+        f = latent()
+        pm.Potential("needle", pt.switch(pt.eq(f, 0), 0.0, -np.inf) - 0.5 * f**2)
     return model
 
 
@@ -286,9 +313,14 @@ def run(step, model, draws, tune=0, seed=0):
 
 
 def sample(step, model=None, **kwargs):
-    """`pm.sample`, quietly, with one core and one chain unless told otherwise."""
+    """`pm.sample`, quietly, with one core and one chain unless told otherwise.
+
+    The steps are compiled already. What PyMC adds, for starts and for what it keeps of a draw, runs
+    in Python: to compile it takes seconds in every test.
+    """
     quiet = {"progressbar": False, "compute_convergence_checks": False, "random_seed": 1}
-    return pm.sample(step=step, model=model, **({"cores": 1, "chains": 1} | quiet | kwargs))
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        return pm.sample(step=step, model=model, **({"cores": 1, "chains": 1} | quiet | kwargs))
 
 
 def values(idata, name, group="posterior"):

@@ -1,12 +1,17 @@
 """The history is uniform and bounded; coordinates are safe for few points and wild scales."""
 
+import functools
+
 import numpy as np
 import pytest
+from models import normal, run
 
+from pymc_kameleon import FastKameleonStep, KameleonStep, PCAKameleonStep
 from pymc_kameleon.adaptation.covariance import new_covariance, update_covariance
 from pymc_kameleon.adaptation.history import RECENT, new_history, record, thinned
 from pymc_kameleon.adaptation.moments import FORGETTING, Moments, update_moments
 from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.run import observe
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 64, 1000, 12345])
@@ -111,3 +116,28 @@ def test_running_moments_match_the_recursion_written_out():
         covariance = (1 - step) * (covariance + step * np.outer(difference, difference))
     np.testing.assert_allclose(moments.mean, mean, rtol=1e-10)
     np.testing.assert_allclose(moments.factor @ moments.factor.T, covariance, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make_step",
+    [KameleonStep, FastKameleonStep, functools.partial(PCAKameleonStep, n_components=3)],
+    ids=["kameleon", "fast_kameleon", "pca_kameleon"],
+)
+@pytest.mark.parametrize(("acceptance", "factor"), [(0.0, 0.05), (1.0, 100.0)])
+def test_a_scaling_stays_in_the_range_of_useful_moves(make_step, acceptance, factor):
+    """Whatever the acceptance: from a twentieth to a hundred times the best random walk.
+
+    That is the one with 2.38^2 / d times the variance (Roberts et al. 1997), here of the subsample.
+    """
+    model, _, _ = normal(2)
+    step = make_step(model=model, steps_per_draw=10)
+    run(step, model, 200, tune=200)
+    learner, position = step.learner, step.chain.position
+    for _ in range(3000):
+        for j in range(learner.scaling.log.size):
+            observe(learner.observer().recursion, position, acceptance, j)
+    points = learner.learnt.points
+    best = 2.38**2 / 2 * points.var(axis=1).mean()
+    sizes = np.exp(2 * learner.scaling.log) * learner._move_sizes(points) / best
+    # Both are means over some of the points.
+    np.testing.assert_allclose(np.sqrt(sizes), factor, rtol=0.5)

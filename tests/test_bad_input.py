@@ -154,8 +154,8 @@ def test_the_suggested_diagonal_helps(model):
     AdaptiveMetropolisStep(model=model, covariance=covariance + 2 * np.eye(2))
 
 
-def test_unknown_argument(step_class, model):
-    refused(TypeError, step_class, "n_subsamples", model=model, n_subsamples=3)
+def test_unknown_argument(kind, model):
+    refused(TypeError, kind.step_class, "n_subsamples", model=model, n_subsamples=3)
 
 
 # variables and models -----------------------------------------------------------------------------
@@ -174,11 +174,11 @@ def test_discrete_variables_one_by_one(step_class):
     )
 
 
-def test_no_variables(step_class):
+def test_no_variables(kind):
     with pm.Model() as empty:
         pm.Normal("y", 0, 1, observed=1.0)
-    refused(ValueError, step_class, "vars", "free variable", model=empty)
-    refused(ValueError, step_class, "vars", model=models.two_scales(), vars=[])
+    refused(ValueError, kind.step_class, "vars", "free variable", model=empty)
+    refused(ValueError, kind.step_class, "vars", model=models.two_scales(), vars=[])
 
 
 def test_variables_that_are_not_free(step_class):
@@ -191,8 +191,8 @@ def test_variables_that_are_not_free(step_class):
     refused((KeyError, ValueError), step_class, "no_such", model=model, vars=["no_such"])
 
 
-def test_missing_model(step_class):
-    refused(TypeError, step_class, "model", "with model:", "model=")
+def test_missing_model(kind):
+    refused(TypeError, kind.step_class, "model", "with model:", "model=")
     refused(TypeError, KameleonStep.paper, "model", "with model:", "model=")
 
 

@@ -144,7 +144,7 @@ def test_never_compiled():
         ((impossible_at_times, 1.0), {"n_samples": 5}, TypeError, "impossible_at_times does not"),
     ],
 )
-def test_bad_arguments(arguments, options, error, message):
+def test_bad_arguments_of_an_estimate(arguments, options, error, message):
     with pytest.raises(error, match=message):
         estimated_loglikelihood(*arguments, **options)
 
@@ -174,21 +174,25 @@ def share_in_the_tails(step, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_step", [STEPS["kameleon"], STEPS["adaptive_metropolis"]])
-def test_quantiles_with_log_normal_noise(make_step):
+@pytest.mark.parametrize(
+    "make_gradient_free", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
+)
+def test_quantiles_with_log_normal_noise(make_gradient_free):
     model, _ = noisy_normal(noise=1.0)
     with model:
-        step = make_step(pseudo_marginal=True)
+        step = make_gradient_free(pseudo_marginal=True)
     models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_step", [STEPS["kameleon"], STEPS["adaptive_metropolis"]])
-def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_step):
+@pytest.mark.parametrize(
+    "make_gradient_free", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
+)
+def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_gradient_free):
     """The power of the test above: both tails get half as much again, ten standard errors."""
     model, _ = noisy_normal(noise=1.0)
     with model:
-        step = make_step(pseudo_marginal=True)
+        step = make_gradient_free(pseudo_marginal=True)
     arrive = step._arrive
 
     def arrive_and_draw_again(x):
@@ -200,10 +204,10 @@ def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_step):
         models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
-def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_step):
+def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_gradient_free):
     model, estimate = noisy_normal(noise=2.0)
     with model:
-        step = make_step(pseudo_marginal=True)
+        step = make_gradient_free(pseudo_marginal=True)
     models.begin(step).stop_tuning()
     estimate.calls = 0
     point, kept, stayed = model.initial_point(), None, 0
@@ -235,11 +239,14 @@ def test_one_seed_is_one_chain_in_any_process(options):
 
 
 @pytest.mark.parametrize("n_samples", [None, 5])
-def test_restored_state_keeps_its_estimate_and_draws_the_same(make_step, n_samples):
+def test_restored_state_keeps_its_estimate_and_draws_the_same(make_gradient_free, n_samples):
     """`n_samples`, like data, is a shared value that a new step has not seen before."""
     model, _ = noisy_normal(n_samples=n_samples)
     with model:
-        step, other = make_step(pseudo_marginal=True), make_step(pseudo_marginal=True)
+        step, other = (
+            make_gradient_free(pseudo_marginal=True),
+            make_gradient_free(pseudo_marginal=True),
+        )
     models.begin(step)
     _, _, point = models.drive(step, model.initial_point(), 60, tune=50)
     other.sampling_state = step.sampling_state
@@ -250,7 +257,7 @@ def test_restored_state_keeps_its_estimate_and_draws_the_same(make_step, n_sampl
         assert [s[name] for s in restored] == [s[name] for s in statistics]
 
 
-def test_an_estimate_of_zero_or_nan_is_refused(make_step):
+def test_an_estimate_of_zero_or_nan_is_refused(make_gradient_free):
     """The estimates are 0 for x > 1, NaN for x < -1, and else half of them 0 and half of them 2."""
 
     def fn(x, rng):
@@ -262,7 +269,7 @@ def test_an_estimate_of_zero_or_nan_is_refused(make_step):
     with pm.Model() as model:
         x = pm.Normal("x", shape=1)
         pm.Potential("loglike", estimated_loglikelihood(fn, x))
-        step = make_step(pseudo_marginal=True)
+        step = make_gradient_free(pseudo_marginal=True)
     model.set_initval(x, np.zeros(1))
     points, statistics, _ = models.run(step, model, 6000, tune=1000)
     draws = points[1000:, 0]
@@ -364,10 +371,10 @@ def test_beside_a_step_of_another_variable(other):
 
 
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
-def test_a_deterministic_of_the_estimate_shows_the_kept_one(make_step):
+def test_a_deterministic_of_the_estimate_shows_the_kept_one(make_gradient_free):
     model, _ = noisy_normal(noise=2.0)
     with model:
-        step = make_step(pseudo_marginal=True)
+        step = make_gradient_free(pseudo_marginal=True)
     idata = models.sample(step, model, draws=100, tune=50)
     estimates = models.values(idata, "estimate", "sample_stats")
     np.testing.assert_allclose(models.values(idata, "seen"), estimates)
@@ -389,15 +396,17 @@ def test_warned_of_an_estimate_that_no_step_draws_anew():
 
 
 @pytest.mark.parametrize(("noise", "shape"), [(1.8, ()), (4.0, (3,))])
-@pytest.mark.parametrize("make_step", [STEPS["kameleon"], STEPS["adaptive_metropolis"]])
-def test_tuning_does_not_learn_from_overestimates(make_step, noise, shape):
+@pytest.mark.parametrize(
+    "make_gradient_free", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
+)
+def test_tuning_does_not_learn_from_overestimates(make_gradient_free, noise, shape):
     """With noise above 1.7 no move is accepted as often as 0.234: scales would run away to zero.
 
     The chain after tuning has less noise, so that it can be judged by its moments.
     """
     model, estimate = noisy_normal(noise=noise, shape=shape)
     with model:
-        step = make_step(pseudo_marginal=True, steps_per_draw=5)
+        step = make_gradient_free(pseudo_marginal=True, steps_per_draw=5)
     models.begin(step)
     _, _, point = models.drive(step, model.initial_point(), 600, tune=-1)
     estimate.noise = 0.3
@@ -420,10 +429,10 @@ def test_tuning_draws_a_kept_estimate_again_and_sampling_does_not():
     assert estimate.calls == 1000
 
 
-def test_warned_without_the_flag(make_step):
+def test_warned_without_the_flag(make_gradient_free):
     model, _ = noisy_normal()
     with model, pytest.warns(UserWarning, match=r"loglike.*pseudo_marginal=True"):
-        make_step()
+        make_gradient_free()
 
 
 def test_steps_that_cannot_take_an_estimate():
@@ -465,11 +474,11 @@ def test_a_start_whose_estimates_are_all_zero():
         models.run(step, model, 10)
 
 
-def sticking(make_step, overestimate, **options):
+def sticking(make_gradient_free, overestimate, **options):
     """A step after tuning with its kept estimate raised, and the warnings of 1200 draws more."""
     model, estimate = noisy_normal(noise=1.0)
     with model:
-        step = make_step(pseudo_marginal=True, **options)
+        step = make_gradient_free(pseudo_marginal=True, **options)
     _, _, point = models.run(step, model, 1500, tune=1500)
     step.stop_tuning()
     step.report.pending = None
@@ -482,8 +491,8 @@ def sticking(make_step, overestimate, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_draw": 7}])
-def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_step, options):
-    (warning, *others), calls = sticking(make_step, 60.0, **options)
+def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_gradient_free, options):
+    (warning, *others), calls = sticking(make_gradient_free, 60.0, **options)
     assert warning.kind == WarningType.CONVERGENCE and warning.level == "warn"
     assert f"in {UNMOVED} " in warning.message or options
     for word in ("overestimate", "estimator_sd", "chain of x"):
@@ -495,8 +504,8 @@ def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_step, options):
     assert calls == 1200 // steps * steps + N_FRESH
 
 
-def test_no_warning_where_all_is_well(make_step):
-    warnings, calls = sticking(make_step, 0.0)
+def test_no_warning_where_all_is_well(make_gradient_free):
+    warnings, calls = sticking(make_gradient_free, 0.0)
     assert not warnings
     assert calls == 1200
 

@@ -172,6 +172,6 @@ def test_rough_kernels_are_named_in_a_warning():
         ({"kernel": CustomKernel(Gaussian(), lambda x, y, c: x)}, "frequencies"),
     ],
 )
-def test_bad_input_is_named(options, message):
+def test_bad_input_of_fast_kameleon(options, message):
     with pytest.raises(ValueError, match=message):
         FastKameleonStep(model=MODEL, **options)

@@ -351,7 +351,7 @@ def test_no_silent_failure():
         ({"sites": Sites(np.full(5, -1e3), np.zeros(5))}, "sites"),
     ],
 )
-def test_arguments(options, message):
+def test_bad_options_of_expectation_propagation(options, message):
     prior, _, _ = problem(5)
     with pytest.raises(ValueError, match=message):
         expectation_propagation_approximation(prior, Logit(np.ones(5)), **options)

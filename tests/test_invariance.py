@@ -1,6 +1,6 @@
 """With adaptation frozen, every step leaves its target exactly invariant.
 
-Thousands of chains start at exact draws, make 150 transitions and are compared with the target
+Thousands of chains start at exact draws, make 100 transitions and are compared with the target
 again. Each p-value has null probability 1e-6 of falling below the bound; a wrong reverse density
 falls far below.
 """
@@ -28,7 +28,7 @@ from pymc_kameleon.testing import frozen, invariance_p_values
 pytestmark = pytest.mark.slow
 
 BOUND = 1e-6
-TRANSITIONS = 150
+TRANSITIONS = 100
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 
@@ -41,7 +41,7 @@ def _value(x, y, c):
     return 1 / (1 + ((x - y) ** 2).sum() / c**2)
 
 
-def p_values(make, target=TARGET, n=4000, **options):
+def p_values(make, target=TARGET, n=3000, **options):
     rng = np.random.default_rng(20)
     warm = target.draw(80, rng)
     step = make(model=target.model(), warm_start=warm, steps_per_draw=TRANSITIONS, **options)
@@ -71,7 +71,7 @@ CUSTOM = CustomKernel(_value, _gradient)
     ids=["mixed", "raw", "custom"],
 )
 def test_kameleon_is_invariant(options):
-    found = p_values(KameleonStep, n=6000, **options)
+    found = p_values(KameleonStep, n=4000, **options)
     assert min(found.values()) > BOUND, found
 
 
@@ -109,7 +109,7 @@ FAST_RAW = RAW | {"scaling": 100.0}
 @pytest.mark.parametrize("embedding", ["pairs", "shifted"])
 def test_fast_kameleon_is_invariant(embedding):
     options = FAST_RAW | {"embedding": embedding, "global_share": 0.0}
-    found = p_values(FastKameleonStep, n=6000, n_features=60, **options)
+    found = p_values(FastKameleonStep, n=4000, n_features=60, **options)
     assert min(found.values()) > BOUND, found
 
 
@@ -117,7 +117,7 @@ def test_fast_kameleon_is_invariant(embedding):
     "options", [{"global_share": 0.7}, RAW, RAW_LINEAR], ids=["mixed", "raw", "raw, linear"]
 )
 def test_pca_kameleon_is_invariant(options):
-    found = p_values(PCAKameleonStep, n=6000, **options)
+    found = p_values(PCAKameleonStep, n=4000, **options)
     assert min(found.values()) > BOUND, found
 
 
@@ -133,7 +133,7 @@ KERNEL_STEPS = [KameleonStep, FastKameleonStep, PCAKameleonStep]
 def test_a_step_that_never_tuned_is_invariant(make):
     rng = np.random.default_rng(3)
     step = frozen(make(model=TARGET.model(), steps_per_draw=TRANSITIONS), 4)
-    found = invariance_p_values(step, TARGET.draw(4000, rng), TARGET.draw(100_000, rng))
+    found = invariance_p_values(step, TARGET.draw(3000, rng), TARGET.draw(100_000, rng))
     assert min(found.values()) > BOUND, found
 
 

@@ -79,7 +79,7 @@ def gradients_of(kernel, x, points, bandwidth):
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("dim", [1, 3, 8])
-def test_gradients_match_finite_differences(name, dim):
+def test_gradients_of_kernels_match_finite_differences(name, dim):
     kernel, rng = KERNELS[name], np.random.default_rng(dim)
     x, points, bandwidth = rng.normal(size=dim), rng.normal(size=(dim, 7)), 1.7
     gradients = gradients_of(kernel, x, points, bandwidth)

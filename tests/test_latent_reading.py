@@ -500,7 +500,7 @@ def test_one_element():
 
 
 @pytest.mark.parametrize("reparameterize", [True, False])
-def test_single_precision(reparameterize):
+def test_a_latent_function_in_single_precision(reparameterize):
     with pytensor.config.change_flags(floatX="float32"):
         with pm.Model() as model:
             gp = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=np.float32(0.7)))

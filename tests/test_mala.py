@@ -1,14 +1,13 @@
-"""MALA: its ratio by brute force, invariance, real models, and the life of a chain."""
+"""MALA: its ratio by brute force, invariance, and real models; `test_contract` has the rest."""
 
-import models
 import numpy as np
 import pymc as pm
 import pytest
-from models import assert_moments, begin, run, sample, values
+from models import assert_moments, run, sample, values
 from references import z_scores
 from scipy import linalg, stats
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, MALAStep
+from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.targets import Banana, CorrelatedGaussian
 from pymc_kameleon.testing import frozen, invariance_p_values
@@ -17,7 +16,7 @@ BOUND = 1e-6
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 
-def test_log_ratio_matches_scipy_densities():
+def test_log_ratio_of_mala_matches_scipy_densities():
     rng = np.random.default_rng(3)
     for dim in (1, 2, 5):
         factor = linalg.cholesky(np.cov(rng.normal(size=(dim, 40))).reshape(dim, dim), lower=True)
@@ -62,6 +61,7 @@ def test_mala_is_invariant(options):
     assert min(found.values()) > BOUND, found
 
 
+@pytest.mark.slow
 def test_mala_is_invariant_in_eight_dimensions():
     found = p_values(target=Banana(0.03, dim=8), scaling=0.2)
     assert min(found.values()) > BOUND, found
@@ -79,6 +79,7 @@ def test_a_missing_reverse_density_is_caught(monkeypatch):
     assert min(found.values()) < BOUND, found
 
 
+@pytest.mark.slow
 def test_step_size_reaches_its_target_acceptance_and_moments_are_right():
     target = CorrelatedGaussian(dim=6)
     model = target.model()
@@ -104,6 +105,7 @@ def numbers(idata):
     return np.stack([values(idata, n) for n in ("slope", "intercept", "sigma")], axis=-1)
 
 
+@pytest.mark.slow
 def test_a_real_model_through_pm_sample_agrees_with_nuts():
     """Six standard errors, of six numbers: null probability 1e-8."""
     with regression() as model:
@@ -111,57 +113,7 @@ def test_a_real_model_through_pm_sample_agrees_with_nuts():
     assert np.all(np.abs(z_scores(numbers(idata), "regression")) < 6)
 
 
-@pytest.mark.parametrize("dim", [1, 60])
-def test_dimensions(dim):
-    model, _, _ = models.normal(dim)
-    with model:
-        step = MALAStep(steps_per_draw=10)
-    draws, statistics, _ = run(step, model, 500, tune=300)
-    assert np.mean([s["accept"] for s in statistics[300:]]) > 0.3
-    assert np.all(np.isfinite(draws))
-
-
-@pytest.mark.parametrize("tune", [0, 1, 300])
-def test_state_goes_on_where_it_was(tune):
-    model, _, _ = models.normal(3)
-    with model:
-        one, other = MALAStep(rng=1), MALAStep(rng=2)
-    begin(one, seed=5, tune=tune)
-    point = model.initial_point()
-    for i in range(tune + 50):
-        if i == tune:
-            one.stop_tuning()
-        point, _ = one.step(point)
-    other.sampling_state = one.sampling_state
-    again = point
-    for _ in range(50):
-        point, _ = one.step(point)
-        again, _ = other.step(again)
-    np.testing.assert_array_equal(again["x"], point["x"])
-
-
-def test_chains_are_the_same_in_other_processes():
-    model, _, _ = models.normal(2)
-    chains = []
-    for cores in (1, 2):
-        with model:
-            step = MALAStep(compile_kwargs={"mode": "cvm"})
-        result = sample(step, model, chains=2, cores=cores, draws=60, tune=60)
-        chains.append(values(result, "x"))
-    np.testing.assert_array_equal(*chains)
-
-
-def test_in_a_compound_step():
-    with pm.Model() as model:
-        mean = pm.Normal("mean")
-        scale = pm.HalfNormal("scale")
-        pm.Normal("y", mean, scale, observed=np.random.default_rng(1).normal(1, 2, size=200))
-        steps = [MALAStep([mean], steps_per_draw=3), KameleonStep([scale], n_subsample=100)]
-    result = sample(steps, model, draws=1500, tune=1500)
-    assert abs(values(result, "mean").mean() - 1) < 0.6
-    assert abs(values(result, "scale").mean() - 2) < 0.5
-
-
+@pytest.mark.slow
 def test_it_saves_evaluations_where_gradients_help():
     """Thirty dimensions: MALA's step size falls as d^(-1/3), that of a random walk as 1/d."""
     target = CorrelatedGaussian(dim=30)

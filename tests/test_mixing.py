@@ -4,12 +4,12 @@ import models
 import numpy as np
 import pymc as pm
 import pytest
-from conftest import DEFAULTS
+from conftest import METROPOLIS_HASTINGS, STEPS
 from models import begin, drive, sample
 from scipy.signal import lfilter
 from test_contract import PYMC_6
 
-from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
+from pymc_kameleon import AdaptiveMetropolisStep
 from pymc_kameleon.steps.mixing import slow_mixing
 
 NAMES = ["a", "b[0]", "b[1]"]
@@ -92,7 +92,7 @@ def funnel():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [*DEFAULTS.values(), MALAStep])
+@pytest.mark.parametrize("make", [STEPS[name].step_class for name in METROPOLIS_HASTINGS])
 def test_a_funnel_through_pm_sample(make, caplog):
     """Known draws are judged at the end; unknown ones (PyMC 5) after 200 and 1000."""
     model = funnel()

@@ -30,7 +30,7 @@ def driven(step, n):
     return statistics
 
 
-def test_covariance_matches_brute_force_with_explicit_centring():
+def test_covariance_of_pca_kameleon_matches_brute_force():
     step = PCAKameleonStep(n_components=7, **RAW)
     found = step.proposal_covariance(PLACES)
     z, h = step.learner.learnt.points.T, np.eye(60) - 1 / 60
@@ -125,6 +125,6 @@ def test_no_component_without_a_kernel_move():
         ({"kernel": "laplacian"}, ValueError, "gradient"),
     ],
 )
-def test_bad_input_is_named(options, error, message):
+def test_bad_input_of_pca_kameleon(options, error, message):
     with pytest.raises(error, match=message):
         PCAKameleonStep(model=MODEL, **options)

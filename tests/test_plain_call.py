@@ -8,14 +8,13 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from conftest import DEFAULTS
+from conftest import METROPOLIS_HASTINGS, STEPS
 from models import begin, drive, sample, values
 from test_contract import PYMC_6, run_python
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
     KameleonStep,
-    MALAStep,
     register,
     unregister,
 )
@@ -23,7 +22,7 @@ from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.steps.metropolis_hastings import chosen_steps_per_draw
 
 GIVEN = {"steps_per_draw": 3}
-EVERY_STEP = [*DEFAULTS.values(), MALAStep]
+EVERY_STEP = [STEPS[name].step_class for name in METROPOLIS_HASTINGS]
 STILL = {"covariance": np.diag([1e-24] * 2), "learn_scaling": False, "steps_per_draw": 1}
 """Options of a random walk that stays within 1e-9 of where it starts."""
 

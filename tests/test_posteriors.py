@@ -9,6 +9,7 @@ import arviz as az
 import numpy as np
 import pymc as pm
 import pytest
+from models import sample
 from references import moments, z_scores
 from scipy import stats
 
@@ -61,26 +62,20 @@ def numbers(idata):
 
 @pytest.mark.parametrize("make_model", [hierarchical_poisson, ordered_mixture])
 def test_kameleon_agrees_with_nuts(make_model):
-    with make_model():
-        found = numbers(
-            pm.sample(
-                1000, tune=700, chains=4, cores=1, random_seed=2, progressbar=False,
-                step=KameleonStep(steps_per_draw=50),
-            )
-        )  # fmt: skip
+    model = make_model()
+    step = KameleonStep(model=model, steps_per_draw=50)
+    found = numbers(sample(step, model, draws=1000, tune=700, chains=4, random_seed=2))
     assert np.all(np.abs(z_scores(found, make_model.__name__)) < BOUND)
     assert max(float(az.rhat(np.ascontiguousarray(x))) for x in np.moveaxis(found, -1, 0)) < 1.05
 
 
 def test_a_simplex_has_its_conjugate_posterior():
     concentration, counts = np.array([1.0, 2.0, 0.8, 3.0]), np.array([3, 9, 1, 7])
-    with pm.Model():
+    with pm.Model() as model:
         p = pm.Dirichlet("p", concentration)
         pm.Multinomial("y", n=counts.sum(), p=p, observed=counts)
-        result = pm.sample(
-            2000, tune=1000, chains=4, cores=1, random_seed=2, progressbar=False,
-            step=KameleonStep(steps_per_draw=50),
-        )  # fmt: skip
+        step = KameleonStep(steps_per_draw=50)
+    result = sample(step, model, draws=2000, tune=1000, chains=4, random_seed=2)
     posterior = stats.dirichlet(concentration + counts)
     draws = numbers(result)
     found = moments(draws)
@@ -109,15 +104,12 @@ def far_start():
     return model, {"a": (2000.0, np.sqrt(0.5 / n)), "b": (-1000.0, np.sqrt(0.5 / n))}
 
 
-@pytest.mark.parametrize("step", [KameleonStep, AdaptiveMetropolisStep])
+@pytest.mark.parametrize("make_step", [KameleonStep, AdaptiveMetropolisStep])
 @pytest.mark.parametrize("make_model", [wild_scales, far_start], ids=lambda m: m.__name__)
-def test_wild_scales_and_far_starts(make_model, step):
+def test_wild_scales_and_far_starts(make_model, make_step):
     model, exact = make_model()
-    with model:
-        result = pm.sample(
-            1000, tune=500, chains=4, cores=1, random_seed=3, progressbar=False,
-            step=step(steps_per_draw=20),
-        )  # fmt: skip
+    step = make_step(model=model, steps_per_draw=20)
+    result = sample(step, model, draws=1000, tune=500, chains=4, random_seed=3)
     for name, (mean, sd) in exact.items():
         standardized = (result["posterior"][name].values - mean) / sd
         error = 1 / np.sqrt(float(az.ess(standardized)))

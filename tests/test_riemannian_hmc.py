@@ -553,6 +553,7 @@ def test_exact_draws_stay_exact(name, beta, step_size):
     assert min(p_values(moved, exact_draws(target, 10_000, rng))) > BOUND
 
 
+@pytest.mark.slow
 def test_a_wrong_energy_is_caught(monkeypatch):
     """The determinant left out of the acceptance, the integrator right."""
     right = LocalGeometry.energy

@@ -221,6 +221,7 @@ def test_banana_posterior_is_a_twisted_gaussian(densities):
     np.testing.assert_allclose(np.diff(actual), np.diff(expected), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_data_follow_their_laws():
     n = 100_000
     banana = targets.simulate_banana(n, random_seed=3).observed
@@ -325,7 +326,7 @@ def test_epidemic_against_another_solver(beta, gamma):
 @pytest.mark.parametrize(
     ("beta", "gamma"), [(np.nan, 1.0), (np.inf, 1.0), (4.0, np.inf), (1e300, 1.0)]
 )
-def test_failing_solver_gives_nan(beta, gamma, capfd):
+def test_failing_solver_of_a_target_gives_nan(beta, gamma, capfd):
     start = time.perf_counter()
     solution = targets.solve_sir(beta, gamma)
     assert time.perf_counter() - start < 1
@@ -350,7 +351,8 @@ def test_black_boxes_are_picklable_and_comparable():
         assert op != other
 
 
-def test_models_survive_a_new_process(densities):
+@pytest.mark.slow
+def test_models_of_simulators_survive_a_new_process(densities):
     cases = {}
     for name in ("T3", "T4"):
         data, model, density = densities(name)
@@ -413,7 +415,7 @@ def test_dear_epidemic_waits():
         np.testing.assert_array_equal(solution, targets.solve_sir(4.0, 1.0))
 
 
-def test_bad_arguments_are_named():
+def test_bad_arguments_of_targets():
     with pytest.raises(ValueError, match="seconds_per_call"):
         targets.sir_epidemic(random_seed=1, seconds_per_call=-1.0)
     with pytest.raises(ValueError, match="n_points"):

@@ -261,6 +261,7 @@ def test_prior_draws_are_exact_draws(target):
     assert shape == (1, target.dim)
 
 
+@pytest.mark.slow
 def test_models_survive_a_new_process():
     models = {repr(target): (target, target.model()) for target in CASES}
     code = (

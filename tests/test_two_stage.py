@@ -311,6 +311,7 @@ class Slow:
         return models.negative_half_square(x)
 
 
+@pytest.mark.slow
 def test_a_slow_likelihood_through_pm_sample_on_two_cores():
     """The time is explained by the calls; 15 seconds are left for processes and compilation."""
     seconds = 0.02
@@ -406,6 +407,7 @@ def test_no_gradient():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "tune"), [(AdaptiveMetropolisStep, 20), (AdaptiveMetropolisStep, 200), (MALAStep, 60)]
 )

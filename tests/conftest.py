@@ -20,6 +20,7 @@ from pymc_kameleon import (
     MALAStep,
     PCAKameleonStep,
     RiemannianHMCStep,
+    SurrogateHMCStep,
 )
 
 
@@ -124,6 +125,11 @@ STEPS = {
     "pca_kameleon": _metropolis_hastings(PCAKameleonStep, _NO_KERNEL, n_subsample=100),
     "adaptive_metropolis": _metropolis_hastings(AdaptiveMetropolisStep, _IDENTITY),
     "mala": _metropolis_hastings(MALAStep, _IDENTITY),
+    "surrogate_hmc": dataclasses.replace(
+        _metropolis_hastings(SurrogateHMCStep, {}, max_centers=100, start="here"),
+        different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
+        columns=("Acceptance", "Step size", "Leapfrog", "Eval"),
+    ),
     "riemannian": _latent(
         RiemannianHMCStep,
         different=(
@@ -194,6 +200,7 @@ def _step(case, which, plain):
 
 METROPOLIS_HASTINGS = [name for name, kind in STEPS.items() if kind.variable == "x"]
 GRADIENT_FREE = [name for name in METROPOLIS_HASTINGS if name != "mala"]
+RANDOM_WALKS = [name for name in METROPOLIS_HASTINGS if STEPS[name].tiny]
 LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
 
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
@@ -235,6 +242,18 @@ def make_step(request):
 @pytest.fixture(params=GRADIENT_FREE)
 def make_gradient_free(request):
     """Those of them that need no gradient."""
+    return STEPS[request.param].make
+
+
+@pytest.fixture(params=RANDOM_WALKS)
+def make_random_walk(request):
+    """Those of `make_step` whose every move has a scaling that is learnt or given."""
+    return STEPS[request.param].make
+
+
+@pytest.fixture(params=sorted({*RANDOM_WALKS} & {*GRADIENT_FREE}))
+def make_estimating(request):
+    """Those of `make_gradient_free` that take estimates of a likelihood."""
     return STEPS[request.param].make
 
 

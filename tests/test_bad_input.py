@@ -42,10 +42,6 @@ SHARED = [
     ("target_accept", 23.4, ValueError, "(0, 1)"),
     ("target_accept", float("nan"), ValueError, "(0, 1)"),
     ("target_accept", "high", TypeError, "(0, 1)"),
-    ("scaling", 0, ValueError, "above 0"),
-    ("scaling", -1.0, ValueError, "above 0"),
-    ("scaling", float("inf"), ValueError, "above 0"),
-    ("scaling", "big", TypeError, "above 0"),
 ]
 
 
@@ -53,6 +49,15 @@ SHARED = [
 def test_arguments_of_every_step(step_class, model, argument, value, error, instead):
     options = {argument: value, "model": model}
     refused(error, step_class, f"{argument}={value!r}", instead, **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(0, ValueError), (-1.0, ValueError), (float("inf"), ValueError), ("big", TypeError)],
+)
+def test_scaling_of_every_random_walk(make_random_walk, model, value, error):
+    options = {"scaling": value, "model": model}
+    refused(error, make_random_walk, f"scaling={value!r}", "above 0", **options)
 
 
 KAMELEON = [

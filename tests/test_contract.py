@@ -104,10 +104,10 @@ def test_shapes_and_transforms(make_step):
 
 
 @pytest.mark.parametrize("dim", [1, pytest.param(50, marks=pytest.mark.slow)])
-def test_dimensions(make_step, dim):
+def test_dimensions(make_random_walk, dim):
     """A batch is ten draws: at d = 50, 1500 transitions, many times the correlation length."""
     model, mean, sd = models.normal(dim)
-    step = built(make_step, model, steps_per_draw=5 if dim == 1 else 150)
+    step = built(make_random_walk, model, steps_per_draw=5 if dim == 1 else 150)
     idata = sample(step, model, draws=300, tune=300)
     assert_moments(values(idata, "x"), mean, sd, f"d = {dim}")
 
@@ -312,11 +312,11 @@ def test_pickled_step_continues(case):
         assert_same_continuation(drive(clone, point, **remaining), expected)
 
 
-def test_restored_state_keeps_the_estimate(make_gradient_free):
+def test_restored_state_keeps_the_estimate(make_estimating):
     model, operation = models.black_box(dim=1, noise=1.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True)
-        other = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
+        other = make_estimating(pseudo_marginal=True)
     begin(step, seed=4)
     _, _, point = drive(step, model.initial_point(), 50, tune=30)
     other.sampling_state = step.sampling_state
@@ -425,9 +425,9 @@ def test_frozen_however_short_tuning_was(case, tune):
     assert learnt(ours) == before
 
 
-def test_adapt_after_tune_goes_on(make_step):
+def test_adapt_after_tune_goes_on(make_random_walk):
     model, _, _ = models.normal(2)
-    step = built(make_step, model, adapt_after_tune=True)
+    step = built(make_random_walk, model, adapt_after_tune=True)
     _, statistics, _ = run(step, model, 600, tune=300)
     assert len({s["scaling"] for s in statistics[300:]}) > 1
 
@@ -444,11 +444,11 @@ def test_own_schedule_from_the_first_transition(schedule):
     assert all(np.isfinite(s["scaling"]) and s["scaling"] < 1e6 for s in statistics)
 
 
-def test_starts_of_chains_come_from_initvals(make_step):
+def test_starts_of_chains_come_from_initvals(make_random_walk):
     model, _, _ = models.normal(1)
     starts = [{"x": np.array([5.0])}, {"x": np.array([-5.0])}]
     with model:
-        step = make_step(scaling=1e-12, learn_scaling=False, **tiny_moves(make_step))
+        step = make_random_walk(scaling=1e-12, learn_scaling=False, **tiny_moves(make_random_walk))
     idata = sample(step, model, chains=2, draws=1, tune=0, initvals=starts)
     np.testing.assert_allclose(values(idata, "x")[:, 0, 0], [5, -5], atol=3)
 
@@ -589,10 +589,10 @@ def test_jumping_about_between_draws_leaves_the_kept_density_right(make_step):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1])
-def test_evaluated_again_only_if_other_variables_changed(make_step, shift):
+def test_evaluated_again_only_if_other_variables_changed(make_random_walk, shift):
     model = models.two_scales()
     with model:
-        ours = make_step([model["a"]], steps_per_draw=4)
+        ours = make_random_walk([model["a"]], steps_per_draw=4)
         step = CompoundStep([ours, models.Shift([model["b"]], shift=shift)])
     _, statistics, _ = run(step, model, 30, tune=10)
     counts = [s[0]["n_evals"] for s in statistics]
@@ -631,11 +631,11 @@ def test_new_data_in_the_middle_of_a_chain(make_step):
 # estimated likelihoods ----------------------------------------------------------------------------
 
 
-def test_an_accepted_estimate_is_kept(make_gradient_free):
+def test_an_accepted_estimate_is_kept(make_estimating):
     """At a point that does not move the estimate is not drawn again."""
     model, operation = models.black_box(dim=1, noise=2.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
     begin(step).stop_tuning()
     operation.calls = 0
     point, kept, stayed = model.initial_point(), None, 0
@@ -652,18 +652,18 @@ def test_an_accepted_estimate_is_kept(make_gradient_free):
 
 
 @pytest.mark.slow
-def test_noisy_estimates_leave_the_posterior_right(make_gradient_free):
+def test_noisy_estimates_leave_the_posterior_right(make_estimating):
     model, _ = models.black_box(dim=1, noise=0.7)
     with model:
-        step = make_gradient_free(pseudo_marginal=True, steps_per_draw=5)
+        step = make_estimating(pseudo_marginal=True, steps_per_draw=5)
     idata = sample(step, model, draws=3000, tune=600)
     assert_moments(values(idata, "x"), np.array([0.5]), np.sqrt(0.5), "pseudo-marginal")
 
 
-def test_estimate_kept_while_the_rest_is_evaluated_again(make_gradient_free):
+def test_estimate_kept_while_the_rest_is_evaluated_again(make_estimating):
     model, operation = models.estimated_with_other()
     with model:
-        ours = make_gradient_free([model["own"]], pseudo_marginal=True)
+        ours = make_estimating([model["own"]], pseudo_marginal=True)
         step = CompoundStep([ours, models.Shift([model["other"]], shift=0.25)])
     prior = model.compile_fn(
         model.logp(vars=model.free_RVs), inputs=model.value_vars, mode="FAST_COMPILE"
@@ -686,11 +686,11 @@ def test_estimate_kept_while_the_rest_is_evaluated_again(make_gradient_free):
 
 
 @pytest.mark.slow
-def test_posterior_of_an_estimated_term_in_a_compound(make_gradient_free):
+def test_posterior_of_an_estimated_term_in_a_compound(make_estimating):
     """The other variable is drawn exactly, so every error is the step's."""
     model, _ = models.estimated_with_other(noise=0.5)
     with model:
-        ours = make_gradient_free([model["own"]], pseudo_marginal=True, steps_per_draw=5)
+        ours = make_estimating([model["own"]], pseudo_marginal=True, steps_per_draw=5)
         gibbs = models.ExactOther([model["other"]])
     idata = sample([ours, gibbs], model, draws=3000, tune=500)
     variance = np.diag(np.linalg.inv(models.ESTIMATED_PRECISION))
@@ -698,12 +698,12 @@ def test_posterior_of_an_estimated_term_in_a_compound(make_gradient_free):
         assert_moments(values(idata, name), models.ESTIMATED_MEAN[i], variance[i] ** 0.5, name)
 
 
-def test_entangled_estimates_are_refused(make_gradient_free):
+def test_entangled_estimates_are_refused(make_estimating):
     model, _ = models.estimated_with_other(entangled=True)
     with model:
         with pytest.raises(ValueError, match=r"simulator.*other.*vars="):
-            make_gradient_free([model["own"]], pseudo_marginal=True)
-        make_gradient_free(pseudo_marginal=True)
+            make_estimating([model["own"]], pseudo_marginal=True)
+        make_estimating(pseudo_marginal=True)
 
 
 # progress bars and statistics ---------------------------------------------------------------------
@@ -722,7 +722,7 @@ def test_progress_bars(case, bar, capsys, monkeypatch):
         assert (column in shown) == (bar != "split")
 
 
-MAY_BE_NAN = {"bandwidth", "component", "component_scaling"}
+MAY_BE_NAN = {"bandwidth", "component", "component_scaling", "surrogate_error"}
 """Statistics that are NaN until a proposal is learnt, or where no move of its kind was made."""
 
 
@@ -782,11 +782,11 @@ def test_stuck_chain_says_so_once(kind, soon_stuck):
     assert any("stuck" in message and "60 " in message for message in messages)
 
 
-def test_acceptance_far_from_target_says_so_once(make_step):
+def test_acceptance_far_from_target_says_so_once(make_random_walk):
     model, _, _ = models.normal(2)
     with model:
-        step = make_step(
-            scaling=1e-12, learn_scaling=False, steps_per_draw=10, **tiny_moves(make_step)
+        step = make_random_walk(
+            scaling=1e-12, learn_scaling=False, steps_per_draw=10, **tiny_moves(make_random_walk)
         )
     told = warnings_of(step, model, 900, tune=400)
     assert len(told) == 1
@@ -794,9 +794,9 @@ def test_acceptance_far_from_target_says_so_once(make_step):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_values_say_so_once(make_step, value):
+def test_non_finite_values_say_so_once(make_random_walk, value):
     model = models.not_finite(value)
-    step = built(make_step, model, steps_per_draw=10)
+    step = built(make_random_walk, model, steps_per_draw=10)
     told = warnings_of(step, model, 900, tune=300)
     assert len(told) == 1
     assert "NaN" in told[0].message and "%" in told[0].message

@@ -12,11 +12,12 @@ from pymc_kameleon import SurrogateHMCStep
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.proposals import propose
 from pymc_kameleon.model.mode_search import search_mode
+from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.surrogate import trajectory
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.regression import (
-    compressed,
     fit_regression,
+    misfits,
     predicted,
     regression_gradient,
     regression_value,
@@ -60,8 +61,8 @@ def test_gradient_is_that_of_the_value(dim):
 def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     regression, points, values = fitted(n=40)
     u = regression.standardization.whiten(points)
-    y, noise = compressed(values, 2)
-    residuals = y - [mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)]
+    prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)]
+    residuals, noise = misfits(values, np.array(prior), 2)
     z = (u * regression.inverse_lengthscales[:, None]).T
     new = np.random.default_rng(2).normal(size=(7, 2)) * regression.inverse_lengthscales
 
@@ -90,12 +91,20 @@ def test_few_centres_learn_from_all_evaluations():
 
 def test_values_far_below_are_very_low_and_in_order():
     values = np.array([0.0, -1.0, -1e2, -1e4, -1e300, -np.inf, np.nan])
-    found, noise = compressed(values, 3)
+    found, noise = misfits(values, np.zeros(7), 3)
     assert np.all(np.diff(found[:4]) < 0)
     assert np.all(found[4:] == found[4])
     np.testing.assert_array_equal(found[:2], values[:2])
     assert np.all(np.diff(noise) >= 0)
     assert np.all(np.isfinite(found))
+
+
+def test_nothing_is_added_where_value_and_mean_are_both_far_below():
+    values = np.array([0.0, -1e3, -1e3, -2.0, -np.inf])
+    found, _ = misfits(values, np.array([0.0, -500.0, -1.0, -500.0, -500.0]), 3)
+    assert found[1] == found[4] == 0.0
+    assert found[2] < -typical_depth(3) + 1
+    assert found[3] == 498.0
 
 
 def test_points_without_density_do_not_spoil_the_rest():
@@ -355,7 +364,7 @@ def test_few_evaluations_are_enough_for_a_curved_posterior():
 def test_a_density_that_is_not_smooth_is_warned_of():
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=3)
-        pm.Potential("rough", 60.0 * pt.sum(pt.sin(300.0 * x)))
+        pm.Potential("rough", 12.0 * pt.sum(pt.sin(1e7 * x)))
     step = SurrogateHMCStep(model=model)
     begin(step, 3, tune=300)
     _, statistics, _ = drive(step, model.initial_point(), 320, tune=300)
@@ -374,6 +383,14 @@ def test_a_density_that_is_not_smooth_is_warned_of():
 def test_bad_arguments_are_named(options, match):
     with pytest.raises(ValueError, match=match):
         SurrogateHMCStep(model=BANANA.model(), **options)
+
+
+def test_estimates_are_refused():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        pm.Potential("noisy", estimated_loglikelihood(lambda x, rng: -(float(x) ** 2), x))
+    with pytest.raises(ValueError, match="estimated_loglikelihood"):
+        SurrogateHMCStep(model=model)
 
 
 def test_many_dimensions_are_warned_of(caplog):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from pymc.stats.convergence import WarningType
 
+from pymc_kameleon.adaptation.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
@@ -57,7 +58,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         Transitions a draw, each of one evaluation at most.
     %(disperse)s
     %(warm_start)s
-        They are evaluated again.
+        Some of them, 50 + 10 d at most, are evaluated again.
     %(pymc)s
 
     Raises
@@ -118,6 +119,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
+            pseudo_marginal=None,
             warm_start=warm_start,
             model=model,
             rng=rng,
@@ -125,6 +127,12 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
+        if self.target.estimated_terms:
+            raise ValueError(
+                "SurrogateHMCStep with an estimated_loglikelihood: the surrogate takes the log "
+                "density for exact, and an estimate is noisy. Take "
+                "KameleonStep(pseudo_marginal=True)."
+            )
         if self.dim > MANY_DIMENSIONS:
             _log.warning(
                 "SurrogateHMCStep in %d dimensions: a surrogate takes more evaluations there than "
@@ -191,7 +199,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if warm is not None:
             self.learner = learner
             learner.begin_with(warm.points)
-            for point in warm.points:
+            few = thinned(warm.points, 50 + 10 * self.dim, self.rng)
+            for point in few:
                 self._evaluate_at(point)
             learner.fit(self.rng)
         return learner

@@ -9,6 +9,7 @@ COMMANDS = {
     "startup": "time to the first draw, time of adaptation, size of the state",
     "defaults": "the plain call of every step on models of practice, beside PyMC's samplers",
     "efficiency": "effective draws per draw, evaluation and second, through pm.sample",
+    "black-box": "error against all evaluations, for likelihoods that cost seconds",
     "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",
     "proposal-gallery": "proposals of the kernel-adaptive steps over banana, flower and ring",
     "thesis-convergence": "covariance error of random features, section 5.2 of the F-KAMH thesis",

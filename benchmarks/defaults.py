@@ -20,6 +20,7 @@ from pymc_kameleon import (
     KameleonStep,
     MALAStep,
     PCAKameleonStep,
+    SurrogateHMCStep,
 )
 
 __all__ = ["SAMPLERS", "add_arguments", "run"]
@@ -30,6 +31,7 @@ SAMPLERS: dict[str, Callable | None] = {
     "PCAKameleonStep": PCAKameleonStep,
     "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
     "MALAStep": MALAStep,
+    "SurrogateHMCStep": SurrogateHMCStep,
     REFERENCE: pm.DEMetropolisZ,
     "Slice": pm.Slice,
     "NUTS": None,

@@ -16,6 +16,7 @@ from pymc_kameleon import (
     FastKameleonStep,
     KameleonStep,
     PCAKameleonStep,
+    SurrogateHMCStep,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ SAMPLERS = {
     "FastKameleonStep": partial(FastKameleonStep, steps_per_draw=20),
     "PCAKameleonStep": partial(PCAKameleonStep, steps_per_draw=20),
     "AdaptiveMetropolis": partial(AdaptiveMetropolisStep, steps_per_draw=20),
+    "SurrogateHMC": SurrogateHMCStep,
     "Metropolis": pm.Metropolis,
     "Slice": pm.Slice,
 }

@@ -90,7 +90,7 @@ class Learner(WithSamplingState, ABC):
         """Return what learns from each transition, registered for `mcmc.run.observe`."""
 
     def evaluation_record(self, learns: bool) -> Any:
-        """Return what remembers each evaluation, registered for `acceptance.remember`, or None."""
+        """Return what remembers each evaluation, registered for `chain.remember`, or None."""
 
     # learning -------------------------------------------------------------------------------------
 

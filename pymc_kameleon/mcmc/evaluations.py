@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.mcmc.acceptance import accept_in_two_stages, has_first_stage, remember
+from pymc_kameleon.mcmc.chain import accept_in_two_stages, has_first_stage, remember
 from pymc_kameleon.mcmc.layout import flags, floats, integers
 
 __all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]

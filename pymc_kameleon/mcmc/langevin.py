@@ -9,8 +9,7 @@ import math
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.mcmc.acceptance import has_first_stage, remember
-from pymc_kameleon.mcmc.chain import probability, settle
+from pymc_kameleon.mcmc.chain import has_first_stage, probability, remember, settle
 from pymc_kameleon.mcmc.moves import ACCEPT, CHOICE, move_coordinate
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, resolved_once
 from pymc_kameleon.mcmc.run import observe

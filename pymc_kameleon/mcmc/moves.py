@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.mcmc.acceptance import accept_or_reject
+from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
 from pymc_kameleon.mcmc.numba_bridge import jit

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from pymc_kameleon.mcmc.acceptance import accept_or_reject
+from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.moves import (
     ACCEPT,
     CHOICE,

@@ -11,8 +11,13 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numba.extending import register_jitable
 
-from pymc_kameleon.mcmc.acceptance import accept_in_two_stages, has_first_stage, remember
-from pymc_kameleon.mcmc.chain import probability, settle
+from pymc_kameleon.mcmc.chain import (
+    accept_in_two_stages,
+    has_first_stage,
+    probability,
+    remember,
+    settle,
+)
 from pymc_kameleon.mcmc.layout import flags, floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate

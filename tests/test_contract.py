@@ -461,6 +461,7 @@ def tiny_moves(make_step):
 # compound steps -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_of_ours(make_step):
     model = models.two_scales()
     with model:
@@ -518,6 +519,7 @@ def test_with_binary_gibbs(make_step):
     assert_mean(values(idata, "on"), weight[1] / weight.sum(), "on")
 
 
+@pytest.mark.slow
 def test_not_blocked_gives_a_step_for_every_variable(make_step):
     model = models.two_scales()
     with model:
@@ -599,6 +601,7 @@ def test_evaluated_again_only_if_other_variables_changed(make_random_walk, shift
     assert counts == [5] + [5 if shift else 4] * 29
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_kwargs", [None, C_LINKER])
 @pytest.mark.parametrize("length", [9])
 def test_new_data_between_two_samplings(make_step, length, compile_kwargs):
@@ -910,6 +913,7 @@ def test_black_box_falls_back_by_itself(make_gradient_free, caplog):
     assert len(lines) == 1 and "BlackBox" in lines[0] and "Python" in lines[0]
 
 
+@pytest.mark.slow
 def test_black_box_posterior(make_gradient_free):
     model, _ = models.black_box(dim=2)
     with model:
@@ -985,6 +989,7 @@ def test_an_error_of_the_black_box_is_shown(make_gradient_free):
 # densities that are not finite --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_kwargs", [None, C_LINKER])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_regions_without_density(make_step, value, compile_kwargs):

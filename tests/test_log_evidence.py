@@ -195,6 +195,7 @@ MOVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOVES)
 def test_transitions_leave_the_posterior_invariant(name):
     """Exact draws stay exact; a wrong acceptance ratio shows."""
@@ -397,6 +398,7 @@ def quadrature(prior, likelihood):
     return float(np.log(integrate(density, *bounds.ravel(), epsabs=1e-9)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ais", "tempering"])
 @pytest.mark.parametrize("family", [Probit, Poisson])
 @pytest.mark.parametrize("size", [1, 2])
@@ -560,6 +562,7 @@ def assert_agrees(found: Evidence, name, largest_error):
     assert found.standard_error < largest_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "transition", "n_temperatures", "n_particles"),
     [

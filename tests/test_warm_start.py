@@ -29,6 +29,7 @@ def assert_correlated(idata):
     assert_moments(difference, 3.0, np.sqrt(0.2), "difference of the correlated pair")
 
 
+@pytest.mark.slow
 def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws):
     step = make_step(model=model, warm_start=exact_draws, steps_per_draw=10)
     idata = sample(step, model, draws=1500, tune=0, initvals={"x": models.CORRELATED_MEAN})
@@ -36,6 +37,7 @@ def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws)
     assert np.ptp(values(idata, "scaling", "sample_stats")) == 0
 
 
+@pytest.mark.slow
 def test_result_of_a_run(make_step, model):
     """Of the installed generation of PyMC and ArviZ, whichever it is."""
     first = sample(make_step(model=model, steps_per_draw=10), model, draws=500, tune=300)

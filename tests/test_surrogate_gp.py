@@ -47,6 +47,8 @@ def covariance(kernel, u, other, hyperparameters):
     r = np.sqrt((((u[:, None] - other) / np.array(lengthscales)) ** 2).sum(axis=-1))
     if kernel == "squared_exponential":
         return amplitude**2 * np.exp(-(r**2) / 2)
+    if kernel == "rational_quadratic":
+        return amplitude**2 * (1 + r**2 / 16) ** -8
     root = np.sqrt(np.longdouble(5)) * r
     return amplitude**2 * (1 + root + root**2 / 3) * np.exp(-root)
 

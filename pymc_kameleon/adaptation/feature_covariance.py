@@ -1,11 +1,10 @@
 """Learner of Fast Kernel Adaptive Metropolis-Hastings (Kotlicki 2015)."""
 
-import warnings
-
 import numpy as np
 from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
+from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.adaptation.covariance import (
     RunningCovariance,
     new_covariance,
@@ -45,12 +44,10 @@ class FeatureAdaptation(SubsampleAdaptation):
         self.n_frequencies = self.n_features // (2 if embedding == "pairs" else 1)
         kernel = choices["kernel"]
         if not kernel.has_finite_frequencies:
-            warnings.warn(
+            warn_user(
                 f"kernel={kernel!r} is so rough that its frequencies have no second moment: the "
                 "sampler is exact, but its proposals differ from one set of frequencies to the "
-                "next, however many features there are. Matern(smoothness) above 1 settles.",
-                UserWarning,
-                stacklevel=3,
+                "next, however many features there are. Matern(smoothness) above 1 settles."
             )
         super().__init__(
             n_subsample=N_POINTS,

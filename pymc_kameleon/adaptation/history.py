@@ -7,9 +7,9 @@ import numpy as np
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.numba_bridge import jit
 
-__all__ = ["HELD", "RECENT", "SEEN", "STRIDE", "History", "new_history", "record", "thinned"]
+__all__ = ["RECENT", "SEEN", "STORED", "STRIDE", "History", "new_history", "record", "thinned"]
 
-HELD, STRIDE, SEEN, RECENT = range(4)
+STORED, STRIDE, SEEN, RECENT = range(4)
 """Positions in a history's `cursor`: what they count is said in `History`."""
 
 
@@ -28,7 +28,7 @@ class History(NamedTuple):
         The last positions, without gaps, if m > 0: room for `cursor[RECENT]` of them to be used
         and taken out (`cursor[RECENT] = 0`) before there are m.
     cursor : int64 array, shape (4,)
-        Number of points held, stride, number of positions seen, and number of recent ones.
+        Number of points stored, stride, number of positions seen, and number of recent ones.
     """
 
     points: Annotated[np.ndarray, floats("history", "d")]

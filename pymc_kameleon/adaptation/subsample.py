@@ -8,8 +8,8 @@ import numpy as np
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation.history import (
-    HELD,
     SEEN,
+    STORED,
     STRIDE,
     History,
     new_history,
@@ -244,7 +244,7 @@ class SubsampleLearner(Learner):
             self.scaling.log[:] = math.log(warm.scaling)
         points = warm.points[rng.permutation(len(warm.points))]
         self.history.points[: len(points)] = points
-        self.history.cursor[[HELD, STRIDE, SEEN]] = (len(points), 1, len(points))
+        self.history.cursor[[STORED, STRIDE, SEEN]] = (len(points), 1, len(points))
         self.scales.log_scale[:] = np.log(points.std(axis=0) + 1e-300)
         self._learn(points, rng)
 

@@ -23,7 +23,7 @@ class Evaluations(NamedTuple):
     values : array, shape (m,)
         Log densities; -inf where they were not finite.
     count : int64 array, shape (1,)
-        How many there were so far; they are held modulo m.
+        How many there were so far; they are stored modulo m.
     learns : bool array, shape (1,)
     """
 
@@ -37,7 +37,7 @@ class Evaluations(NamedTuple):
         """Whether the count is no negative one."""
         return bool(self.count[0] >= 0)
 
-    def held(self) -> tuple[np.ndarray, np.ndarray]:
+    def stored(self) -> tuple[np.ndarray, np.ndarray]:
         """Points (n, d) and values (n,), the oldest first."""
         count, size = int(self.count[0]), len(self.values)
         order = np.arange(max(0, count - size), count) % size

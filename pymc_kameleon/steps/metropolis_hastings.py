@@ -14,7 +14,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.adaptation.history import HELD, SEEN, record
+from pymc_kameleon.adaptation.history import SEEN, STORED, record
 from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
@@ -531,7 +531,7 @@ class MetropolisHastingsStep(Step):
         ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
         if self.tune or n_draws not in ends or {"stuck", "mixing"} & self.report.told:
             return None
-        kept = self.draws.points[: self.draws.cursor[HELD]]
+        kept = self.draws.points[: self.draws.cursor[STORED]]
         n_tune = self.transition // self.steps_per_draw - n_draws
         message = slow_mixing(
             kept,
@@ -592,7 +592,7 @@ class MetropolisHastingsStep(Step):
         RuntimeError
             If the step has learnt nothing.
         """
-        x = self._checked_places(x)
+        x = self._checked_points(x)
         if self.learner is None and self.warm is not None:
             # Before there is a chain, which will begin anew.
             rng, last = copy.deepcopy(self.rng), self.warm.points[-1]
@@ -605,22 +605,22 @@ class MetropolisHastingsStep(Step):
         covariances = self.learner.covariances_at(x.reshape(-1, self.dim))
         return covariances.reshape(*x.shape, self.dim)
 
-    def _checked_places(self, x):
+    def _checked_points(self, x):
         names, dim = ", ".join(self.target.names), self.dim
         try:
-            places = np.asarray(x, dtype=float)
+            points = np.asarray(x, dtype=float)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"x={x!r}: take an array of shape (..., {dim}), the raveled unconstrained {names}."
             ) from error
-        if places.ndim == 0 or places.shape[-1] != dim:
+        if points.ndim == 0 or points.shape[-1] != dim:
             raise ValueError(
-                f"x has shape {places.shape}: take shape (..., {dim}), the raveled unconstrained "
+                f"x has shape {points.shape}: take shape (..., {dim}), the raveled unconstrained "
                 f"{names}."
             )
-        if not np.all(np.isfinite(places)):
+        if not np.all(np.isfinite(points)):
             raise ValueError(f"x has NaN or infinite entries: take finite values of {names}.")
-        return places
+        return points
 
     def _progress_columns(self):
         shown = {"accept": ("Acceptance", "0.2f"), "scaling": ("Scaling", "0.3g")}

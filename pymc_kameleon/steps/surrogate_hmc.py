@@ -182,7 +182,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         search_mode(self._evaluate_at, chain.position.copy(), 100 + 20 * self.dim)
         learner.fit(self.rng)
         coordinates = learner.surrogate.standardization
-        points, values = learner.evaluations.held()
+        points, values = learner.evaluations.stored()
         for width in (1.5, 1.0, 0.5, 0.25):
             normals = self.rng.standard_normal(self.dim)
             start = coordinates.location + width * coordinates.factor @ normals

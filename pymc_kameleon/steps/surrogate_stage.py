@@ -166,10 +166,10 @@ def refit(stage, surrogate, chain) -> None:
         if count < max(initial, settings.refit * fitted):
             return
         source, size = stage, min(count, stage.values.size)
-    held = [a[:size] for a in (source.points, source.values, source.gradients)]
+    stored = [a[:size] for a in (source.points, source.values, source.gradients)]
     stage.count[1] = count
     try:
-        settings.fit_into(process, *held, current_value=chain.value[1])
+        settings.fit_into(process, *stored, current_value=chain.value[1])
     except (ValueError, linalg.LinAlgError):
         # Too few finite points so far, or points that no jitter tells apart: ask again later.
         stage.is_open[0] = False

@@ -71,7 +71,7 @@ def least_useful(process, current):
         -1 if there is no other point.
     error : float
         Its leave-one-out error, |residual| + variance / 2, over 1 + its depth below the largest
-        value held (Rasmussen & Williams, section 5.4.2).
+        value stored (Rasmussen & Williams, section 5.4.2).
     """
     size = block_size(process)
     root, unit = np.empty((size, size)), np.empty(size)

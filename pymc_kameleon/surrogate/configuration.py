@@ -11,7 +11,13 @@ from pymc_kameleon.surrogate.gaussian_process import Process, new_process
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, fit_mean, mean_value
 from pymc_kameleon.surrogate.training_set import rebuild, set_prior
-from pymc_kameleon.validation import checked_array, checked_integer, checked_number, checked_share
+from pymc_kameleon.validation import (
+    checked_array,
+    checked_choice,
+    checked_integer,
+    checked_number,
+    checked_share,
+)
 
 __all__ = ["MEANS", "GPSurrogate"]
 
@@ -19,7 +25,7 @@ MEANS = ("quadratic", "constant", "current")
 
 
 DEFAULT_SIZE, DEFAULT_SIZE_WITH_GRADIENTS = 300, 600
-"""Numbers held by default. With 300 a process with gradients is full at 75 points in three
+"""Numbers stored by default. With 300 a process with gradients is full at 75 points in three
 dimensions, and GP-MALA at an acceptance of a quarter then loses a fifth of its effective draws an
 evaluation."""
 
@@ -37,7 +43,7 @@ class GPSurrogate:
 
     Parameters
     ----------
-    kernel : {"squared_exponential", "matern52"}
+    kernel : {"squared_exponential", "matern52", "rational_quadratic"}
         Matern 5/2 for log-likelihoods that are less smooth.
     mean : {"quadratic", "constant", "current"}
         Prior mean, fitted by least squares: a concave quadratic (a constant while there are few
@@ -48,7 +54,7 @@ class GPSurrogate:
         Number of points before the first fit; by default the larger of 10 and 2 (d + 1), and with
         gradients the larger of 4 and as many as bring that many numbers.
     max_points : int, optional
-        Points held; a new one takes the place of the least useful one when there are as many. A
+        Points stored; a new one takes the place of the least useful one when there are as many. A
         point with its gradient counts d + 1. By default 300, and 600 with gradients.
     refit : float
         Hyperparameters are fitted again when the number of points learnt has grown by this factor
@@ -99,9 +105,7 @@ class GPSurrogate:
 
     def __post_init__(self):
         for name, known in (("kernel", tuple(COVARIANCES)), ("mean", MEANS)):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in known:
-                raise ValueError(f"{name}={value!r}: take one of {', '.join(map(repr, known))}.")
+            checked_choice(name, getattr(self, name), known)
         checked = {
             "refit": checked_number("refit", self.refit, above=1),
             "one_stage_share": checked_share("one_stage_share", self.one_stage_share),
@@ -130,10 +134,10 @@ class GPSurrogate:
             Whether points come with gradients.
         """
         least = 4 * (dim + 1) if gradients else dim + 2
-        held = self._numbers(gradients)
-        if held < least:
+        stored = self._numbers(gradients)
+        if stored < least:
             raise ValueError(
-                f"max_points={held} is too few for {names}, d = {dim}: "
+                f"max_points={stored} is too few for {names}, d = {dim}: "
                 f"take at least {least}, better {10 * least}."
             )
         least = _fewest(dim, gradients)

@@ -77,8 +77,8 @@ def correlations(kernel, z, coordinates, count, size, out):
     out : array, shape (1 or 1 + d, at least count * size)
         Of the value at `z`, or of value and gradient; written.
     """
-    asked = out.shape[0]
-    if asked == 1 and size == 1:  # without room for differences, a tenth of a prediction faster
+    n_out = out.shape[0]
+    if n_out == 1 and size == 1:  # without room for differences, a tenth of a prediction faster
         squared_distances(z, coordinates, count, out[0])
         for j in range(count):
             out[0, j] = radial(kernel, out[0, j])[0]
@@ -93,7 +93,7 @@ def correlations(kernel, z, coordinates, count, size, out):
             difference[k] = z[k] - coordinates[k, j]
         for k in range(size - 1):
             out[0, row + 1 + k] = slope * difference[k]
-        for k in range(asked - 1):
+        for k in range(n_out - 1):
             out[1 + k, row] = -slope * difference[k]
             for i in range(size - 1):
                 out[1 + k, row + 1 + i] = -curvature * difference[k] * difference[i]

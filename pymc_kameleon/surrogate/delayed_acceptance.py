@@ -96,7 +96,7 @@ class FirstStage(NamedTuple):
     gradients : array, shape (m, d) or (m, 0)
         Gradients of these.
     count : int64 array, shape (2,)
-        How many there were so far (they are held modulo m), and how many at the last fit.
+        How many there were so far (they are stored modulo m), and how many at the last fit.
     counts : int64 array, shape (2,)
         Evaluations of the log prior, as for the log density.
     outcome : array, shape (N_OUTCOMES,)

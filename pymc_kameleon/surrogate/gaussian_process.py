@@ -58,7 +58,7 @@ class Process(NamedTuple):
     kernel : int
         Code of the covariance, see `covariances.COVARIANCES`.
     count : int64 array, shape (1,)
-        Number t of points held.
+        Number t of points stored.
     points : array, shape (capacity, d)
         Raw coordinates.
     values : array, shape (capacity,)
@@ -184,7 +184,7 @@ def posterior(process, z, v, covariance):
     ----------
     process : Process
     z : array, shape (d,)
-    v : array, shape (1 or 1 + d, rows held)
+    v : array, shape (1 or 1 + d, rows stored)
         L^-1 of the covariances with the rows, written.
     covariance : array, shape (1, 1) or (1 + d, 1 + d)
         Written.
@@ -212,7 +212,7 @@ def posterior(process, z, v, covariance):
 
 @jit
 def largest_value(process):
-    """Return the largest value held; infinity if there is none."""
+    """Return the largest value stored; infinity if there is none."""
     if process.count[0] == 0:
         return np.inf
     return process.values[: process.count[0]].max()
@@ -334,7 +334,7 @@ def log_surrogate(process, x):
 
 @jit
 def bounded(process, mean, variance):
-    r"""Return :math:`S = \min(\mu + \kappa/2, \text{largest value held})`.
+    r"""Return :math:`S = \min(\mu + \kappa/2, \text{largest value stored})`.
 
     It is a fixed function of the point, as the second stage needs. Beyond the largest value S would
     let nothing more through, and the second stage divides by what was promised: a chain would leave

@@ -43,7 +43,7 @@ LARGEST_JITTER = 1e-2
 
 PREDICTED = 2.0
 """A value is predicted already if its variance is below this times the jitter, which is the
-variance at a point held, to rounding."""
+variance at a point stored, to rounding."""
 
 
 @jit

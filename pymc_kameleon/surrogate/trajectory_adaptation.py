@@ -8,8 +8,8 @@ from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
 from pymc_kameleon.adaptation.history import (
-    HELD,
     SEEN,
+    STORED,
     STRIDE,
     History,
     new_history,
@@ -26,6 +26,7 @@ from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
 from pymc_kameleon.surrogate.regression import (
     Regression,
+    Uncertainty,
     fit_regression,
     no_regression,
     posterior_covariance,
@@ -65,7 +66,6 @@ FLAT = -1e-4
 BALL = 2.0
 """Trajectories stay within this times the distance of the furthest evaluation that was not very
 low."""
-
 
 EXPLORED = 0.2
 """Share of the evaluations while tuning that go where the surrogate is uncertain."""
@@ -188,7 +188,7 @@ class TrajectoryLearner(Learner):
         self.next_update = count + n_new
 
     def _uncertain_points(self, uncertainty, n, rng):
-        """Points (n, d) that may be typical, and of which the surrogate is the least certain.
+        """Raw points, at most `n`, that may be typical and where the surrogate is least certain.
 
         They are picked one by one from hot draws from the surrogate, each as if the ones before
         were known.
@@ -234,13 +234,19 @@ class TrajectoryLearner(Learner):
     def begin_with(self, points: np.ndarray) -> None:
         """Let the history be `points` (n, d) before the first transition."""
         self.history.points[: len(points)] = points
-        self.history.cursor[[HELD, STRIDE, SEEN]] = (len(points), 1, len(points))
+        self.history.cursor[[STORED, STRIDE, SEEN]] = (len(points), 1, len(points))
 
-    def fit(self, rng) -> None:
-        """Fit surrogate, integrator and difference moves to what is known."""
-        points, values = self.evaluations.held()
+    def fit(self, rng: np.random.Generator) -> Uncertainty | None:
+        """Fit surrogate, integrator and difference moves to what is known.
+
+        Returns
+        -------
+        Uncertainty or None
+            That of the surrogate; None, and nothing has changed, if there was no fit.
+        """
+        points, values = self.evaluations.stored()
         if not np.any(np.isfinite(values)):
-            return
+            return None
         coordinates = self._coordinates(points, values)
         typical = self._typical_points(coordinates, rng)
         high = values > values.max() - 2.0 * typical_depth(self.dim)
@@ -254,7 +260,7 @@ class TrajectoryLearner(Learner):
                 surrogate, np.ascontiguousarray(typical.T), radius, self.target_accept, rng
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
-            return
+            return None
         settings = (np.array([number]) for number in (step_size, float(length), radius))
         self.integrator = Integrator(root, *settings, *self.integrator[4:])
         self.surrogate, self.differences = surrogate, typical

@@ -175,24 +175,24 @@ def share_in_the_tails(step, model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make_gradient_free", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
+    "make_estimating", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
 )
-def test_quantiles_with_log_normal_noise(make_gradient_free):
+def test_quantiles_with_log_normal_noise(make_estimating):
     model, _ = noisy_normal(noise=1.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
     models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make_gradient_free", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
+    "make_estimating", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
 )
-def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_gradient_free):
+def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_estimating):
     """The power of the test above: both tails get half as much again, ten standard errors."""
     model, _ = noisy_normal(noise=1.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
     arrive = step._arrive
 
     def arrive_and_draw_again(x):
@@ -204,10 +204,10 @@ def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again(make_gradien
         models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
-def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_gradient_free):
+def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_estimating):
     model, estimate = noisy_normal(noise=2.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
     models.begin(step).stop_tuning()
     estimate.calls = 0
     point, kept, stayed = model.initial_point(), None, 0
@@ -239,13 +239,13 @@ def test_one_seed_is_one_chain_in_any_process(options):
 
 
 @pytest.mark.parametrize("n_samples", [None, 5])
-def test_restored_state_keeps_its_estimate_and_draws_the_same(make_gradient_free, n_samples):
+def test_restored_state_keeps_its_estimate_and_draws_the_same(make_estimating, n_samples):
     """`n_samples`, like data, is a shared value that a new step has not seen before."""
     model, _ = noisy_normal(n_samples=n_samples)
     with model:
         step, other = (
-            make_gradient_free(pseudo_marginal=True),
-            make_gradient_free(pseudo_marginal=True),
+            make_estimating(pseudo_marginal=True),
+            make_estimating(pseudo_marginal=True),
         )
     models.begin(step)
     _, _, point = models.drive(step, model.initial_point(), 60, tune=50)
@@ -257,7 +257,7 @@ def test_restored_state_keeps_its_estimate_and_draws_the_same(make_gradient_free
         assert [s[name] for s in restored] == [s[name] for s in statistics]
 
 
-def test_an_estimate_of_zero_or_nan_is_refused(make_gradient_free):
+def test_an_estimate_of_zero_or_nan_is_refused(make_estimating):
     """The estimates are 0 for x > 1, NaN for x < -1, and else half of them 0 and half of them 2."""
 
     def fn(x, rng):
@@ -269,7 +269,7 @@ def test_an_estimate_of_zero_or_nan_is_refused(make_gradient_free):
     with pm.Model() as model:
         x = pm.Normal("x", shape=1)
         pm.Potential("loglike", estimated_loglikelihood(fn, x))
-        step = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
     model.set_initval(x, np.zeros(1))
     points, statistics, _ = models.run(step, model, 6000, tune=1000)
     draws = points[1000:, 0]
@@ -371,10 +371,10 @@ def test_beside_a_step_of_another_variable(other):
 
 
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
-def test_a_deterministic_of_the_estimate_shows_the_kept_one(make_gradient_free):
+def test_a_deterministic_of_the_estimate_shows_the_kept_one(make_estimating):
     model, _ = noisy_normal(noise=2.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True)
+        step = make_estimating(pseudo_marginal=True)
     idata = models.sample(step, model, draws=100, tune=50)
     estimates = models.values(idata, "estimate", "sample_stats")
     np.testing.assert_allclose(models.values(idata, "seen"), estimates)
@@ -397,16 +397,16 @@ def test_warned_of_an_estimate_that_no_step_draws_anew():
 
 @pytest.mark.parametrize(("noise", "shape"), [(1.8, ()), (4.0, (3,))])
 @pytest.mark.parametrize(
-    "make_gradient_free", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
+    "make_estimating", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
 )
-def test_tuning_does_not_learn_from_overestimates(make_gradient_free, noise, shape):
+def test_tuning_does_not_learn_from_overestimates(make_estimating, noise, shape):
     """With noise above 1.7 no move is accepted as often as 0.234: scales would run away to zero.
 
     The chain after tuning has less noise, so that it can be judged by its moments.
     """
     model, estimate = noisy_normal(noise=noise, shape=shape)
     with model:
-        step = make_gradient_free(pseudo_marginal=True, steps_per_draw=5)
+        step = make_estimating(pseudo_marginal=True, steps_per_draw=5)
     models.begin(step)
     _, _, point = models.drive(step, model.initial_point(), 600, tune=-1)
     estimate.noise = 0.3
@@ -429,10 +429,10 @@ def test_tuning_draws_a_kept_estimate_again_and_sampling_does_not():
     assert estimate.calls == 1000
 
 
-def test_warned_without_the_flag(make_gradient_free):
+def test_warned_without_the_flag(make_estimating):
     model, _ = noisy_normal()
     with model, pytest.warns(UserWarning, match=r"loglike.*pseudo_marginal=True"):
-        make_gradient_free()
+        make_estimating()
 
 
 def test_steps_that_cannot_take_an_estimate():
@@ -474,11 +474,11 @@ def test_a_start_whose_estimates_are_all_zero():
         models.run(step, model, 10)
 
 
-def sticking(make_gradient_free, overestimate, **options):
+def sticking(make_estimating, overestimate, **options):
     """A step after tuning with its kept estimate raised, and the warnings of 1200 draws more."""
     model, estimate = noisy_normal(noise=1.0)
     with model:
-        step = make_gradient_free(pseudo_marginal=True, **options)
+        step = make_estimating(pseudo_marginal=True, **options)
     _, _, point = models.run(step, model, 1500, tune=1500)
     step.stop_tuning()
     step.report.pending = None
@@ -491,8 +491,8 @@ def sticking(make_gradient_free, overestimate, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_draw": 7}])
-def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_gradient_free, options):
-    (warning, *others), calls = sticking(make_gradient_free, 60.0, **options)
+def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_estimating, options):
+    (warning, *others), calls = sticking(make_estimating, 60.0, **options)
     assert warning.kind == WarningType.CONVERGENCE and warning.level == "warn"
     assert f"in {UNMOVED} " in warning.message or options
     for word in ("overestimate", "estimator_sd", "chain of x"):
@@ -504,8 +504,8 @@ def test_warned_of_a_chain_that_sticks_on_an_overestimate(make_gradient_free, op
     assert calls == 1200 // steps * steps + N_FRESH
 
 
-def test_no_warning_where_all_is_well(make_gradient_free):
-    warnings, calls = sticking(make_gradient_free, 0.0)
+def test_no_warning_where_all_is_well(make_estimating):
+    warnings, calls = sticking(make_estimating, 0.0)
     assert not warnings
     assert calls == 1200
 

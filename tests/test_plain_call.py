@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from conftest import METROPOLIS_HASTINGS, STEPS
+from conftest import RANDOM_WALKS, STEPS
 from models import begin, drive, sample, values
 from test_contract import PYMC_6, run_python
 
@@ -22,12 +22,12 @@ from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.steps.metropolis_hastings import chosen_steps_per_draw
 
 GIVEN = {"steps_per_draw": 3}
-EVERY_STEP = [STEPS[name].step_class for name in METROPOLIS_HASTINGS]
+EVERY_WALK = [STEPS[name].step_class for name in RANDOM_WALKS]
 STILL = {"covariance": np.diag([1e-24] * 2), "learn_scaling": False, "steps_per_draw": 1}
 """Options of a random walk that stays within 1e-9 of where it starts."""
 
 
-@pytest.mark.parametrize("make", EVERY_STEP)
+@pytest.mark.parametrize("make", EVERY_WALK)
 def test_the_number_of_transitions_is_told(make, caplog):
     model, _, _ = models.normal(3)
     with caplog.at_level(logging.INFO, logger="pymc.kameleon"), model:

@@ -8,6 +8,8 @@ from pymc_kameleon.kernels import CustomKernel, Gaussian, Laplacian, Linear
 from pymc_kameleon.kernels.random_features import features, jacobians
 from pymc_kameleon.targets import Banana
 
+pytestmark = pytest.mark.numerics
+
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=3)
 MODEL = TARGET.model()
 POINTS = TARGET.draw(300, np.random.default_rng(1))

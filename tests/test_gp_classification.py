@@ -20,6 +20,8 @@ from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
 from pymc_kameleon.pseudo_marginal.gp_classification import gp_classification_loglikelihood
 from pymc_kameleon.pseudo_marginal.gp_classification_estimator import GPClassificationEstimator
 
+pytestmark = pytest.mark.numerics
+
 X = np.array([[0.0, 0.3], [0.4, -0.2], [0.5, 0.6], [2.0, -1.0], [-1.5, 0.8]])
 Y = np.array([1, 1, -1, 1, -1])
 LENGTHSCALES = np.array([0.8, 1.5])

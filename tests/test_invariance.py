@@ -25,7 +25,7 @@ from pymc_kameleon.mcmc.proposals.kernel_gaussian import centred_scatter
 from pymc_kameleon.targets import Banana, Flower
 from pymc_kameleon.testing import frozen, invariance_p_values
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.numerics]
 
 BOUND = 1e-6
 TRANSITIONS = 100

@@ -44,6 +44,8 @@ from pymc_kameleon.latent_gp.samplers.whitened_hmc import hamiltonian
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.plots.evidence_estimates import plot_evidence
 
+pytestmark = pytest.mark.numerics
+
 matplotlib.use("Agg")
 
 BOUND = 1e-6

@@ -11,6 +11,8 @@ from scipy.special import erf, gammaln
 from pymc_kameleon.latent_gp.model.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
 
+pytestmark = pytest.mark.numerics
+
 QUICK = {"mode": "FAST_COMPILE"}
 POINTS = np.concatenate(
     [

@@ -12,6 +12,8 @@ from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.targets import Banana, CorrelatedGaussian
 from pymc_kameleon.testing import frozen, invariance_p_values
 
+pytestmark = pytest.mark.numerics
+
 BOUND = 1e-6
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
 

@@ -30,6 +30,7 @@ from pymc_kameleon import (
     MALAStep,
     PCAKameleonStep,
     RiemannianHMCStep,
+    SurrogateHMCStep,
 )
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.kernels import CustomKernel
@@ -166,6 +167,10 @@ VARIANTS = {
     "mala, plain": (resizable, lambda: MALAStep(**FAST, **PLAIN)),
     "surrogate": (resizable, lambda: AdaptiveMetropolisStep(surrogate=SURROGATE(), **FAST)),
     "gradient surrogate": (resizable, lambda: MALAStep(surrogate=SURROGATE(), **FAST)),
+    "surrogate hmc": (
+        resizable,
+        lambda: SurrogateHMCStep(max_centers=60, start="here", **FAST),
+    ),
     "estimate": (
         functools.partial(resizable, estimated),
         lambda: KameleonStep(n_subsample=50, pseudo_marginal=True, **FAST),

@@ -17,6 +17,8 @@ from pymc_kameleon.pseudo_marginal import bootstrap_filter as module
 from pymc_kameleon.pseudo_marginal.bootstrap_filter import BootstrapFilter
 from pymc_kameleon.pseudo_marginal.particle_filter import particle_filter_loglikelihood
 
+pytestmark = pytest.mark.numerics
+
 SIZES = [1, 3, 30]
 """One and two are never resampled."""
 STANDARD_ERRORS = 4.0

@@ -39,6 +39,8 @@ from pymc_kameleon.latent_gp.tempered_target import (
 )
 from tests.latent_likelihoods import Logit, Normal, Poisson, Probit, StudentT, squared_exponential
 
+pytestmark = pytest.mark.numerics
+
 BOUND = 1e-6
 LOG_CONCAVE = ("probit", "logit", "poisson")
 

@@ -26,6 +26,8 @@ from pymc_kameleon.surrogate.regression import (
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 
+pytestmark = pytest.mark.numerics
+
 BOUND = 1e-6
 """Null probability of each p-value below it."""
 

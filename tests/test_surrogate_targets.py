@@ -22,6 +22,8 @@ from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.targets import simulators as targets
 from pymc_kameleon.targets.simulators import MODELS, LaplaceEvidence, SimulatedData, SIRCurves
 
+pytestmark = pytest.mark.numerics
+
 FAST = {"mode": "FAST_COMPILE"}
 DIMENSIONS = {"T1": 2, "T2": 3, "T3": 3, "T4": 4, "T5": 5}
 SIMULATE = {

@@ -20,6 +20,8 @@ from scipy.optimize import approx_fprime
 
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Flower, Ring
 
+pytestmark = pytest.mark.numerics
+
 FALSE_ALARM = 1e-6
 N_DRAWS = 20_000
 

@@ -7,11 +7,11 @@ from functools import cache, partial
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from pymc.blocking import DictToArrayBijection
+from pymc.blocking import DictToArrayBijection, RaveledVars
 from pytensor.compile.ops import wrap_py
 from scipy import stats
 
-from benchmarks.common import SEED, heading, show, write
+from benchmarks.common import SEED, DrivenStep, heading, show, write
 from benchmarks.sampling import REFERENCE
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -104,41 +104,32 @@ def reference_draws(name: str) -> np.ndarray:
     target = TARGETS[name]
     if isinstance(target, Target):
         return target.draw(N_REFERENCE, np.random.default_rng(SEED))
-    step = AdaptiveMetropolisStep(model=model_of(name), steps_per_draw=20)
+    driven = DrivenStep(model_of(name), partial(AdaptiveMetropolisStep, steps_per_draw=20))
     chains = []
     for seed, start in enumerate(starting_points(name, 4, 99)):
         n_draws = N_REFERENCE // 40
-        chains.append(chain(step, model_of(name), start, seed, 10_000, 20 * n_draws)[0])
+        chains.append(chain(driven, start, seed, 10_000, 20 * n_draws)[0])
     return np.concatenate(chains)
 
 
-def chain(step, model, start, seed: int, tuning: int, budget: int) -> tuple[np.ndarray, int]:
+def chain(driven: DrivenStep, start, seed: int, tuning: int, budget: int) -> tuple[np.ndarray, int]:
     """Draws after tuning (n, d), and evaluations in all.
 
     Tuning ends after `tuning` evaluations, and the chain after `budget` further ones.
     """
-    point_map = DictToArrayBijection.map(model.initial_point()).point_map_info
-    point = DictToArrayBijection.rmap(type(RAVELED)(start, point_map))
-    rng = np.random.default_rng([SEED, seed])
-    if hasattr(step, "setup_chain"):
-        step.setup_chain(rng, tuning, budget)
-    else:
-        step.set_rng(rng)
-    step.tune = True
-    step.reset_tuning()
+    driven.begin([SEED, seed])
+    point_map = DictToArrayBijection.map(driven.start).point_map_info
+    point = DictToArrayBijection.rmap(RaveledVars(start, point_map))
     n_evals, draws, end = 0, [], np.inf
     while n_evals < end:
         if end == np.inf and n_evals >= tuning:
-            step.stop_tuning()
+            driven.step.stop_tuning()
             end = n_evals + budget
-        point, statistics = step.step(point)
+        point, statistics = driven.step.step(point)
         n_evals += int(statistics[0].get("n_evals", 1))
         if end < np.inf:
             draws.append(DictToArrayBijection.map(point).data)
     return np.array(draws), n_evals
-
-
-RAVELED = DictToArrayBijection.map({"x": np.zeros(1)})
 
 
 def marginal_total_variation(draws: np.ndarray, reference: np.ndarray) -> float:
@@ -158,13 +149,11 @@ def marginal_total_variation(draws: np.ndarray, reference: np.ndarray) -> float:
 
 def measure(name: str, sampler: str, budget: int, chains: int, seed: int) -> dict:
     """Sample with a new step; error and evaluations."""
-    model = model_of(name)
-    with model:
-        step = SAMPLERS[sampler]()
+    driven = DrivenStep(model_of(name), SAMPLERS[sampler])
     tuning = round(TUNING_SHARE * budget / chains)
     rest = budget // chains - tuning
     results = [
-        chain(step, model, start, 100 * seed + i, tuning, rest)
+        chain(driven, start, 100 * seed + i, tuning, rest)
         for i, start in enumerate(starting_points(name, chains, seed))
     ]
     shortest = min(len(draws) for draws, _ in results)

@@ -89,7 +89,7 @@ class DrivenStep:
         self.start = model.initial_point()
         self.begin()
 
-    def begin(self, seed: int = SEED):
+    def begin(self, seed: int | list[int] = SEED):
         """Begin a chain, which tunes, at the initial point of the model."""
         rng = np.random.default_rng(seed)
         if hasattr(self.step, "setup_chain"):

@@ -42,6 +42,11 @@ class History(NamedTuple):
         room, recent_room = len(self.points), len(self.recent)
         return bool(0 <= count <= room and stride > 0 <= seen and 0 <= recent <= recent_room)
 
+    def begin_with(self, points: np.ndarray) -> None:
+        """Let the rows of `points` (n, d), at most as many as there is room for, be the past."""
+        self.points[: len(points)] = points
+        self.cursor[[STORED, STRIDE, SEEN]] = (len(points), 1, len(points))
+
     def later_half(self) -> np.ndarray:
         """Positions from the later half of the chain, shape (m, d)."""
         count = self.cursor[0]

@@ -8,9 +8,6 @@ import numpy as np
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation.history import (
-    SEEN,
-    STORED,
-    STRIDE,
     History,
     new_history,
     record,
@@ -22,7 +19,7 @@ from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.kernels import median_bandwidth
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.moves import Differences, Scaling
+from pymc_kameleon.mcmc.moves import Scaling, differences_of
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, scatter
 from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
@@ -35,12 +32,6 @@ COORDINATE_SHARE = 0.2
 They learn the scale of each coordinate from nothing; without them a chain on a correlated 20-d
 Gaussian that starts in the tail needs four times as many evaluations to arrive.
 """
-
-JUMP_SHARE = 0.1
-"""Share of the difference moves that add the whole difference, which crosses between modes."""
-
-NOISE = 0.01
-"""Standard deviation of the noise of difference moves, in standardised coordinates."""
 
 LARGEST_LOG_SCALING = 15.0
 """Bound of a log scaling in raw coordinates; in standardised ones it follows the moves' size."""
@@ -202,7 +193,6 @@ class SubsampleLearner(Learner):
         super().__init__(dim)
         self.choices, self.target_accept = choices, target_accept
         self.gamma = choices.gamma_in(dim)
-        self._difference_scale = 2.38 / math.sqrt(2 * dim)
         self.warm_scaling = None
         self.history = new_history(choices.history_capacity, dim, choices.n_recent)
         n, nothing = choices.n_scalings, np.zeros((dim, 0))
@@ -243,8 +233,7 @@ class SubsampleLearner(Learner):
             self.warm_scaling = warm.scaling
             self.scaling.log[:] = math.log(warm.scaling)
         points = warm.points[rng.permutation(len(warm.points))]
-        self.history.points[: len(points)] = points
-        self.history.cursor[[STORED, STRIDE, SEEN]] = (len(points), 1, len(points))
+        self.history.begin_with(points)
         self.scales.log_scale[:] = np.log(points.std(axis=0) + 1e-300)
         self._learn(points, rng)
 
@@ -257,13 +246,7 @@ class SubsampleLearner(Learner):
         has_differences = self.learnt.points.shape[1] > 1
         return Mixture(
             self.scales,
-            Differences(
-                self.learnt.points,
-                self.learnt.coordinates.factor,
-                self._difference_scale,
-                JUMP_SHARE,
-                NOISE,
-            ),
+            differences_of(self.learnt.points, self.learnt.coordinates.factor),
             share,
             (1.0 - share) * self.choices.global_share if has_differences else 0.0,
         )

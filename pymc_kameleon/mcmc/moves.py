@@ -19,6 +19,7 @@ __all__ = [
     "CoordinateScales",
     "Differences",
     "Scaling",
+    "differences_of",
     "move_coordinate",
     "no_differences",
     "propose_difference",
@@ -30,6 +31,12 @@ CHOICE, PICK, _SECOND_PICK, _JUMP, ACCEPT = range(N_UNIFORMS - 2)
 those of acceptance."""
 
 COORDINATE_TARGET = 0.44
+
+JUMP_SHARE = 0.1
+"""Share of the difference moves that add the whole difference, which crosses between modes."""
+
+NOISE = 0.01
+"""Standard deviation of the noise of difference moves, in standardised coordinates."""
 
 
 class CoordinateScales(NamedTuple):
@@ -73,6 +80,11 @@ class Differences(NamedTuple):
     scale: float
     jump_share: float
     noise: float
+
+
+def differences_of(points: np.ndarray, factor: np.ndarray) -> Differences:
+    """Return how points (d, n) of the history are used, of coordinates with this factor (d, d)."""
+    return Differences(points, factor, 2.38 / math.sqrt(2 * len(points)), JUMP_SHARE, NOISE)
 
 
 def no_differences(dim: int) -> Differences:

@@ -546,32 +546,36 @@ class MetropolisHastingsStep(Step):
         self.report.told.add("mixing")
         return WarningType.CONVERGENCE, message
 
-    def _usual_acceptance(self):
-        """Bounds of the acceptance at the end of tuning within which nothing is said."""
-        return 0.1 * self.target_accept, 0.5 * (1 + self.target_accept)
-
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""
-        acceptance, names = self.report.acceptance, ", ".join(self.target.names)
-        noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
-        hint = noisy if self.target.has_estimates else ""
-        low, high = self._usual_acceptance()
+        report = self.report
         if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
-            self.report.pending = (
+            report.pending = (
                 WarningType.CONVERGENCE,
-                f"Tuning of {names} was short: {self.transition} transitions in {self.dim} "
-                f"dimensions. Take pm.sample(tune={self.default_tune_steps}) or more, or more "
+                f"Tuning of {', '.join(self.target.names)} was short: {self.transition} "
+                f"transitions in {self.dim} dimensions. Take pm.sample("
+                f"tune={self.default_tune_steps}) or more, or more "
                 f"steps_per_draw (now {self.steps_per_draw}).",
             )
-        elif not low <= acceptance <= high:
-            self.report.pending = (
-                WarningType.BAD_ACCEPTANCE,
-                f"The acceptance of {names} ended tuning at {acceptance:.3f}, far from its target "
-                f"{self.target_accept:.3f}. Tune longer (tune={2 * self.default_tune_steps}), and "
-                f"compare several chains.{hint}",
-            )
-        if self.report.pending is not None:
-            self.report.told.add("mixing")  # its cause will have been told
+        else:
+            # What is pending from before stands if there is nothing to say of the acceptance.
+            report.pending = self._complaint_of_acceptance() or report.pending
+        if report.pending is not None:
+            report.told.add("mixing")  # its cause will have been told
+
+    def _complaint_of_acceptance(self):
+        """Return a warning if the acceptance at the end of tuning is not what it should be."""
+        acceptance, target = self.report.acceptance, self.target_accept
+        if 0.1 * target <= acceptance <= 0.5 * (1 + target):
+            return None
+        noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
+        return (
+            WarningType.BAD_ACCEPTANCE,
+            f"The acceptance of {', '.join(self.target.names)} ended tuning at {acceptance:.3f}, "
+            f"far from its target {target:.3f}. Tune longer "
+            f"(tune={2 * self.default_tune_steps}), and compare several chains."
+            f"{noisy if self.target.has_estimates else ''}",
+        )
 
     # what was learnt ------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class RiemannianHMCStep(LatentFunctionStep):
         First step size while tuning, in the unit of the metric (a Gaussian is crossed in pi / 2);
         the step size throughout with `adapt_step_size=False`.
     n_steps : int
-        Largest number of steps of a trajectory, which has a uniform one on 1 to `n_steps`.
+        Largest number of steps of a trajectory; it is uniform on 1 to `n_steps`.
     n_fixed_point : int or None
         Fixed-point iterations of each implicit equation, without any check, as in the paper; then
         the target is only nearly invariant. None solves them and checks the way back.

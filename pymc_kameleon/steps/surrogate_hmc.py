@@ -7,11 +7,11 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 
 from pymc_kameleon.adaptation.history import thinned
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.surrogate.regression import predicted
+from pymc_kameleon.surrogate.regression import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import HOPELESS, TrajectoryAdaptation
 from pymc_kameleon.validation import checked_choice
 
@@ -150,9 +150,6 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _transitions_to_tune(self):
         return 400 + 50 * self.dim
 
-    def _usual_acceptance(self):
-        return 0.0, 1.0  # `_check_tuning` here judges that of the trajectories
-
     # the start ------------------------------------------------------------------------------------
 
     def _begin_at(self, x):
@@ -165,12 +162,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _evaluate_at(self, x):
         """Log density at `x` (d,), which is learnt."""
         chain = self.chain
-        self._plain_density(x, chain.proposed_value)
-        value = chain.proposed_value[:N_TERMS].sum()
-        chain.counts[EVALUATIONS] += 1
-        chain.counts[NONFINITE] += np.isnan(value) or value == np.inf
+        value = evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
         self.learner.keep(x, value)
-        return value if value < np.inf else -np.inf
+        return value
 
     def _explore(self):
         for point in self.learner.wanted:
@@ -198,9 +192,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner = super()._new_learner(position, warm)
         if warm is not None:
             self.learner = learner
-            learner.begin_with(warm.points)
-            few = thinned(warm.points, 50 + 10 * self.dim, self.rng)
-            for point in few:
+            learner.history.begin_with(warm.points)
+            for point in thinned(warm.points, 50 + 10 * self.dim, self.rng):
                 self._evaluate_at(point)
             learner.fit(self.rng)
         return learner
@@ -211,22 +204,21 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         chain, error = self.chain, np.nan
         if n_evals and self.learner.has_learnt:
             value = chain.proposed_value[:N_TERMS].sum()
-            error = value - predicted(self.learner.surrogate, chain.proposal[None])[0]
+            error = value - predicted_at(self.learner.surrogate, chain.proposal)
         return super()._learnt_statistics(n_evals) | {"surrogate_error": error}
 
-    def _check_tuning(self):
-        super()._check_tuning()
-        acceptance, report = self.learner.acceptance, self.report
-        if acceptance < HOPELESS and report.pending is None:
-            report.told.add("mixing")
-            report.pending = (
-                WarningType.BAD_ACCEPTANCE,
-                f"Trajectories of {', '.join(self.target.names)} on the surrogate are accepted "
-                f"with probability {acceptance:.3f}: it does not follow the log density, so "
-                "difference moves do most of the work. Tune longer "
-                f"(tune={2 * self.default_tune_steps}); if that does not help, the log density is "
-                "not smooth enough: take KameleonStep.",
-            )
+    def _complaint_of_acceptance(self):
+        acceptance = self.learner.acceptance
+        if not acceptance < HOPELESS:
+            return None
+        return (
+            WarningType.BAD_ACCEPTANCE,
+            f"Trajectories of {', '.join(self.target.names)} on the surrogate are accepted "
+            f"with probability {acceptance:.3f}: it does not follow the log density, so "
+            "difference moves do most of the work. Tune longer "
+            f"(tune={2 * self.default_tune_steps}); if that does not help, the log density is "
+            "not smooth enough: take KameleonStep.",
+        )
 
     def proposal_covariance(self, x):
         """Raise an error: trajectories have no covariance that is known.

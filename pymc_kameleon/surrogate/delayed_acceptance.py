@@ -43,7 +43,7 @@ passing it, and summed standard deviations of the surrogate."""
 
 
 class Prediction(NamedTuple):
-    """What a process says at a place; all arrays are changed in place.
+    """What a process says at a point; all arrays are changed in place.
 
     Attributes
     ----------

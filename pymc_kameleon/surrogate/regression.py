@@ -20,10 +20,17 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.linalg import dot
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
-from pymc_kameleon.surrogate.covariances import COVARIANCES, correlation_matrix, radial
+from pymc_kameleon.surrogate.covariances import (
+    COVARIANCES,
+    correlation_matrix,
+    correlations,
+    radial,
+    squared_distances,
+)
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
 from pymc_kameleon.surrogate.mean import (
     Mean,
@@ -42,6 +49,7 @@ __all__ = [
     "no_regression",
     "posterior_covariance",
     "predicted",
+    "predicted_at",
     "regression_gradient",
     "regression_value",
 ]
@@ -104,53 +112,51 @@ def no_regression(dim: int) -> Regression:
     )
 
 
-@jit(fastmath=SIMD)
+@jit
 def regression_value(regression, u):
     """Evaluate the surrogate at `u` (d,)."""
-    centres, total = regression.centres, mean_value(regression.mean, u)
-    for j in range(centres.shape[1]):
-        squared = 0.0
-        for k in range(u.size):
-            difference = u[k] * regression.inverse_lengthscales[k] - centres[k, j]
-            squared += difference * difference
-        total += regression.weights[j] * radial(RATIONAL, squared)[0]
-    return total
+    m = regression.weights.size
+    z, basis = np.empty(u.size), np.empty((1, m))
+    for k in range(u.size):
+        z[k] = u[k] * regression.inverse_lengthscales[k]
+    correlations(RATIONAL, z, regression.centres, m, 1, basis)
+    return mean_value(regression.mean, u) + dot(regression.weights, basis[0], m)
+
+
+@jit
+def predicted_at(regression, x):
+    """Surrogate at `x` (d,), in raw coordinates."""
+    u = np.empty(x.size)
+    standardize(regression.standardization, x, u)
+    return regression_value(regression, u)
 
 
 @jit(fastmath=SIMD)
 def regression_gradient(regression, u, work, out):
     """Gradient of the surrogate in `u` (d,), into `out` (d,); `work` has shape (m,)."""
     centres, weights = regression.centres, regression.weights
-    mean_gradient(regression.mean, u, out)
-    for j in range(weights.size):
-        work[j] = 0.0
+    z = np.empty(u.size)
     for k in range(u.size):
-        z = u[k] * regression.inverse_lengthscales[k]
-        for j in range(weights.size):
-            difference = z - centres[k, j]
-            work[j] += difference * difference
+        z[k] = u[k] * regression.inverse_lengthscales[k]
+    squared_distances(z, centres, weights.size, work)
     for j in range(weights.size):
         work[j] = weights[j] * radial(RATIONAL, work[j])[1]
+    mean_gradient(regression.mean, u, out)
     for k in range(u.size):
-        z, total = u[k] * regression.inverse_lengthscales[k], 0.0
+        total = 0.0
         for j in range(weights.size):
-            total += work[j] * (z - centres[k, j])
+            total += work[j] * (z[k] - centres[k, j])
         out[k] -= total * regression.inverse_lengthscales[k]
 
 
-@jit(fastmath=SIMD)
+@jit
 def _basis(coordinates, centres, out):
     """Basis functions (n, m) of the columns of `coordinates` (d, n) at `centres` (d, m)."""
-    dim, n = coordinates.shape
-    for i in range(n):
-        for j in range(centres.shape[1]):
-            out[i, j] = 0.0
-        for k in range(dim):
-            for j in range(centres.shape[1]):
-                difference = coordinates[k, i] - centres[k, j]
-                out[i, j] += difference * difference
-        for j in range(centres.shape[1]):
-            out[i, j] = radial(RATIONAL, out[i, j])[0]
+    z = np.empty(coordinates.shape[0])
+    for i in range(coordinates.shape[1]):
+        for k in range(z.size):
+            z[k] = coordinates[k, i]
+        correlations(RATIONAL, z, centres, centres.shape[1], 1, out[i : i + 1])
 
 
 @jit(fastmath=SIMD)
@@ -173,7 +179,8 @@ def _choose_centres(coordinates, importance, size, chosen):
     """
     dim, n = coordinates.shape
     rows, left = np.zeros((size, n)), np.ones(n)
-    column = np.empty(n)
+    z, correlation = np.empty(dim), np.empty((1, n))
+    column = correlation[0]
     for count in range(size):
         best, pivot = -1.0, 0
         for i in range(n):
@@ -182,15 +189,9 @@ def _choose_centres(coordinates, importance, size, chosen):
         if not left[pivot] > 1e-8:
             return count
         chosen[count] = pivot
-        for i in range(n):
-            column[i] = 0.0
         for k in range(dim):
-            z = coordinates[k, pivot]
-            for i in range(n):
-                difference = coordinates[k, i] - z
-                column[i] += difference * difference
-        for i in range(n):
-            column[i] = radial(RATIONAL, column[i])[0]
+            z[k] = coordinates[k, pivot]
+        correlations(RATIONAL, z, coordinates, n, 1, correlation)
         for c in range(count):
             factor = rows[c, pivot]
             for i in range(n):
@@ -205,8 +206,7 @@ def _choose_centres(coordinates, importance, size, chosen):
 
 def predicted(regression: Regression, points: np.ndarray) -> np.ndarray:
     """Surrogate (n,) at the rows of `points` (n, d), in raw coordinates."""
-    u = np.ascontiguousarray(regression.standardization.whiten(points).T)
-    return np.array([regression_value(regression, row) for row in u])
+    return np.array([predicted_at(regression, point) for point in points])
 
 
 def typical_depth(dim: int) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.coordinates import standardize
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.linalg import add_into, factor_times
+from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times
 from pymc_kameleon.mcmc.moves import ACCEPT, PICK
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
@@ -123,11 +123,9 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, mom
     for _ in range(n_steps):
         _kick(root, 0.5 * step_size, gradient, momentum)
         factor_times(root, momentum, velocity)
-        squared = 0.0
         for i in range(u.size):
             u[i] += step_size * velocity[i]
-            squared += u[i] * u[i]
-        if not squared <= radius * radius:
+        if not _squared_norm(u) <= radius * radius:
             return False
         regression_gradient(surrogate, u, work, gradient)
         _kick(root, 0.5 * step_size, gradient, momentum)
@@ -136,10 +134,13 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, mom
 
 @jit
 def _squared_norm(vector):
-    total = 0.0
-    for i in range(vector.size):
-        total += vector[i] * vector[i]
-    return total
+    return dot(vector, vector, vector.size)
+
+
+@jit
+def _log_joint(surrogate, u, momentum):
+    """Minus the Hamiltonian: the log density of `u` and `momentum` on the surrogate."""
+    return regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
 
 
 def _propose(proposal, chain, normals, uniforms):
@@ -198,15 +199,14 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
     for s in range(k):
         for i in range(dim):
             u[i], momentum[i] = starts[s, i], momenta[s, i]
-        energy = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+        before = _log_joint(surrogate, u, momentum)
         regression_gradient(surrogate, u, work, gradient)
         made = 0
         for n in range(lengths.size):
             steps, made = lengths[n] - made, lengths[n]
             if not leapfrog(surrogate, root, step_size, steps, radius, gradient, work, u, momentum):
                 break
-            change = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum) - energy
-            accepted = probability(change)
+            accepted = probability(_log_joint(surrogate, u, momentum) - before)
             acceptance[n] += accepted / k
             for i in range(dim):
                 jumps[n, i] += accepted * (u[i] - starts[s, i]) ** 2 / k
@@ -237,10 +237,10 @@ def draw_from_surrogate(surrogate, integrator, temperature, points, normals, uni
         for n in range(normals.shape[1]):
             for i in range(dim):
                 u[i], momentum[i] = points[k, i], math.sqrt(temperature) * normals[k, n, i]
-            before = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+            before = _log_joint(surrogate, u, momentum)
             regression_gradient(surrogate, u, work, gradient)
             if leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum):
-                after = regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+                after = _log_joint(surrogate, u, momentum)
                 if uniforms[k, n] < probability((after - before) / temperature):
                     for i in range(dim):
                         points[k, i] = u[i]

@@ -8,9 +8,6 @@ from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
 from pymc_kameleon.adaptation.history import (
-    SEEN,
-    STORED,
-    STRIDE,
     History,
     new_history,
     record,
@@ -21,7 +18,7 @@ from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.moves import Differences, no_differences
+from pymc_kameleon.mcmc.moves import differences_of, no_differences
 from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
 from pymc_kameleon.surrogate.regression import (
@@ -148,7 +145,6 @@ class TrajectoryLearner(Learner):
         self.acceptance = math.nan
         self.next_update = 5 * (dim + 2)
         self.wanted = ()
-        self._difference_scale = 2.38 / math.sqrt(2 * dim)
         self._no_differences = no_differences(dim)
 
     # what transitions take ------------------------------------------------------------------------
@@ -159,8 +155,7 @@ class TrajectoryLearner(Learner):
     def mixture(self, tune):  # noqa: D102
         if not self.has_learnt:
             return Mixture(self.scales, self._no_differences, 1.0, 0.0)
-        factor = self.surrogate.standardization.factor
-        differences = Differences(self.differences, factor, self._difference_scale, 0.1, 0.01)
+        differences = differences_of(self.differences, self.surrogate.standardization.factor)
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def observer(self):  # noqa: D102
@@ -231,11 +226,6 @@ class TrajectoryLearner(Learner):
         self._judge()
         self.integrator.hot_share[0] = 0.0
 
-    def begin_with(self, points: np.ndarray) -> None:
-        """Let the history be `points` (n, d) before the first transition."""
-        self.history.points[: len(points)] = points
-        self.history.cursor[[STORED, STRIDE, SEEN]] = (len(points), 1, len(points))
-
     def fit(self, rng: np.random.Generator) -> Uncertainty | None:
         """Fit surrogate, integrator and difference moves to what is known.
 
@@ -261,8 +251,12 @@ class TrajectoryLearner(Learner):
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
-        settings = (np.array([number]) for number in (step_size, float(length), radius))
-        self.integrator = Integrator(root, *settings, *self.integrator[4:])
+        self.integrator = self.integrator._replace(
+            root=root,
+            step_size=np.array([step_size]),
+            length=np.array([float(length)]),
+            radius=np.array([radius]),
+        )
         self.surrogate, self.differences = surrogate, typical
         self._judge()
         return uncertainty

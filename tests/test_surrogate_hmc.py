@@ -13,7 +13,7 @@ from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.proposals import propose
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.surrogate import trajectory
+from pymc_kameleon.surrogate import trajectory, transition
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.regression import (
     fit_regression,
@@ -181,8 +181,12 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
 def test_step_size_is_chosen_for_its_acceptance():
     regression, points, _ = fitted(n=200)
     u = np.ascontiguousarray(regression.standardization.whiten(points).T)
+    integrator = trajectory.new_integrator(2)
+    integrator.radius[0] = 20.0
     steps = [
-        trajectory.tune_integrator(regression, u, 20.0, share, np.random.default_rng(1))[1]
+        trajectory.tuned_integrator(
+            regression, integrator, u, share, np.random.default_rng(1)
+        ).step_size[0]
         for share in (0.6, 0.9, 0.99)
     ]
     assert steps[0] > steps[1] > steps[2] > 0
@@ -215,7 +219,7 @@ def p_values(target, spoil=None, n=20_000, steps_per_draw=8, **options):
 
 
 def wrong_surrogate(learner):
-    """Tilt it: trajectories gain and lose energy, and are refused half the time."""
+    """Tilt it: its own draws are elsewhere, and refused half the time."""
     learner.surrogate.mean.linear[:] += 0.8
 
 
@@ -258,20 +262,20 @@ def test_exact_draws_stay_exact_beside_a_region_without_density():
     assert min(found.values()) > BOUND, found
 
 
-def _without_momenta(proposal, chain, normals, uniforms):
-    log_ratio, index = trajectory._propose(proposal, chain, normals, uniforms)
+def _without_surrogate(proposal, chain, normals, uniforms):
+    log_ratio, index = transition._propose(proposal, chain, normals, uniforms)
     return (0.0 if log_ratio > -np.inf else log_ratio), index
 
 
 @pytest.mark.slow
-def test_a_ratio_without_the_momenta_is_caught():
+def test_a_ratio_without_the_surrogate_is_caught():
     try:
-        propose.register(trajectory.SurrogateTrajectory, _without_momenta)
+        propose.register(transition.SurrogateTransition, _without_surrogate)
         found, _ = p_values(
             BANANA, wrong_surrogate, n=800, steps_per_draw=60, compile_kwargs={"mode": "cvm"}
         )
     finally:
-        propose.register(trajectory.SurrogateTrajectory, trajectory._propose)
+        propose.register(transition.SurrogateTransition, transition._propose)
     assert min(found.values()) < BOUND, found
 
 

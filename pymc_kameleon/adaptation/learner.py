@@ -77,6 +77,9 @@ class Learner(WithSamplingState, ABC):
     n_more_normals = 0
     """Normal random numbers that a transition takes beside one for each coordinate."""
 
+    n_more_uniforms = 0
+    """Uniform random numbers that a transition takes beside `N_UNIFORMS`."""
+
     @abstractmethod
     def proposal(self, compiled: bool) -> Any:
         """Return the proposal, registered in `mcmc.proposals`."""

@@ -442,7 +442,7 @@ class MetropolisHastingsStep(Step):
                 learner.observer(),
                 self.adapts,
                 self.rng.standard_normal((n, self.dim + learner.n_more_normals)),
-                self.rng.random((n, N_UNIFORMS)),
+                self.rng.random((n, N_UNIFORMS + learner.n_more_uniforms)),
             )
         except Exception:
             if is_compiled:

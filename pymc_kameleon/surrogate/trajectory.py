@@ -18,12 +18,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.coordinates import standardize
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times
-from pymc_kameleon.mcmc.moves import ACCEPT, PICK
+from pymc_kameleon.mcmc.linalg import dot, factor_times
 from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.surrogate.regression import (
     Regression,
     regression_gradient,
@@ -32,11 +29,10 @@ from pymc_kameleon.surrogate.regression import (
 
 __all__ = [
     "Integrator",
-    "SurrogateTrajectory",
-    "draw_from_surrogate",
     "leapfrog",
+    "move_by_trajectory",
     "new_integrator",
-    "tune_integrator",
+    "tuned_integrator",
 ]
 
 SHORT_SHARE = 0.2
@@ -83,13 +79,6 @@ def new_integrator(dim: int) -> Integrator:
     """Return an integrator that was tuned for nothing yet."""
     one, zero = np.ones(1), np.zeros(1)
     return Integrator(np.eye(dim), 0.1 * one, 8.0 * one, zero, zero.copy(), zero.copy())
-
-
-class SurrogateTrajectory(NamedTuple):
-    """The proposal: a surrogate, and how trajectories run on it."""
-
-    surrogate: Regression
-    integrator: Integrator
 
 
 @jit
@@ -143,36 +132,54 @@ def _log_joint(surrogate, u, momentum):
     return regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
 
 
-def _propose(proposal, chain, normals, uniforms):
-    dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
-    u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
-    work = np.empty(surrogate.weights.size)
-    standardize(surrogate.standardization, chain.position, u)
-    radius, length = integrator.radius[0], integrator.length[0]
-    if not _squared_norm(u) <= radius * radius:
-        return -np.inf, 0
-    is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
-    temperature = 1.0 + 2.0 / math.sqrt(dim) if is_hot else 1.0
+@jit
+def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, uniforms):
+    """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant.
+
+    Parameters
+    ----------
+    surrogate : Regression
+    integrator : Integrator
+    temperature : float
+        T.
+    u : array, shape (d,)
+    value : float
+        s(u).
+    momentum : array, shape (d,)
+        Standard normal numbers, overwritten.
+    uniforms : array, shape (4,)
+        Uniform random numbers.
+
+    Returns
+    -------
+    float
+        s(u) of the new `u`.
+    """
+    dim = u.size
+    start, gradient, work = np.empty(dim), np.empty(dim), np.empty(surrogate.weights.size)
     for i in range(dim):
-        momentum[i] = math.sqrt(temperature) * normals[i]
-    if uniforms[PICK + 1] < SHORT_SHARE:
-        n_steps = int(math.exp(uniforms[PICK] * math.log(length + 1.0)))
+        start[i] = u[i]
+        momentum[i] *= math.sqrt(temperature)
+    length = integrator.length[0]
+    if uniforms[0] < SHORT_SHARE:
+        n_steps = int(math.exp(uniforms[1] * math.log(length + 1.0)))
     else:
-        n_steps = math.ceil(length * (0.25 + 0.75 * uniforms[PICK]))
-    step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[PICK + 2] - 1.0))
-    before = _squared_norm(momentum)
+        n_steps = math.ceil(length * (0.25 + 0.75 * uniforms[1]))
+    step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[2] - 1.0))
+    before = value - 0.5 * _squared_norm(momentum)
     regression_gradient(surrogate, u, work, gradient)
     integrator.n_steps[0] += n_steps
-    if not leapfrog(
+    radius = integrator.radius[0]
+    if leapfrog(
         surrogate, integrator.root, step_size, n_steps, radius, gradient, work, u, momentum
     ):
-        return -np.inf, -1 if is_hot else 0
-    factor_times(surrogate.standardization.factor, u, chain.proposal)
-    add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
-    return 0.5 * (before - _squared_norm(momentum)) / temperature, -1 if is_hot else 0
-
-
-register_proposal(SurrogateTrajectory, propose=_propose)
+        end = regression_value(surrogate, u)
+        after = end - 0.5 * _squared_norm(momentum)
+        if uniforms[3] < probability((after - before) / temperature):
+            return end
+    for i in range(dim):
+        u[i] = start[i]
+    return value
 
 
 @jit
@@ -212,67 +219,29 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
                 jumps[n, i] += accepted * (u[i] - starts[s, i]) ** 2 / k
 
 
-@jit
-def draw_from_surrogate(surrogate, integrator, temperature, points, normals, uniforms):
-    """Move points by Hamiltonian Monte Carlo on the tempered surrogate alone.
+def tuned_integrator(
+    surrogate: Regression,
+    integrator: Integrator,
+    points: np.ndarray,
+    target_accept: float,
+    rng: np.random.Generator,
+) -> Integrator:
+    """Choose mass matrix, step size and length on the surrogate, without a true evaluation.
+
+    The inverse of the mass matrix is that of the surrogate's Fisher information; the length
+    that with the largest expected squared jump a step, of the coordinate that moves least.
 
     Parameters
     ----------
     surrogate : Regression
     integrator : Integrator
-    temperature : float
-        The target is exp(s / temperature).
-    points : array, shape (k, d)
-        Standardised coordinates, changed in place.
-    normals : array, shape (k, n, d)
-        For n trajectories of each point.
-    uniforms : array, shape (k, n)
-    """
-    dim = points.shape[1]
-    u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
-    work = np.empty(surrogate.weights.size)
-    step_size, radius = integrator.step_size[0], integrator.radius[0]
-    n_steps, root = int(integrator.length[0]), integrator.root
-    for k in range(points.shape[0]):
-        for n in range(normals.shape[1]):
-            for i in range(dim):
-                u[i], momentum[i] = points[k, i], math.sqrt(temperature) * normals[k, n, i]
-            before = _log_joint(surrogate, u, momentum)
-            regression_gradient(surrogate, u, work, gradient)
-            if leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum):
-                after = _log_joint(surrogate, u, momentum)
-                if uniforms[k, n] < probability((after - before) / temperature):
-                    for i in range(dim):
-                        points[k, i] = u[i]
-
-
-def tune_integrator(
-    surrogate: Regression,
-    points: np.ndarray,
-    radius: float,
-    target_accept: float,
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, float, int]:
-    """Choose mass matrix, step size and length on the surrogate, without a true evaluation.
-
-    Parameters
-    ----------
-    surrogate : Regression
     points : array, shape (k, d)
         Standardised coordinates of points that the chain visits.
-    radius : float
     target_accept : float
         Mean acceptance on the surrogate.
     rng : numpy.random.Generator
-
-    Returns
-    -------
-    root : array, shape (d, d)
-        Of the inverse of the surrogate's Fisher information.
-    step_size : float
-    length : int
-        The shortest with nearly the best expected squared jump of the coordinate that moves least.
     """
+    radius = integrator.radius[0]
     k, dim = points.shape
     gradients, work = np.empty((k, dim)), np.empty(surrogate.weights.size)
     for point, gradient in zip(points, gradients, strict=True):
@@ -294,5 +263,7 @@ def tune_integrator(
         jumps[(LENGTHS >= length / 4) & (LENGTHS <= length)].mean(axis=0).min()
         for length in LENGTHS
     ]
-    best = np.argmax(np.array(means) >= 0.9 * max(means))
-    return root, step_size, int(LENGTHS[best])
+    best = np.argmax(means / (LENGTHS + 16.0))  # several trajectories make one transition
+    return integrator._replace(
+        root=root, step_size=np.array([step_size]), length=np.array([float(LENGTHS[best])])
+    )

@@ -32,17 +32,16 @@ from pymc_kameleon.surrogate.regression import (
 )
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
-    SurrogateTrajectory,
-    draw_from_surrogate,
     new_integrator,
-    tune_integrator,
 )
+from pymc_kameleon.surrogate.transition import MOVES, UNIFORMS, SurrogateTransition, anneal
 from pymc_kameleon.validation import checked_integer
 
 __all__ = ["TrajectoryAdaptation", "TrajectoryLearner"]
 
-GROWTH = 1.2
-"""Factor between the numbers of evaluations at which the surrogate is fitted again."""
+GROWTH, MOST_NEW = 1.2, 150
+"""Factor between the numbers of evaluations at which the surrogate is fitted again, and the largest
+difference."""
 
 N_HISTORY = 1000
 N_EVALUATIONS = 6000
@@ -67,12 +66,12 @@ low."""
 EXPLORED = 0.2
 """Share of the evaluations while tuning that go where the surrogate is uncertain."""
 
-N_CANDIDATES, N_ROUNDS = 400, 3
-"""Points among which those are chosen, and trajectories on the surrogate that each has made."""
+N_CANDIDATES = 100
+"""Points of each temperature among which those are chosen."""
 
-OPTIMISM, SURE = 2.0, 0.3
-"""A point may be typical if the surrogate plus so many standard deviations says so; below so large
-a standard deviation there is nothing to learn."""
+WORTH, SURE = 2.5, 0.3
+"""A point is worth its standard deviation times the surrogate's density at so high a temperature;
+below so large a standard deviation there is nothing to learn."""
 
 
 class TrajectoryObserver(NamedTuple):
@@ -121,6 +120,7 @@ class TrajectoryState(LearnerState):
     integrator: Integrator
     outcome: Annotated[np.ndarray, floats(2)]
     differences: Annotated[np.ndarray, floats("d", "differences")]
+    population: Annotated[np.ndarray, floats("d", "population")]
     difference_share: float
     acceptance: float
     next_update: int
@@ -140,7 +140,9 @@ class TrajectoryLearner(Learner):
         self.integrator = new_integrator(dim)
         self.integrator.hot_share[0] = HOT_SHARE
         self.outcome = np.zeros(2)
+        self.population = np.zeros((dim, 0))
         self.differences = np.zeros((dim, 0))
+        self.n_more_normals, self.n_more_uniforms = (MOVES - 1) * dim, MOVES * UNIFORMS
         self.difference_share = 0.5
         self.acceptance = math.nan
         self.next_update = 5 * (dim + 2)
@@ -150,7 +152,7 @@ class TrajectoryLearner(Learner):
     # what transitions take ------------------------------------------------------------------------
 
     def proposal(self, compiled):  # noqa: D102
-        return SurrogateTrajectory(self.surrogate, self.integrator)
+        return SurrogateTransition(self.surrogate, self.integrator, self.population)
 
     def mixture(self, tune):  # noqa: D102
         if not self.has_learnt:
@@ -177,40 +179,30 @@ class TrajectoryLearner(Learner):
     def update(self, position, tune, rng):  # noqa: D102
         uncertainty, self.wanted = self.fit(rng), ()
         count = int(self.evaluations.count[0])
-        n_new = max(5, math.ceil((GROWTH - 1.0) * count))
+        n_new = min(max(5, math.ceil((GROWTH - 1.0) * count)), MOST_NEW)
         if uncertainty is not None:
             self.wanted = self._uncertain_points(uncertainty, round(EXPLORED * n_new), rng)
         self.next_update = count + n_new
 
     def _uncertain_points(self, uncertainty, n, rng):
-        """Raw points, at most `n`, that may be typical and where the surrogate is least certain.
+        """Raw points, at most `n`, that may be typical and where the surrogate is uncertain.
 
         They are picked one by one from hot draws from the surrogate, each as if the ones before
         were known.
         """
-        surrogate, dim = self.surrogate, self.dim
-        typical = np.ascontiguousarray(self.differences.T)
-        starts = typical[rng.integers(len(typical), size=N_CANDIDATES)]
-        for part, heat in zip(np.split(starts, 4), (1.0, 2.0, 4.0, 8.0), strict=True):
-            shape = (len(part), N_ROUNDS)
-            draw_from_surrogate(
-                surrogate,
-                self.integrator,
-                1.0 + heat / math.sqrt(dim),
-                part,
-                rng.standard_normal((*shape, dim)),
-                rng.random(shape),
-            )
-        values = np.array([regression_value(surrogate, u) for u in starts])
-        covariance = posterior_covariance(surrogate, uncertainty, np.ascontiguousarray(starts.T))
+        surrogate = self.surrogate
+        candidates = np.concatenate([part[:N_CANDIDATES] for part in self.annealed])
+        values = np.array([regression_value(surrogate, u) for u in candidates])
+        covariance = posterior_covariance(
+            surrogate, uncertainty, np.ascontiguousarray(candidates.T)
+        )
         variance = np.diagonal(covariance).copy()
-        lowest = max(regression_value(surrogate, u) for u in typical) - typical_depth(dim)
         chosen = []
         for _ in range(n):
-            spread = np.sqrt(np.maximum(variance, 0.0))
-            score = np.where(values + OPTIMISM * spread > lowest, spread, 0.0)
+            spread = np.sqrt(np.maximum(variance, 1e-300))
+            score = np.where(spread > SURE, np.log(spread) + values / WORTH, -np.inf)
             best = int(np.argmax(score))
-            if score[best] < SURE:
+            if score[best] == -np.inf:
                 break
             chosen.append(best)
             column = covariance[:, best] / math.sqrt(covariance[best, best])
@@ -218,7 +210,7 @@ class TrajectoryLearner(Learner):
             variance = np.diagonal(covariance).copy()
             variance[best] = 0.0
         coordinates = surrogate.standardization
-        return coordinates.location + starts[chosen] @ coordinates.factor.T
+        return coordinates.location + candidates[chosen] @ coordinates.factor.T
 
     def end_tuning(self, position, rng):  # noqa: D102
         if not self.has_learnt and self.evaluations.count[0] > 2 * (self.dim + 1):
@@ -246,18 +238,19 @@ class TrajectoryLearner(Learner):
             surrogate, uncertainty = fit_regression(
                 points, values, coordinates, self.choices.max_centers, previous
             )
-            root, step_size, length = tune_integrator(
-                surrogate, np.ascontiguousarray(typical.T), radius, self.target_accept, rng
+            annealed, integrator = anneal(
+                surrogate,
+                self.integrator._replace(radius=np.array([radius])),
+                np.ascontiguousarray(coordinates.whiten(points).T),
+                N_TYPICAL,
+                self.target_accept,
+                rng,
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
-        self.integrator = self.integrator._replace(
-            root=root,
-            step_size=np.array([step_size]),
-            length=np.array([float(length)]),
-            radius=np.array([radius]),
-        )
-        self.surrogate, self.differences = surrogate, typical
+        self.annealed = annealed
+        self.population = np.ascontiguousarray(annealed[-1].T)
+        self.surrogate, self.integrator, self.differences = surrogate, integrator, typical
         self._judge()
         return uncertainty
 

@@ -1,0 +1,200 @@
+r"""Surrogate transitions: many moves on a surrogate for one evaluation of the true density.
+
+A proposal is the end of a short chain, each move of which leaves :math:`e^{s(u)}` invariant and is
+reversible: a trajectory, or a difference of two fixed points, which crosses between modes. The
+number of moves does not depend on the state, so the whole is reversible too, and
+
+.. math:: \alpha = 1 \wedge \frac{\pi(x^*) e^{s(x)}}{\pi(x) e^{s(x^*)}}
+
+accepts it exactly, whatever the surrogate s is.
+
+References
+----------
+J. S. Liu (2001), Monte Carlo Strategies in Scientific Computing, section 9.4.3.
+"""
+
+import math
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from pymc_kameleon.mcmc.chain import probability
+from pymc_kameleon.mcmc.coordinates import standardize
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times
+from pymc_kameleon.mcmc.moves import ACCEPT, N_UNIFORMS, NOISE, PICK
+from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.surrogate.regression import Regression, regression_value
+from pymc_kameleon.surrogate.trajectory import (
+    Integrator,
+    move_by_trajectory,
+    tuned_integrator,
+)
+
+__all__ = ["MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "temperatures"]
+
+MOVES = 8
+"""Largest number of moves on the surrogate between two evaluations."""
+
+UNIFORMS = 5
+"""Uniform random numbers that a move takes."""
+
+DIFFERENCES, JUMPS = 0.2, 0.5
+"""Share of differences among the moves, and of whole ones, which cross between modes, among these."""
+
+HEATS = (8.0, 4.0, 2.0, 1.0, 0.0)
+
+
+class SurrogateTransition(NamedTuple):
+    """The proposal.
+
+    Attributes
+    ----------
+    surrogate : Regression
+    integrator : Integrator
+    points : array, shape (d, n)
+        Those whose differences are moves, in standardised coordinates.
+    """
+
+    surrogate: Regression
+    integrator: Integrator
+    points: Annotated[np.ndarray, floats("d", "differences")]
+
+
+@jit
+def _move_by_difference(surrogate, points, radius, temperature, u, value, normals, uniforms):
+    dim, n = points.shape
+    i, j = int(uniforms[1] * n), int(uniforms[2] * (n - 1))
+    if j >= i:
+        j += 1
+    scale = 1.0 if uniforms[3] < JUMPS else 2.38 / math.sqrt(2.0 * dim)
+    moved = np.empty(dim)
+    for k in range(dim):
+        moved[k] = u[k] + scale * (points[k, i] - points[k, j]) + NOISE * normals[k]
+    if not dot(moved, moved, dim) <= radius * radius:
+        return value
+    end = regression_value(surrogate, moved)
+    if not uniforms[4] < probability((end - value) / temperature):
+        return value
+    for k in range(dim):
+        u[k] = moved[k]
+    return end
+
+
+@jit
+def _move(surrogate, integrator, points, temperature, u, value, normals, uniforms):
+    """Move `u` (d,) in place so that exp(s / T) stays invariant; return s of where it is."""
+    if uniforms[0] < DIFFERENCES and points.shape[1] > 1:
+        radius = integrator.radius[0]
+        return _move_by_difference(
+            surrogate, points, radius, temperature, u, value, normals, uniforms
+        )
+    return move_by_trajectory(surrogate, integrator, temperature, u, value, normals, uniforms[1:])
+
+
+def _propose(proposal, chain, normals, uniforms):
+    dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
+    u = np.empty(dim)
+    standardize(surrogate.standardization, chain.position, u)
+    if not dot(u, u, dim) <= integrator.radius[0] ** 2:
+        return -np.inf, 0
+    is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
+    temperature = 1.0 + 2.0 / math.sqrt(dim) if is_hot else 1.0
+    start = value = regression_value(surrogate, u)
+    for m in range(1 + int(uniforms[PICK] * MOVES)):
+        first = N_UNIFORMS + m * UNIFORMS
+        value = _move(
+            surrogate,
+            integrator,
+            proposal.points,
+            temperature,
+            u,
+            value,
+            normals[m * dim : (m + 1) * dim],
+            uniforms[first : first + UNIFORMS],
+        )
+    index = -1 if is_hot else 0
+    if value == start:  # no move was made
+        return -np.inf, index
+    factor_times(surrogate.standardization.factor, u, chain.proposal)
+    add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
+    return (start - value) / temperature, index
+
+
+register_proposal(SurrogateTransition, propose=_propose)
+
+
+@jit
+def _move_all(surrogate, integrator, points, temperature, particles, values, normals, uniforms):
+    for k in range(particles.shape[0]):
+        for m in range(normals.shape[1]):
+            values[k] = _move(
+                surrogate,
+                integrator,
+                points,
+                temperature,
+                particles[k],
+                values[k],
+                normals[k, m],
+                uniforms[k, m],
+            )
+
+
+def temperatures(dim: int) -> list[float]:
+    """Temperatures of the annealing, the hottest first, down to 1."""
+    return [1.0 + heat / math.sqrt(dim) for heat in HEATS]
+
+
+def anneal(
+    surrogate: Regression,
+    integrator: Integrator,
+    starts: np.ndarray,
+    n: int,
+    target_accept: float,
+    rng: np.random.Generator,
+) -> tuple[list[np.ndarray], Integrator]:
+    """Draw from the tempered surrogate by sequential Monte Carlo, without a true evaluation.
+
+    Parameters
+    ----------
+    surrogate : Regression
+    integrator : Integrator
+        Its radius is used; the rest is tuned anew at each temperature.
+    starts : array, shape (k, d)
+        Standardised points, among them some of each mode.
+    n : int
+        Draws at each temperature.
+    target_accept : float
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    list of arrays, shape (n, d)
+        Draws from exp(s / T), one array for each of `temperatures`.
+    Integrator
+        Tuned for the last of them.
+    """
+    dim = starts.shape[1]
+    particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]
+    values = np.array([regression_value(surrogate, u) for u in particles])
+    found, before = [], np.inf
+    for temperature in temperatures(dim):
+        log_weights = values * (1.0 / temperature - 1.0 / before)
+        weights = np.exp(log_weights - log_weights.max())
+        kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
+        particles, values, before = particles[kept], values[kept], temperature
+        integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
+        points = np.ascontiguousarray(particles.T)
+        _move_all(
+            surrogate,
+            integrator,
+            points,
+            temperature,
+            particles,
+            values,
+            rng.standard_normal((n, MOVES, dim)),
+            rng.random((n, MOVES, UNIFORMS)),
+        )
+        found.append(particles.copy())
+    return found, tuned_integrator(surrogate, integrator, particles, target_accept, rng)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -17,7 +18,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_kameleon.model.transforms import unconstraining_function
 
-__all__ = ["dispersed_starts"]
+__all__ = ["dispersed_starts", "prior_draws"]
 
 PRIOR_TRIES = 100
 SHRINKS = 10
@@ -92,6 +93,45 @@ def dispersed_starts(
     return [search.find() for _ in range(chains)]
 
 
+def prior_draws(model: pm.Model, names: Sequence[str], n: int, seed: int) -> np.ndarray:
+    """Draw from the prior without evaluating the likelihood.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    names : sequence of str
+        Value variables whose elements to return, in that order.
+    n : int
+    seed : int
+
+    Returns
+    -------
+    array, shape (at most n, d)
+        Raveled and unconstrained. Draws that are not finite or fail are left out; none are left if
+        the prior of any of these variables cannot be drawn from.
+    """
+    search = _StartSearch(model, get_random_generator(seed))
+    rows = []
+    for _ in range(n):
+        try:
+            with np.errstate(all="ignore"):
+                drawn = search.draw_unconstrained()
+        except FAILURES:
+            continue
+        row = np.concatenate([np.ravel(drawn[name]) for name in names])
+        if np.all(np.isfinite(row)):
+            rows.append(row)
+    if search.undrawable is not None:
+        undrawable = {
+            value.name
+            for value, is_one in zip(search.values, search.undrawable, strict=True)
+            if is_one
+        }
+        if undrawable & {*names}:
+            rows = []
+    return np.array(rows)
+
+
 class _StartSearch:
     """Compiled functions of one model, and the search for one start at a time."""
 
@@ -103,7 +143,6 @@ class _StartSearch:
         self.values = [model.rvs_to_values[variable] for variable in self.variables]
         self.discrete = [variable.dtype in discrete_types for variable in self.variables]
         self.factor_names = [factor.name for factor in (*model.basic_RVs, *model.potentials)]
-        self.log_densities = model.compile_logp(sum=False, mode=MODE)
         self.to_unconstrained = unconstraining_function(model)
         self.to_natural = compile_graph(
             self.values,
@@ -119,6 +158,11 @@ class _StartSearch:
         ]
         self.undrawable: list[bool] | None = None
         self.draw_prior = self._compile_draw([False] * len(self.variables))
+
+    @cached_property
+    def log_densities(self) -> Callable:
+        """Log densities of all variables, which tell where there is no start."""
+        return self.model.compile_logp(sum=False, mode=MODE)
 
     def _seed(self) -> int:
         return int(self.rng.integers(SEED_BOUND))
@@ -204,6 +248,11 @@ class _StartSearch:
                     natural = trial
                     break
         return natural
+
+    def draw_unconstrained(self) -> Point:
+        """Draw from the prior: name of each value variable -> unconstrained value."""
+        values = self.to_unconstrained(*self._sort(self._draw()))
+        return {variable.name: value for variable, value in zip(self.values, values, strict=True)}
 
     def _shrunk(self, weight: float) -> list[np.ndarray]:
         """Draw natural values at the share `weight` of their distance from the default."""

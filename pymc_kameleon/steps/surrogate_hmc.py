@@ -4,10 +4,12 @@ import logging
 from typing import Any
 
 import numpy as np
+from pymc.model import modelcontext
 from pymc.stats.convergence import WarningType
 
 from pymc_kameleon.adaptation.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate
+from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
@@ -20,6 +22,9 @@ __all__ = ["SurrogateHMCStep"]
 _log = logging.getLogger("pymc.kameleon")
 
 STARTS = ("optimize", "here")
+
+POOL = 8
+"""Draws from the prior, times those that a chain evaluates."""
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
@@ -147,6 +152,19 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 ", ".join(variable.name for variable in self.target.shared),
             )
 
+        self.prior_points = np.zeros((0, self.dim))
+        if self._searches:
+            n = POOL * self._n_prior_points
+            self.prior_points = prior_draws(modelcontext(model), self.target.names, n, seed=0)
+
+    @property
+    def _searches(self):
+        return self.start == "optimize" and self.dim <= MANY_DIMENSIONS and self.warm is None
+
+    @property
+    def _n_prior_points(self):
+        return 6 + 50 // self.dim
+
     def _transitions_to_tune(self):
         return 400 + 50 * self.dim
 
@@ -156,8 +174,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         super()._begin_at(x)
         if self.tune and self.warm is None:
             self.learner.keep(self.chain.position, self.chain.value[:N_TERMS].sum())
-            if self.start == "optimize" and self.dim <= MANY_DIMENSIONS:
-                self._search()
+            if self._searches:
+                self._search(from_anywhere=np.array_equal(x, self.target.default_start))
 
     def _evaluate_at(self, x):
         """Log density at `x` (d,), which is learnt."""
@@ -170,10 +188,19 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         for point in self.learner.wanted:
             self._evaluate_at(point)
 
-    def _search(self):
-        """Move the chain from its start to a random point around the mode that a search finds."""
-        learner, chain = self.learner, self.chain
-        search_mode(self._evaluate_at, chain.position.copy(), 100 + 20 * self.dim)
+    def _search(self, from_anywhere):
+        """Move the chain to a random point around the mode that a search finds.
+
+        Some draws from the prior are evaluated first, so that the surrogate sees other modes; the
+        search begins at the best of them if `from_anywhere`, else where the chain is.
+        """
+        learner, chain, pool = self.learner, self.chain, self.prior_points
+        begin, best = chain.position.copy(), chain.value[:N_TERMS].sum()
+        for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
+            value = self._evaluate_at(pool[i])
+            if from_anywhere and value > best:
+                begin, best = pool[i], value
+        search_mode(self._evaluate_at, begin, 100 + 20 * self.dim)
         learner.fit(self.rng)
         coordinates = learner.surrogate.standardization
         points, values = learner.evaluations.stored()

@@ -231,7 +231,7 @@ class TrajectoryLearner(Learner):
             return None
         coordinates = self._coordinates(points, values)
         typical = self._typical_points(coordinates, rng)
-        high = values > values.max() - 2.0 * typical_depth(self.dim)
+        high = values > values.max() - 4.0 * typical_depth(self.dim)
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
         previous = self.surrogate if self.has_learnt else None
         try:

@@ -41,7 +41,7 @@ UNIFORMS = 5
 """Uniform random numbers that a move takes."""
 
 DIFFERENCES, JUMPS = 0.2, 0.5
-"""Share of differences among the moves, and of whole ones, which cross between modes, among these."""
+"""Share of differences among the moves, and of whole ones, which cross modes, among these."""
 
 HEATS = (8.0, 4.0, 2.0, 1.0, 0.0)
 

@@ -20,17 +20,20 @@ SEARCH_SHARE = 0.15
 BALL = 0.1
 """Standard deviation of the walkers around a mode, in unconstrained coordinates."""
 
-MUCH_LOWER = 10.0
+MUCH_LOWER = 4.0
 """Log density by which a mode is lower than the best one if no walker starts there."""
 
 LIVE_SHARES = (10, 20, 30, 40, 60, 80)
 """Evaluations in the budget for each live point, tried until the exploration comes to its end."""
 
 MIN_LIVE, MAX_LIVE, MAX_BATCH = 20, 2000, 50
+SEARCH_FOR_ONE = 400
+"""A search for a mode takes half of it at most."""
+
 N_DRAWS = 4000
 
-UNUSABLE = -1e10
-"""Log density that stands for -inf where a regression learns it."""
+UNUSABLY_LOWER = 1e4
+"""Log density below that of a mode that stands for all lower ones where a regression learns it."""
 
 
 def sample_smc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
@@ -205,18 +208,26 @@ def pocomc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
 def pyvbmc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
     """Draw from a variational mixture that is fitted with defaults, whatever the budget.
 
-    It starts at the best of the starts; the plausible region is the middle two thirds of the prior.
+    It starts at a mode; the plausible region is as wide as a third of the prior's middle two
+    thirds, and lies around the mode.
     """
     from pyvbmc import VBMC
 
-    def log_density(x):
-        return max(box.log_density(np.ravel(x)), UNUSABLE)
-
-    start = max(starts, key=log_density)
+    start = modes(box, starts[:1], SEARCH_FOR_ONE)[0]
+    lowest = box.log_density(start) - UNUSABLY_LOWER
     low, high = (box.from_unit_cube(np.full(box.dim, share)) for share in (1 / 6, 5 / 6))
-    options = {"display": "off", "show_tips": False}
+    margin = (high - low) / 6
     unbounded = np.full(box.dim, np.inf)
-    fit = VBMC(log_density, start, -unbounded, unbounded, low, high, options, seed=seed)
+    fit = VBMC(
+        lambda x: max(box.log_density(np.ravel(x)), lowest),
+        start,
+        -unbounded,
+        unbounded,
+        start - margin,
+        start + margin,
+        {"display": "off", "show_tips": False},
+        seed=seed,
+    )
     posterior, _ = fit.optimize()
     return posterior.sample(N_DRAWS)[0]
 

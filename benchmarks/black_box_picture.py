@@ -30,7 +30,7 @@ def picture(results: pd.DataFrame) -> Figure:
     n_columns = min(COLUMNS, len(targets))
     n_rows = -(-len(targets) // n_columns)
     figure = Figure(figsize=(3.0 * n_columns + 2.2, 2.7 * n_rows + 0.4), layout="constrained")
-    panels = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
+    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
     lines = {}
     for panel, target in zip(panels, targets, strict=False):
         for sampler, look in zip(samplers, _looks(samplers), strict=True):
@@ -68,5 +68,6 @@ def _label(panel, target):
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_yticks(np.array([0.01, 0.03, 0.1, 0.3, 1.0]))
+    panel.tick_params(labelbottom=True)
     panel.grid(alpha=0.3, linewidth=0.5)
     panel.spines[["top", "right"]].set_visible(False)

@@ -1,115 +1,102 @@
 """Error of the posterior against the number of all evaluations, from dispersed starts."""
 
 import logging
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
+from importlib.metadata import packages_distributions, version
+from itertools import product
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pymc as pm
-import pytensor.tensor as pt
 from pymc.blocking import DictToArrayBijection, RaveledVars
-from pytensor.compile.ops import wrap_py
 from scipy import stats
 
+from benchmarks.black_box_peers import PEERS, Peer
+from benchmarks.black_box_picture import picture
+from benchmarks.black_box_targets import (
+    DENSITIES,
+    MODELS,
+    black_box,
+    model_of,
+    starting_points,
+)
 from benchmarks.common import SEED, DrivenStep, heading, show, write
 from benchmarks.sampling import REFERENCE
-from pymc_kameleon import (
-    AdaptiveMetropolisStep,
-    GPSurrogate,
-    KameleonStep,
-    SurrogateHMCStep,
-    dispersed_starts,
-)
-from pymc_kameleon.demo import lynx_hare_model
-from pymc_kameleon.demo.command import plausible_starts
-from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring, Target
-from pymc_kameleon.targets.simulators import (
-    logistic_regression,
-    simulate_logistic_regression,
-    simulate_sir_epidemic,
-    sir_epidemic,
-)
+from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, KameleonStep, SurrogateHMCStep
 
-__all__ = ["SAMPLERS", "TARGETS", "add_arguments", "run"]
+__all__ = ["SAMPLERS", "TARGETS", "Step", "add_arguments", "run"]
 
-TARGETS: dict[str, Target | Callable[[], pm.Model]] = {
-    "banana-2": Banana(0.03, dim=2),
-    "banana-8": Banana(0.03, dim=8),
-    "twisted-banana-8": Banana(0.1, dim=8),
-    "ring-8": Ring(10.0, 1.0, dim=8),
-    "gaussian-20": CorrelatedGaussian(20),
-    "logistic": lambda: logistic_regression(simulate_logistic_regression(random_seed=SEED)),
-    "sir": lambda: sir_epidemic(simulate_sir_epidemic(random_seed=SEED)),
-    "lynx-hare": lynx_hare_model,
-}
-"""Name -> density with exact draws, or what makes a model, whose reference is a long chain."""
+TARGETS = [*DENSITIES, *MODELS]
 
-SAMPLERS: dict[str, Callable] = {
-    "SurrogateHMC": SurrogateHMCStep,
-    "Kameleon": partial(KameleonStep, steps_per_draw=1),
-    "Kameleon + GP": partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate()),
-    "AdaptiveMetropolis + GP": partial(
-        AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate()
+
+@dataclass(frozen=True)
+class Step:
+    """A step method, of which every chain gets its share of the budget.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the step; called inside a model.
+    tuning_share : float
+        Share of the evaluations that tune.
+    """
+
+    make: Callable
+    tuning_share: float = 0.4
+
+
+SAMPLERS: dict[str, Step | Peer] = {
+    "SurrogateHMC": Step(SurrogateHMCStep),
+    "Kameleon": Step(partial(KameleonStep, steps_per_draw=1)),
+    "Kameleon + GP": Step(partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate())),
+    "AdaptiveMetropolis + GP": Step(
+        partial(AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate())
     ),
-    REFERENCE: pm.DEMetropolisZ,
-}
+    REFERENCE: Step(pm.DEMetropolisZ),
+} | PEERS
 
-TUNING_SHARE = 0.4
 N_REFERENCE = 40_000
+"""Exact draws of a density."""
+
+REFERENCE_EVALUATIONS = {
+    "logistic": 200_000,
+    "sir": 40_000,
+    "supernova": 50_000,
+    "lynx-hare": 25_000,
+}
+"""Of each of four chains on a model, which take less than a minute."""
+
+N_KERNELS = 5000
 N_GRID = 400
+OWN = 0
+"""The budget of those that choose the number of evaluations themselves."""
+
+KEY = ["target", "sampler", "budget", "seed"]
+MEASURES = ["MMTV", "mean error", "log sd ratio"]
 
 
 def add_arguments(parser):
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
-    parser.add_argument("--budgets", nargs="+", type=int, default=[1000, 3000, 10_000])
+    parser.add_argument("--budgets", nargs="+", type=int, default=[300, 1000, 3000, 10_000, 30_000])
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
-
-
-@cache
-def model_of(name: str) -> pm.Model:
-    """A model whose likelihood is a black box where it could be compiled."""
-    target = TARGETS[name]
-    if not isinstance(target, Target):
-        return target()
-
-    @wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
-    def log_density(x):
-        return np.asarray(target.log_density(x[None])[0])
-
-    with pm.Model() as model:
-        pm.Potential("log_density", log_density(pm.Flat("x", shape=target.dim)))
-    return model
-
-
-def starting_points(name: str, chains: int, seed: int) -> list[np.ndarray]:
-    """Raveled unconstrained points that are not draws of the posterior."""
-    model, target = model_of(name), TARGETS[name]
-    if isinstance(target, Target):
-        scales = target.scales if isinstance(target, CorrelatedGaussian) else 1.0
-        normals = np.random.default_rng(SEED + seed).standard_normal((chains, target.dim))
-        return list(3.0 * scales * normals)
-    find = plausible_starts if name == "lynx-hare" else dispersed_starts
-    points = []
-    for start in find(model, chains, SEED + seed):
-        initial = pm.initial_point.make_initial_point_fn(model=model, overrides=start)(0)
-        points.append(DictToArrayBijection.map(initial).data)
-    return points
-
-
-@cache
-def reference_draws(name: str) -> np.ndarray:
-    """Draws of the posterior, shape (n, d), raveled and unconstrained."""
-    target = TARGETS[name]
-    if isinstance(target, Target):
-        return target.draw(N_REFERENCE, np.random.default_rng(SEED))
-    driven = DrivenStep(model_of(name), partial(AdaptiveMetropolisStep, steps_per_draw=20))
-    chains = []
-    for seed, start in enumerate(starting_points(name, 4, 99)):
-        n_draws = N_REFERENCE // 40
-        chains.append(chain(driven, start, seed, 10_000, 20 * n_draws)[0])
-    return np.concatenate(chains)
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="CSV",
+        help="results of earlier runs, which are kept and not measured again",
+    )
+    parser.add_argument(
+        "--picture", action="store_true", help="measure nothing, draw what --from holds"
+    )
 
 
 def chain(driven: DrivenStep, start, seed: int, tuning: int, budget: int) -> tuple[np.ndarray, int]:
@@ -132,9 +119,23 @@ def chain(driven: DrivenStep, start, seed: int, tuning: int, budget: int) -> tup
     return np.array(draws), n_evals
 
 
+@cache
+def reference_draws(name: str) -> np.ndarray:
+    """Draws of the posterior, shape (n, d), raveled and unconstrained."""
+    if name in DENSITIES:
+        return DENSITIES[name].draw(N_REFERENCE, np.random.default_rng(SEED))
+    driven = DrivenStep(model_of(name), partial(AdaptiveMetropolisStep, steps_per_draw=20))
+    chains = [
+        chain(driven, start, seed, 5000, REFERENCE_EVALUATIONS[name])[0]
+        for seed, start in enumerate(starting_points(name, 4, 99))
+    ]
+    return np.concatenate(chains)
+
+
 def marginal_total_variation(draws: np.ndarray, reference: np.ndarray) -> float:
     """Mean over coordinates of half the L1 distance of two kernel density estimates."""
     distances = []
+    reference = reference[:: max(len(reference) // N_KERNELS, 1)]
     for x, expected in zip(draws.T, reference.T, strict=True):
         low, high = np.quantile(expected, [0.0005, 0.9995])
         margin = 0.3 * (high - low)
@@ -142,53 +143,148 @@ def marginal_total_variation(draws: np.ndarray, reference: np.ndarray) -> float:
         if np.ptp(x) == 0.0:
             distances.append(1.0)
             continue
-        densities = [stats.gaussian_kde(sample)(grid) for sample in (x, expected[::8])]
+        densities = [stats.gaussian_kde(sample)(grid) for sample in (x, expected)]
         distances.append(0.5 * np.trapezoid(np.abs(densities[0] - densities[1]), grid))
     return float(np.mean(distances))
 
 
-def measure(name: str, sampler: str, budget: int, chains: int, seed: int) -> dict:
-    """Sample with a new step; error and evaluations."""
-    driven = DrivenStep(model_of(name), SAMPLERS[sampler])
-    tuning = round(TUNING_SHARE * budget / chains)
-    rest = budget // chains - tuning
+def errors(draws: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+    """`MEASURES`: of the marginals, of the means in standard deviations, of the logs of those."""
+    sd = reference.std(axis=0)
+    shifts = (draws.mean(axis=0) - reference.mean(axis=0)) / sd
+    with np.errstate(divide="ignore"):
+        log_ratios = np.log(draws.std(axis=0) / sd)
+    distances = [np.sqrt(np.mean(x**2)) for x in (shifts, log_ratios)]
+    values = [marginal_total_variation(draws, reference), *map(float, distances)]
+    return dict(zip(MEASURES, values, strict=True))
+
+
+def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
+    """Draws (n, d) of a chain from each start, and evaluations in all."""
+    driven = DrivenStep(model_of(name), step.make)
+    share = budget // len(starts)
+    tuning = round(step.tuning_share * share)
     results = [
-        chain(driven, start, 100 * seed + i, tuning, rest)
-        for i, start in enumerate(starting_points(name, chains, seed))
+        chain(driven, start, 100 * seed + i, tuning, share - tuning)
+        for i, start in enumerate(starts)
     ]
     shortest = min(len(draws) for draws, _ in results)
     draws = np.concatenate([draws[-shortest:] for draws, _ in results])
-    return {
-        "target": name,
-        "sampler": sampler,
-        "budget": budget,
-        "seed": seed,
-        "evaluations": sum(n for _, n in results),
-        "MMTV": marginal_total_variation(draws, reference_draws(name)),
-    }
+    return draws, sum(n for _, n in results)
+
+
+def measure(name: str, sampler: str, budget: int, chains: int, seed: int) -> dict:
+    """Sample once; errors and evaluations."""
+    method = SAMPLERS[sampler]
+    starts = starting_points(name, chains, seed)
+    if isinstance(method, Peer):
+        box = black_box(name)
+        box.n_evals = 0
+        draws, n_evals = method.draw(box, starts, budget, SEED + seed), box.n_evals
+    else:
+        draws, n_evals = draw_by_step(method, name, starts, budget, seed)
+    key = dict(zip(KEY, (name, sampler, budget, seed), strict=True))
+    return key | {"evaluations": n_evals} | errors(draws, reference_draws(name))
+
+
+def own_budget(sampler: str) -> bool:
+    """Whether a sampler chooses the number of evaluations itself."""
+    method = SAMPLERS[sampler]
+    return isinstance(method, Peer) and method.own_budget
+
+
+def installed(samplers: list[str]) -> list[str]:
+    """Samplers whose packages can be imported; print a line for each other one."""
+    found = []
+    for sampler in samplers:
+        method = SAMPLERS[sampler]
+        if isinstance(method, Step) or method.installed:
+            found.append(sampler)
+        else:
+            print(f"{sampler} is left out: {method.package} is not installed.")
+    return found
+
+
+def versions(samplers: list[str]) -> str:
+    """Say which versions the peers among the samplers have."""
+    methods = [SAMPLERS[sampler] for sampler in samplers]
+    packages = {method.package for method in methods if isinstance(method, Peer)} - {"pymc"}
+    distributions = packages_distributions()
+    names = sorted(distributions[package][0] for package in packages)
+    return ", ".join(f"{name} {version(name)}" for name in names)
+
+
+def read(paths: list[Path]) -> list[dict]:
+    """Rows of earlier results; of those with the same key, the first."""
+    if not paths:
+        return []
+    rows = pd.concat([pd.read_csv(path, comment="#") for path in paths])
+    return rows.drop_duplicates(KEY).to_dict("records")
+
+
+def table(rows: list[dict], name: str) -> list[dict]:
+    """Medians over seeds: MMTV at each budget, the other measures at the largest one."""
+    results = pd.DataFrame(rows)
+    lines = []
+    for sampler, found in results[results["target"] == name].groupby("sampler", sort=False):
+        medians = found.groupby("budget")[["evaluations", *MEASURES]].median()
+        line = {"sampler": sampler}
+        for budget, row in medians.iterrows():
+            line["own" if budget == OWN else str(budget)] = row["MMTV"]
+        last = medians.iloc[-1]
+        lines.append(line | {key: last[key] for key in ("evaluations", *MEASURES[1:])})
+    return lines
+
+
+def write_picture(rows: list[dict], folder: Path):
+    """Draw all rows."""
+    path = folder / "black_box.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(pd.DataFrame(rows)).savefig(path, dpi=150)
+    print(f"  {path}", flush=True)
 
 
 def run(arguments):
-    """Print the median error of each sampler at each budget."""
+    """Measure what is missing; print, write and draw the errors of each sampler."""
     logging.getLogger("pymc").setLevel(logging.ERROR)
+    rows = read(arguments.earlier)
+    if arguments.picture:
+        for name in dict.fromkeys(row["target"] for row in rows):
+            show(table(rows, name), name)
+        write_picture(rows, arguments.output)
+        return
+    samplers = installed(arguments.samplers)
     lines = heading(
         "Error against evaluations",
-        f"Mean marginal total variation to a long reference, median of {arguments.seeds} seeds, "
-        f"{arguments.chains} chains from dispersed starts. Every evaluation of all chains counts; "
-        f"{TUNING_SHARE:.0%} of them tune.",
+        f"Mean marginal total variation (MMTV) to a long reference, median of {arguments.seeds} "
+        f"seeds; {arguments.chains} chains from dispersed starts. Every evaluation of all chains "
+        "counts: starts, searches, tuning, burn-in. Not counted are runs that find how sample_smc "
+        "and nautilus use up a budget, and, on lynx-hare, the draws of the prior, 150 a chain, of "
+        "which the best is its start. At the largest budget also the error of "
+        "the means in standard deviations and the log ratio of those, root mean squares over "
+        "coordinates. own: budget that the sampler chooses.",
+        versions(samplers),
     )
-    rows = []
+    known = {tuple(row[key] for key in KEY) for row in rows}
     for name in arguments.targets:
-        table = []
-        for sampler in arguments.samplers:
-            line = {"sampler": sampler}
-            for budget in arguments.budgets:
-                found = [
-                    measure(name, sampler, budget, arguments.chains, seed)
-                    for seed in range(arguments.seeds)
-                ]
-                rows += found
-                line[str(budget)] = round(float(np.median([row["MMTV"] for row in found])), 3)
-            table.append(line)
-        show(table, name)
-    write(rows, lines, arguments.output / "black_box.csv")
+        for sampler in samplers:
+            budgets = [OWN] if own_budget(sampler) else arguments.budgets
+            for key in product([name], [sampler], budgets, range(arguments.seeds)):
+                if key not in known:
+                    rows += attempt(*key, arguments.chains)
+        show(table(rows, name), name)
+        write(rows, lines, arguments.output / "black_box.csv")
+    write_picture(rows, arguments.output)
+
+
+def attempt(name: str, sampler: str, budget: int, seed: int, chains: int) -> list[dict]:
+    """Measure, or print why a peer could not do it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [measure(name, sampler, budget, chains, seed)]
+    except Exception as error:
+        if isinstance(SAMPLERS[sampler], Step):
+            raise
+        print(f"{sampler} on {name}, budget {budget}, seed {seed}: {error}", flush=True)
+        return []

@@ -1,0 +1,73 @@
+"""Picture of errors against evaluations: a panel a target, a line a sampler."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+__all__ = ["picture"]
+
+OURS = "SurrogateHMC"
+COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Those of Okabe and Ito, which the colour-blind tell apart; vermilion is for `OURS`."""
+
+VERMILION = "#d55e00"
+STYLES = (("-", "o"), ("--", "s"), (":", "D"))
+COLUMNS = 4
+
+
+def picture(results: pd.DataFrame) -> Figure:
+    """Draw the median error over seeds against the median of all evaluations.
+
+    Parameters
+    ----------
+    results : DataFrame
+        A row a run: target, sampler, budget, evaluations, MMTV.
+    """
+    targets, samplers = results["target"].unique(), results["sampler"].unique()
+    keys = ["target", "sampler", "budget"]
+    medians = results.groupby(keys, sort=False)[["evaluations", "MMTV"]].median()
+    n_columns = min(COLUMNS, len(targets))
+    n_rows = -(-len(targets) // n_columns)
+    figure = Figure(figsize=(3.0 * n_columns + 2.2, 2.7 * n_rows + 0.4), layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
+    lines = {}
+    for panel, target in zip(panels, targets, strict=False):
+        for sampler, look in zip(samplers, _looks(samplers), strict=True):
+            if (target, sampler) in medians.index.droplevel("budget"):
+                line = medians.loc[target, sampler].sort_values("evaluations")
+                lines[sampler] = panel.plot(line["evaluations"], line["MMTV"], **look)[0]
+        _label(panel, target)
+    for panel in panels[len(targets) :]:
+        panel.set_visible(False)
+    figure.supxlabel("evaluations of the likelihood, all counted", fontsize="medium")
+    figure.supylabel("mean marginal total variation", fontsize="medium")
+    names = [name for name in samplers if name in lines]
+    figure.legend([lines[n] for n in names], names, loc="outside right upper", frameon=False)
+    return figure
+
+
+def _looks(samplers):
+    looks, others = [], 0
+    for name in samplers:
+        if name == OURS:
+            looks.append({"color": VERMILION, "linewidth": 3.0, "marker": "o", "zorder": 3})
+            continue
+        style, marker = STYLES[others // len(COLOURS) % len(STYLES)]
+        colour = COLOURS[others % len(COLOURS)]
+        looks.append(
+            {"color": colour, "linewidth": 1.0, "ls": style, "marker": marker, "markersize": 3.5}
+        )
+        others += 1
+    return looks
+
+
+def _label(panel, target):
+    panel.set(xscale="log", yscale="log", title=target)
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_yticks(np.array([0.01, 0.03, 0.1, 0.3, 1.0]))
+    panel.tick_params(labelbottom=True)
+    panel.grid(alpha=0.3, linewidth=0.5)
+    panel.spines[["top", "right"]].set_visible(False)

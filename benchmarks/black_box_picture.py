@@ -26,7 +26,7 @@ def picture(results: pd.DataFrame) -> Figure:
     """
     targets, samplers = results["target"].unique(), results["sampler"].unique()
     keys = ["target", "sampler", "budget"]
-    medians = results.groupby(keys, sort=False)[["evaluations", "MMTV"]].median()
+    medians = results.groupby(keys)[["evaluations", "MMTV"]].median()
     n_columns = min(COLUMNS, len(targets))
     n_rows = -(-len(targets) // n_columns)
     figure = Figure(figsize=(3.0 * n_columns + 2.2, 2.7 * n_rows + 0.4), layout="constrained")

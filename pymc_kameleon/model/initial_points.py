@@ -121,14 +121,12 @@ def prior_draws(model: pm.Model, names: Sequence[str], n: int, seed: int) -> np.
         row = np.concatenate([np.ravel(drawn[name]) for name in names])
         if np.all(np.isfinite(row)):
             rows.append(row)
-    if search.undrawable is not None:
-        undrawable = {
-            value.name
-            for value, is_one in zip(search.values, search.undrawable, strict=True)
-            if is_one
-        }
-        if undrawable & {*names}:
-            rows = []
+    undrawable = search.undrawable or [False] * len(search.values)
+    if any(
+        fails and value.name in names
+        for fails, value in zip(undrawable, search.values, strict=True)
+    ):
+        rows = []
     return np.array(rows)
 
 

@@ -163,7 +163,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     @property
     def _n_prior_points(self):
-        return 6 + 50 // self.dim
+        return min(30, 6 + 100 // self.dim**2)
 
     def _transitions_to_tune(self):
         return 400 + 50 * self.dim

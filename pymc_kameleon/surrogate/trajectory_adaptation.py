@@ -59,7 +59,7 @@ TRUSTED, HOPELESS = 0.3, 0.05
 FLAT = -1e-4
 """Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
 
-BALL = 2.0
+BALL = 1.3
 """Trajectories stay within this times the distance of the furthest evaluation that was not very
 low."""
 
@@ -123,6 +123,7 @@ class TrajectoryState(LearnerState):
     population: Annotated[np.ndarray, floats("d", "population")]
     difference_share: float
     acceptance: float
+    n_fitted: int
     next_update: int
 
 
@@ -146,6 +147,7 @@ class TrajectoryLearner(Learner):
         self.difference_share = 0.5
         self.acceptance = math.nan
         self.next_update = 5 * (dim + 2)
+        self.n_fitted = 0
         self.wanted = ()
         self._no_differences = no_differences(dim)
 
@@ -213,9 +215,10 @@ class TrajectoryLearner(Learner):
         return coordinates.location + candidates[chosen] @ coordinates.factor.T
 
     def end_tuning(self, position, rng):  # noqa: D102
-        if not self.has_learnt and self.evaluations.count[0] > 2 * (self.dim + 1):
-            self.fit(rng)
         self._judge()
+        enough = self.n_fitted + 1 if self.has_learnt else 2 * (self.dim + 1)
+        if self.evaluations.count[0] > enough:
+            self.fit(rng)
         self.integrator.hot_share[0] = 0.0
 
     def fit(self, rng: np.random.Generator) -> Uncertainty | None:
@@ -231,7 +234,7 @@ class TrajectoryLearner(Learner):
             return None
         coordinates = self._coordinates(points, values)
         typical = self._typical_points(coordinates, rng)
-        high = values > values.max() - 4.0 * typical_depth(self.dim)
+        high = values > values.max() - 2.0 * typical_depth(self.dim)
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
         previous = self.surrogate if self.has_learnt else None
         try:
@@ -248,7 +251,7 @@ class TrajectoryLearner(Learner):
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
-        self.annealed = annealed
+        self.annealed, self.n_fitted = annealed, int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.surrogate, self.integrator, self.differences = surrogate, integrator, typical
         self._judge()

@@ -21,8 +21,8 @@ import numpy as np
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.coordinates import standardize
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times
-from pymc_kameleon.mcmc.moves import ACCEPT, N_UNIFORMS, NOISE, PICK
+from pymc_kameleon.mcmc.linalg import add_into, copy_into, dot, factor_times
+from pymc_kameleon.mcmc.moves import ACCEPT, N_UNIFORMS, PICK
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.surrogate.regression import Regression, regression_value
@@ -37,11 +37,12 @@ __all__ = ["MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "temperatures"]
 MOVES = 8
 """Largest number of moves on the surrogate between two evaluations."""
 
-UNIFORMS = 5
-"""Uniform random numbers that a move takes."""
+DIFFERENCES, JUMPS, TRIES = 0.25, 0.7, 12
+"""Share of the moves that add differences of two points, share of whole ones among these, which
+cross between modes, and how many are tried in such a move."""
 
-DIFFERENCES, JUMPS = 0.2, 0.5
-"""Share of differences among the moves, and of whole ones, which cross modes, among these."""
+UNIFORMS = 1 + 4 * TRIES
+"""Uniform random numbers that a move takes."""
 
 HEATS = (8.0, 4.0, 2.0, 1.0, 0.0)
 
@@ -63,23 +64,22 @@ class SurrogateTransition(NamedTuple):
 
 
 @jit
-def _move_by_difference(surrogate, points, radius, temperature, u, value, normals, uniforms):
+def _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms):
     dim, n = points.shape
-    i, j = int(uniforms[1] * n), int(uniforms[2] * (n - 1))
-    if j >= i:
-        j += 1
-    scale = 1.0 if uniforms[3] < JUMPS else 2.38 / math.sqrt(2.0 * dim)
     moved = np.empty(dim)
-    for k in range(dim):
-        moved[k] = u[k] + scale * (points[k, i] - points[k, j]) + NOISE * normals[k]
-    if not dot(moved, moved, dim) <= radius * radius:
-        return value
-    end = regression_value(surrogate, moved)
-    if not uniforms[4] < probability((end - value) / temperature):
-        return value
-    for k in range(dim):
-        u[k] = moved[k]
-    return end
+    for t in range(TRIES):
+        i, j = int(uniforms[4 * t] * n), int(uniforms[4 * t + 1] * (n - 1))
+        if j >= i:
+            j += 1
+        scale = 1.0 if uniforms[4 * t + 2] < JUMPS else 2.38 / math.sqrt(2.0 * dim)
+        for k in range(dim):
+            moved[k] = u[k] + scale * (points[k, i] - points[k, j])
+        if dot(moved, moved, dim) <= radius * radius:
+            end = regression_value(surrogate, moved)
+            if uniforms[4 * t + 3] < probability((end - value) / temperature):
+                copy_into(moved, u)
+                value = end
+    return value
 
 
 @jit
@@ -87,9 +87,7 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
     """Move `u` (d,) in place so that exp(s / T) stays invariant; return s of where it is."""
     if uniforms[0] < DIFFERENCES and points.shape[1] > 1:
         radius = integrator.radius[0]
-        return _move_by_difference(
-            surrogate, points, radius, temperature, u, value, normals, uniforms
-        )
+        return _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms[1:])
     return move_by_trajectory(surrogate, integrator, temperature, u, value, normals, uniforms[1:])
 
 

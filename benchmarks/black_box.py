@@ -42,7 +42,8 @@ class Step:
     make : callable
         Makes the step; called inside a model.
     tuning_share : float
-        Share of the evaluations that tune.
+        Largest share of the evaluations that tune; less where the step's own `default_tune_steps`
+        are fewer.
     """
 
     make: Callable
@@ -50,7 +51,7 @@ class Step:
 
 
 SAMPLERS: dict[str, Step | Peer] = {
-    "SurrogateHMC": Step(SurrogateHMCStep),
+    "SurrogateHMC": Step(SurrogateHMCStep, tuning_share=0.6),
     "Kameleon": Step(partial(KameleonStep, steps_per_draw=1)),
     "Kameleon + GP": Step(partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate())),
     "AdaptiveMetropolis + GP": Step(
@@ -64,11 +65,11 @@ N_REFERENCE = 40_000
 
 REFERENCE_EVALUATIONS = {
     "logistic": 200_000,
-    "sir": 40_000,
-    "supernova": 50_000,
-    "lynx-hare": 25_000,
+    "sir": 150_000,
+    "supernova": 250_000,
+    "lynx-hare": 120_000,
 }
-"""Of each of four chains on a model, which take less than a minute."""
+"""Of each of four chains on a model, which take one to four minutes."""
 
 N_KERNELS = 5000
 N_GRID = 400
@@ -163,7 +164,7 @@ def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
     """Draws (n, d) of a chain from each start, and evaluations in all."""
     driven = DrivenStep(model_of(name), step.make)
     share = budget // len(starts)
-    tuning = round(step.tuning_share * share)
+    tuning = min(round(step.tuning_share * share), driven.step.default_tune_steps)
     results = [
         chain(driven, start, 100 * seed + i, tuning, share - tuning)
         for i, start in enumerate(starts)

@@ -14,7 +14,7 @@ from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate.regression import predicted_at
-from pymc_kameleon.surrogate.trajectory_adaptation import HOPELESS, TrajectoryAdaptation
+from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation
 from pymc_kameleon.validation import checked_choice
 
 __all__ = ["SurrogateHMCStep"]
@@ -235,14 +235,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         return super()._learnt_statistics(n_evals) | {"surrogate_error": error}
 
     def _complaint_of_acceptance(self):
-        acceptance = self.learner.acceptance
-        if not acceptance < HOPELESS:
+        learner = self.learner
+        if learner.follows:
             return None
         return (
             WarningType.BAD_ACCEPTANCE,
-            f"Trajectories of {', '.join(self.target.names)} on the surrogate are accepted "
-            f"with probability {acceptance:.3f}: it does not follow the log density, so "
-            "difference moves do most of the work. Tune longer "
+            f"Trajectories of {', '.join(self.target.names)} on the surrogate were accepted with "
+            f"probability {learner.acceptance:.3f} at the end of tuning: it does not follow the "
+            "log density, so difference moves do most of the work. Tune longer "
             f"(tune={2 * self.default_tune_steps}); if that does not help, the log density is "
             "not smooth enough: take KameleonStep.",
         )

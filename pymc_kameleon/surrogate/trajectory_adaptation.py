@@ -34,7 +34,14 @@ from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     new_integrator,
 )
-from pymc_kameleon.surrogate.transition import MOVES, UNIFORMS, SurrogateTransition, anneal
+from pymc_kameleon.surrogate.transition import (
+    COLD,
+    HOT,
+    MOVES,
+    UNIFORMS,
+    SurrogateTransition,
+    anneal,
+)
 from pymc_kameleon.validation import checked_integer
 
 __all__ = ["TrajectoryAdaptation", "TrajectoryLearner"]
@@ -47,14 +54,18 @@ N_HISTORY = 1000
 N_EVALUATIONS = 6000
 N_TYPICAL = 200
 
-DIFFERENCE_SHARE = 0.2
-"""Share of difference moves, which need no surrogate, where trajectories are trusted."""
+FEW, MOST = 0.2, 0.8
+"""Shares of difference moves, which need no surrogate, where trajectories take the chain further
+and where they do not."""
+
+LEAST_MADE = 10
+"""Moves of a kind from which there is something to judge."""
 
 HOT_SHARE = 0.25
 """Share of hotter trajectories while tuning, so that tails are known before they matter."""
 
-TRUSTED, HOPELESS = 0.3, 0.05
-"""Acceptance of trajectories above which they make most moves, and below which they make few."""
+HOPELESS = 0.05
+"""Acceptance of trajectories below which the surrogate says nothing of where the chain will be."""
 
 FLAT = -1e-4
 """Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
@@ -75,17 +86,37 @@ below so large a standard deviation there is nothing to learn."""
 
 
 class TrajectoryObserver(NamedTuple):
-    """Records the history; counts trajectories and sums their acceptances, in `outcome` (2,)."""
+    """Records the history, and how far trajectories and differences move the chain.
+
+    Attributes
+    ----------
+    history : History
+    outcome : array, shape (2, 3)
+        Of trajectories and of differences: how many, sum of their acceptance probabilities, and of
+        the squared distances that the chain moved.
+    scales : array, shape (d,)
+        Standard deviations, the units of these distances.
+    last : array, shape (d,)
+        Where the chain was before.
+    """
 
     history: History
     outcome: np.ndarray
+    scales: np.ndarray
+    last: np.ndarray
 
 
 def _observe(observer, position, acceptance, index):
     record(observer.history, position)
-    if index >= 0:
-        observer.outcome[0] += 1.0
-        observer.outcome[1] += acceptance
+    distance = 0.0
+    for k in range(position.size):
+        distance += ((position[k] - observer.last[k]) / observer.scales[k]) ** 2
+        observer.last[k] = position[k]
+    if index != HOT:
+        outcome = observer.outcome[0 if index == COLD else 1]
+        outcome[0] += 1.0
+        outcome[1] += acceptance
+        outcome[2] += distance
 
 
 observe.register(TrajectoryObserver, _observe)
@@ -107,7 +138,7 @@ class TrajectoryAdaptation(Adaptation):
         self.options = {"max_centers": self.max_centers}
 
     def start(self, position, rng, warm, target_accept):  # noqa: D102
-        return TrajectoryLearner(self, position.size, target_accept)
+        return TrajectoryLearner(self, position, target_accept)
 
 
 @dataclass_state
@@ -118,7 +149,8 @@ class TrajectoryState(LearnerState):
     evaluations: Evaluations
     surrogate: Regression
     integrator: Integrator
-    outcome: Annotated[np.ndarray, floats(2)]
+    outcome: Annotated[np.ndarray, floats(2, 3)]
+    last: Annotated[np.ndarray, floats("d")]
     differences: Annotated[np.ndarray, floats("d", "differences")]
     population: Annotated[np.ndarray, floats("d", "population")]
     difference_share: float
@@ -132,7 +164,8 @@ class TrajectoryLearner(Learner):
 
     _state_class = TrajectoryState
 
-    def __init__(self, choices: TrajectoryAdaptation, dim: int, target_accept: float):
+    def __init__(self, choices: TrajectoryAdaptation, position: np.ndarray, target_accept: float):
+        dim = position.size
         super().__init__(dim)
         self.choices, self.target_accept = choices, target_accept
         self.history = new_history(N_HISTORY, dim)
@@ -140,7 +173,7 @@ class TrajectoryLearner(Learner):
         self.surrogate = no_regression(dim)
         self.integrator = new_integrator(dim)
         self.integrator.hot_share[0] = HOT_SHARE
-        self.outcome = np.zeros(2)
+        self.outcome, self.last = np.zeros((2, 3)), position.copy()
         self.population = np.zeros((dim, 0))
         self.differences = np.zeros((dim, 0))
         self.n_more_normals, self.n_more_uniforms = (MOVES - 1) * dim, MOVES * UNIFORMS
@@ -163,7 +196,8 @@ class TrajectoryLearner(Learner):
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def observer(self):  # noqa: D102
-        return TrajectoryObserver(self.history, self.outcome)
+        scales = np.sqrt(np.sum(self.surrogate.standardization.factor**2, axis=1))
+        return TrajectoryObserver(self.history, self.outcome, scales, self.last)
 
     def evaluation_record(self, learns):  # noqa: D102
         self.evaluations.learns[0] = learns
@@ -258,14 +292,13 @@ class TrajectoryLearner(Learner):
         return uncertainty
 
     def _judge(self):
-        """Let trajectories make the more moves, the better those since the last fit fared."""
-        made, accepted = self.outcome
-        if made >= 10:
-            self.acceptance = accepted / made
-            if self.acceptance >= TRUSTED:
-                self.difference_share = DIFFERENCE_SHARE
-            else:
-                self.difference_share = 0.5 if self.acceptance >= HOPELESS else 0.8
+        """Let those moves be the more that took the chain further since the last fit."""
+        made, accepted, distance = self.outcome.T
+        if made[0] >= LEAST_MADE:
+            self.acceptance = accepted[0] / made[0]
+        if np.all(made >= LEAST_MADE):
+            means = distance / made
+            self.difference_share = FEW if means[0] > means[1] else MOST
             self.outcome[:] = 0.0
 
     def _past(self):
@@ -294,6 +327,11 @@ class TrajectoryLearner(Learner):
     @property
     def has_learnt(self):  # noqa: D102
         return self.differences.shape[1] > 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether trajectories take the chain further than differences, as far as is known."""
+        return self.difference_share < MOST and not self.acceptance < HOPELESS
 
     def normal(self):  # noqa: D102
         return self.surrogate.standardization if self.has_learnt else None

@@ -32,7 +32,10 @@ from pymc_kameleon.surrogate.trajectory import (
     tuned_integrator,
 )
 
-__all__ = ["MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "temperatures"]
+__all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "temperatures"]
+
+COLD, HOT = 0, 1
+"""Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
 
 MOVES = 8
 """Largest number of moves on the surrogate between two evaluations."""
@@ -96,7 +99,7 @@ def _propose(proposal, chain, normals, uniforms):
     u = np.empty(dim)
     standardize(surrogate.standardization, chain.position, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
-        return -np.inf, 0
+        return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
     temperature = 1.0 + 2.0 / math.sqrt(dim) if is_hot else 1.0
     start = value = regression_value(surrogate, u)
@@ -112,7 +115,7 @@ def _propose(proposal, chain, normals, uniforms):
             normals[m * dim : (m + 1) * dim],
             uniforms[first : first + UNIFORMS],
         )
-    index = -1 if is_hot else 0
+    index = HOT if is_hot else COLD
     if value == start:  # no move was made
         return -np.inf, index
     factor_times(surrogate.standardization.factor, u, chain.proposal)

@@ -164,7 +164,8 @@ def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
     """Draws (n, d) of a chain from each start, and evaluations in all."""
     driven = DrivenStep(model_of(name), step.make)
     share = budget // len(starts)
-    tuning = min(round(step.tuning_share * share), driven.step.default_tune_steps)
+    most = driven.step.default_tune_steps or share
+    tuning = min(round(step.tuning_share * share), most)
     results = [
         chain(driven, start, 100 * seed + i, tuning, share - tuning)
         for i, start in enumerate(starts)

@@ -283,7 +283,7 @@ def fit_regression(
     u = standardization.whiten(points)
     finite = np.isfinite(values)
     depth = values[finite].max() - values[finite]
-    mean = fit_confining_mean(u[:, finite], values[finite], 1.0 / (1.0 + depth / dim))
+    mean = fit_confining_mean(u[:, finite], values[finite], 1.0 / (1.0 + depth / dim) ** 2)
     prior = np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
     residuals, noise = misfits(values, prior, dim)
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)

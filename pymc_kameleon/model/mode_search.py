@@ -10,7 +10,7 @@ __all__ = ["search_mode"]
 ENOUGH = 0.5
 """A gain of the log density in `PATIENCE` evaluations a dimension below which the search ends."""
 
-PATIENCE = 3
+PATIENCE = 2
 
 
 class _Found(Exception):
@@ -38,7 +38,7 @@ def search_mode(
 
     def negative(x):
         nonlocal best, lowest, since, count
-        if count >= max_evaluations or since > PATIENCE * start.size + 10:
+        if count >= max_evaluations or since > PATIENCE * start.size + 8:
             raise _Found
         value, count = log_density(x), count + 1
         if value > best + ENOUGH:

@@ -128,7 +128,7 @@ STEPS = {
     "surrogate_hmc": dataclasses.replace(
         _metropolis_hastings(SurrogateHMCStep, {}, max_centers=100, start="here"),
         different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
-        columns=("Acceptance", "Step size", "Leapfrog", "Eval"),
+        columns=("Acceptance", "Step size", "Surrogate error", "Calls made"),
     ),
     "riemannian": _latent(
         RiemannianHMCStep,

@@ -7,14 +7,18 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from models import begin, drive
+from pytensor.compile.ops import wrap_py
+from scipy.special import logsumexp
 
 from pymc_kameleon import SurrogateHMCStep
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.proposals import propose
+from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.surrogate import trajectory, transition
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
+from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.regression import (
     fit_regression,
     misfits,
@@ -262,6 +266,44 @@ def test_exact_draws_stay_exact_beside_a_region_without_density():
     assert min(found.values()) > BOUND, found
 
 
+class TwoModes:
+    """Two Gaussians in the plane, nine standard deviations apart."""
+
+    dim = 2
+    means, sds, weights = np.array([[-3.0, -3.0], [4.0, 3.0]]), np.array([1.0, 0.7]), (0.7, 0.3)
+
+    def log_density(self, x):
+        squared = np.sum((x[:, None] - self.means) ** 2, axis=2) / self.sds**2
+        return logsumexp(-0.5 * squared - 2 * np.log(self.sds), axis=1, b=self.weights)
+
+    def draw(self, n, rng):
+        mode = (rng.random(n) < self.weights[1]).astype(int)
+        return self.means[mode] + self.sds[mode, None] * rng.standard_normal((n, 2))
+
+    def model(self):
+        """A posterior with a prior that is divided out of the likelihood."""
+        with pm.Model() as model:
+            x = pm.Normal("x", 0.0, 5.0, shape=2)
+            squared = pt.sum((x - self.means) ** 2, axis=1) / self.sds**2
+            log_density = -0.5 * squared - 2 * np.log(self.sds) + np.log(self.weights)
+            pm.Potential("y", pt.logsumexp(log_density) + 0.5 * pt.sum(x**2) / 25.0)
+        return model
+
+    def quantile_statistic(self, x):
+        return np.sum(x**2, axis=1)
+
+
+@pytest.mark.slow
+def test_exact_draws_of_two_modes_stay_exact_and_cross():
+    found, step = p_values(TwoModes(), steps_per_draw=4)
+    assert min(found.values()) > BOUND, found
+    point, sides = {"x": TwoModes.means[0]}, []
+    for _ in range(400):
+        point, _ = step.step(point)
+        sides.append(point["x"][0] > 0.5)
+    assert np.sum(np.diff(sides)) > 20
+
+
 def _without_surrogate(proposal, chain, normals, uniforms):
     log_ratio, index = transition._propose(proposal, chain, normals, uniforms)
     return (0.0 if log_ratio > -np.inf else log_ratio), index
@@ -277,6 +319,41 @@ def test_a_ratio_without_the_surrogate_is_caught():
     finally:
         propose.register(transition.SurrogateTransition, transition._propose)
     assert min(found.values()) < BOUND, found
+
+
+# modes --------------------------------------------------------------------------------------------
+
+
+def test_a_curved_mode_is_one_and_two_are_two():
+    for target, n_modes in ((Ring(4.0, 1.0, dim=2), 1), (BANANA, 1), (TwoModes(), 2)):
+        regression, points, _ = fitted(target, n=300)
+        u = regression.standardization.whiten(points)
+        modes = find_modes(regression, u)
+        assert modes.max() == n_modes - 1, target
+    in_second = points[:, 0] > 0.5
+    assert np.all(in_second[modes == 1]) and not np.any(in_second[modes == 0])
+    nearest = [nearest_mode(u, modes, column) for column in u.T]
+    np.testing.assert_array_equal(nearest, in_second)
+
+
+@pytest.mark.slow
+def test_each_chain_finds_both_modes_and_their_weights():
+    """Share of the second within 5 standard errors: null probability 6e-7 for each chain."""
+    target = TwoModes()
+    step = SurrogateHMCStep(model=target.model())
+    for seed in range(3):
+        begin(step, seed, tune=500)
+        _, _, point = drive(step, target.model().initial_point(), 500, tune=500)
+        step.stop_tuning()
+        sides, told = [], []
+        for _ in range(1500):
+            point, (statistics,) = step.step(point)
+            sides.append(float(point["x"][0] > 0.5))
+            told.append(statistics["mode"])
+        sides = np.array(sides)
+        error = np.sqrt(0.21 / float(az.ess(sides[None])))
+        assert abs(sides.mean() - 0.3) < 5 * error < 0.25
+        np.testing.assert_array_equal(told, sides)
 
 
 # the search ---------------------------------------------------------------------------------------
@@ -306,6 +383,29 @@ def test_search_goes_round_where_there_is_no_density():
 
     search_mode(log_density, np.array([3.0, 3.0]), 200)
     assert max(values) > -0.5
+
+
+def test_draws_from_the_prior_do_not_evaluate_the_likelihood():
+    calls = []
+
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
+    def likelihood(x):
+        calls.append(x)
+        return np.asarray(-np.sum(x**2))
+
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 2.0)
+        x = pm.Normal("x", 10.0, 3.0, shape=2)
+        pm.Flat("flat")
+        pm.Potential("y", likelihood(scale * x))
+    found = prior_draws(model, ["x", "scale_log__"], 400, seed=1)
+    assert not calls
+    assert found.shape == (400, 3)
+    again = prior_draws(model, ["x", "scale_log__"], 400, seed=1)
+    np.testing.assert_array_equal(found, again)
+    assert np.all(np.abs(found.mean(axis=0)[:2] - 10.0) < 5 * 3 / np.sqrt(400))
+    assert abs(np.mean(np.exp(found[:, 2])) - 2 * np.sqrt(2 / np.pi)) < 5 * 1.21 / np.sqrt(400)
+    assert len(prior_draws(model, ["flat"], 3, seed=1)) == 0
 
 
 # the step -----------------------------------------------------------------------------------------
@@ -338,6 +438,26 @@ def test_nothing_is_learnt_after_tuning():
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)
     assert after.integrator.hot_share[0] == 0.0
+
+
+def test_the_last_fit_knows_all_evaluations():
+    step = SurrogateHMCStep(model=BANANA.model())
+    begin(step, 2, tune=90)
+    drive(step, BANANA.model().initial_point(), 90, tune=90)
+    step.stop_tuning()
+    assert step.learner.n_fitted == step.learner.evaluations.count[0] > 90
+
+
+def test_differences_make_most_moves_where_they_take_the_chain_further():
+    learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
+    shares = []
+    for outcome in ([[50, 40, 80.0], [50, 10, 30.0]], [[50, 2, 5.0], [50, 10, 30.0]]):
+        learner.outcome[:] = outcome
+        learner._judge()
+        shares.append(learner.difference_share)
+        assert np.all(learner.outcome == 0)
+    assert shares == [0.2, 0.8]
+    assert not learner.follows
 
 
 def test_few_evaluations_are_enough_for_a_curved_posterior():

@@ -42,9 +42,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     ::
 
         tuning: climb towards the mode, then in turns trajectories, evaluations and new fits of s
-        n ~ N(0, M);  (x*, n*) = leapfrog of H = -s(x) + n' M^-1 n / 2
+        x* = x after up to 8 moves that leave exp(s) invariant: Hamiltonian trajectories, and
+            differences of two draws from exp(s), which cross between modes
         evaluate the log density at x*
-        accept with probability min(1, p(x*) exp(K(n) - K(n*)) / p(x))
+        accept with probability min(1, p(x*) exp(s(x)) / (p(x) exp(s(x*))))
         with a small probability: a difference of two points of the history instead
 
     Parameters
@@ -57,8 +58,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         Acceptance on the surrogate that the step size is chosen for. That of the chain is lower by
         the surrogate's error.
     start : "optimize" or "here"
-        How tuning begins: with a search for the mode, without derivatives, from where the chain
-        starts, then a random point around it; or where the chain starts.
+        How tuning begins: with some draws from the prior, a search for the mode without derivatives
+        from where the chain starts (from the best of them, if that is the model's default start),
+        then a random point around the mode; or where the chain starts.
     steps_per_draw : int
         Transitions a draw, each of one evaluation at most.
     %(disperse)s
@@ -76,17 +78,21 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (the step size),
     `n_evals`, `n_nonfinite`, `n_transitions`, as for `KameleonStep`; `n_leapfrog` (steps on the
     surrogate), `n_centers`, `surrogate_error` (log density minus surrogate where the model was last
-    evaluated; NaN if it was not).
+    evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the draw is nearest
+    to, the largest is 0; NaN while tuning), `calls_made` (evaluations of the chain so far).
 
     After tuning surrogate, mass matrix, step size and length stand still, so the target is exactly
     invariant whatever the surrogate is; a poor one is rejected often, and a warning says so. A
     surrogate learns no jumps: where the log density is not smooth, take `KameleonStep`. A chain
-    does not change between modes that are far apart.
+    changes between all modes that its evaluations have come near; some draws from the prior are
+    evaluated for that, but in many dimensions they need not come near all.
 
     References
     ----------
     .. [1] C. E. Rasmussen, "Gaussian processes to speed up hybrid Monte Carlo for expensive
        Bayesian integrals", Bayesian Statistics 7, 2003.
+    .. [2] J. S. Liu, "Monte Carlo Strategies in Scientific Computing", section 9.4.3, 2001:
+       surrogate transitions.
 
     Examples
     --------
@@ -99,6 +105,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         "n_leapfrog": (np.float64, []),
         "n_centers": (np.float64, []),
         "surrogate_error": (np.float64, []),
+        "mode": (np.float64, []),
+        "calls_made": (np.float64, []),
     }
 
     def __init__(
@@ -232,7 +240,12 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if n_evals and self.learner.has_learnt:
             value = chain.proposed_value[:N_TERMS].sum()
             error = value - predicted_at(self.learner.surrogate, chain.proposal)
-        return super()._learnt_statistics(n_evals) | {"surrogate_error": error}
+        self.report.calls_made += n_evals
+        return super()._learnt_statistics(n_evals) | {
+            "surrogate_error": error,
+            "mode": self.learner.mode_of(chain.position),
+            "calls_made": float(self.report.calls_made),
+        }
 
     def _complaint_of_acceptance(self):
         learner = self.learner
@@ -263,6 +276,6 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         return {
             "accept": ("Acceptance", "0.2f"),
             "scaling": ("Step size", "0.3g"),
-            "n_leapfrog": ("Leapfrog", "0.0f"),
-            "n_evals": ("Evals/draw", "0.0f"),
+            "surrogate_error": ("Surrogate error", "0.2f"),
+            "calls_made": ("Calls made", "0.0f"),
         }

@@ -17,10 +17,11 @@ from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
-from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.moves import differences_of, no_differences
 from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
+from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.regression import (
     Regression,
     Uncertainty,
@@ -153,6 +154,7 @@ class TrajectoryState(LearnerState):
     last: Annotated[np.ndarray, floats("d")]
     differences: Annotated[np.ndarray, floats("d", "differences")]
     population: Annotated[np.ndarray, floats("d", "population")]
+    modes: Annotated[np.ndarray, integers("population")]
     difference_share: float
     acceptance: float
     n_fitted: int
@@ -174,7 +176,7 @@ class TrajectoryLearner(Learner):
         self.integrator = new_integrator(dim)
         self.integrator.hot_share[0] = HOT_SHARE
         self.outcome, self.last = np.zeros((2, 3)), position.copy()
-        self.population = np.zeros((dim, 0))
+        self.population, self.modes = np.zeros((dim, 0)), np.zeros(0, dtype=np.int64)
         self.differences = np.zeros((dim, 0))
         self.n_more_normals, self.n_more_uniforms = (MOVES - 1) * dim, MOVES * UNIFORMS
         self.difference_share = 0.5
@@ -253,6 +255,8 @@ class TrajectoryLearner(Learner):
         enough = self.n_fitted + 1 if self.has_learnt else 2 * (self.dim + 1)
         if self.evaluations.count[0] > enough:
             self.fit(rng)
+        if self.has_learnt:
+            self.modes = find_modes(self.surrogate, self.population)
         self.integrator.hot_share[0] = 0.0
 
     def fit(self, rng: np.random.Generator) -> Uncertainty | None:
@@ -287,6 +291,7 @@ class TrajectoryLearner(Learner):
             return None
         self.annealed, self.n_fitted = annealed, int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
+        self.modes = np.full(N_TYPICAL, -1)
         self.surrogate, self.integrator, self.differences = surrogate, integrator, typical
         self._judge()
         return uncertainty
@@ -327,6 +332,13 @@ class TrajectoryLearner(Learner):
     @property
     def has_learnt(self):  # noqa: D102
         return self.differences.shape[1] > 0
+
+    def mode_of(self, position: np.ndarray) -> float:
+        """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""
+        if not np.any(self.modes >= 0):
+            return math.nan
+        u = self.surrogate.standardization.whiten(position[None])[:, 0]
+        return float(nearest_mode(self.population, self.modes, u))
 
     @property
     def follows(self) -> bool:

@@ -215,19 +215,19 @@ def typical_depth(dim: int) -> float:
 
 
 def compressed(depth: np.ndarray, typical: float) -> np.ndarray:
-    """Depths below the largest value, logarithmic beyond that of the typical set.
+    """Depths below the largest value, bent beyond that of the typical set towards twice that.
 
-    They say "very low", as -inf and NaN do, and how low changes no decision.
+    They say "very low", as -inf and NaN do; how low changes no decision.
     """
-    excess = np.clip(depth - typical, 0.0, 20.0 * typical)
-    return np.minimum(depth, typical) + typical * np.log1p(excess / typical)
+    excess = np.maximum(depth - typical, 0.0) / typical
+    return np.minimum(depth, typical) + typical * -np.expm1(-excess)
 
 
 def misfits(values: np.ndarray, prior: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Return what the radial basis functions are to add to the prior mean, and how closely.
 
-    Nothing where value and prior mean are both far below the typical set; the compressed difference
-    where only one of them is.
+    The difference of the compressed value; but where that is far below the typical set, and the
+    prior mean further, nothing.
 
     Parameters
     ----------
@@ -243,8 +243,9 @@ def misfits(values: np.ndarray, prior: np.ndarray, dim: int) -> tuple[np.ndarray
     best, typical = values[finite].max(), typical_depth(dim)
     depth = np.where(finite, best - np.where(finite, values, best), np.inf)
     low = compressed(depth, typical)
-    both_low = (depth > typical) & (best - prior > typical)
-    residuals = np.where(both_low, 0.0, best - low - prior)
+    differences = best - low - prior
+    weights = np.where(differences > 0.0, np.clip(2.0 - depth / typical, 0.0, 1.0), 1.0)
+    residuals = weights * differences
     return residuals, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, low - 0.5 * typical)
 
 

@@ -403,7 +403,7 @@ def test_errors_are_drawn_by_chain(surrogate_result):
     left, right = plot_surrogate(surrogate_result)
     errors = np.asarray(surrogate_result["sample_stats"]["surrogate_error"])
     lines = [line for line in left.lines if line.get_marker() == "."]
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["0", "1"]
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["chain 0", "chain 1"]
     for line, values in zip(lines, errors, strict=True):
         np.testing.assert_array_equal(line.get_xdata(), np.arange(50))
         np.testing.assert_array_equal(line.get_ydata(), np.clip(values, -100, 100))

@@ -73,8 +73,9 @@ def plot_surrogate(source, *, variables=None, axes=None) -> np.ndarray:
     In more than two dimensions the contours are smoothed from 200 draws from the surrogate. The
     acceptance that errors e imply is that of draws from the surrogate which do not depend on where
     the chain is, :math:`\sum_{ij} \min(w_i, w_j) / (n \sum_i w_i)` with :math:`w = \exp(e)`, a
-    mean over chains. The statistic `accept` counts the difference moves too, which are accepted
-    less often.
+    mean over chains. The statistic `accept` counts difference moves too, which are accepted less
+    often. Where it is far above what is implied, the surrogate is much too low in places: a chain
+    makes short moves there and stays for long.
 
     Examples
     --------
@@ -343,7 +344,7 @@ def _draw_errors(axes, tuning, errors, acceptance):
             mew=0,
             alpha=0.7,
             color=COLORS[chain % len(COLORS)],
-            label=str(chain),
+            label=f"chain {chain}",
             zorder=2,
         )
     if n_tuning:
@@ -380,7 +381,15 @@ def _draw_errors(axes, tuning, errors, acceptance):
     ticks = [tick for tick in ticks if abs(tick) <= edges[-1]]
     for ax in axes:
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes[0].legend(title="chain", ncols=4, markerscale=3, loc="upper right", handletextpad=0.1)
+    axes[0].legend(
+        ncols=8,
+        markerscale=3,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.0,
+        columnspacing=1.0,
+        handletextpad=0.0,
+    )
 
 
 def _clipped(values):

@@ -1,5 +1,6 @@
-"""What `plot_proposals` draws, read back from the axes."""
+"""What `plot_proposals` and `plot_surrogate` draw, read back from the axes."""
 
+import arviz as az
 import matplotlib
 
 matplotlib.use("Agg")
@@ -8,10 +9,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pymc as pm
 import pytest
+from models import begin, drive
 from scipy.stats import chi2
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
-from pymc_kameleon.plots import plot_proposals
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, SurrogateHMCStep
+from pymc_kameleon.plots import plot_proposals, plot_surrogate
+from pymc_kameleon.plots.surrogate import implied_acceptance
+from pymc_kameleon.surrogate.regression import predicted, typical_depth
 from pymc_kameleon.targets import Banana
 
 COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])
@@ -284,3 +288,217 @@ def test_other_steps_are_refused():
         step = pm.Metropolis()
     with pytest.raises(TypeError, match="take a step of pymc_kameleon"):
         plot_proposals(step)
+
+
+# the surrogate ------------------------------------------------------------------------------------
+
+
+def learnt(model, tune=120):
+    step = SurrogateHMCStep(model=model)
+    begin(step, SEED, tune=tune)
+    drive(step, model.initial_point(), tune, tune=tune)
+    step.stop_tuning()
+    return step
+
+
+@pytest.fixture(scope="module")
+def surrogate_step():
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate")
+        x = pm.Normal("x", shape=2)
+        pm.Potential("bend", -4.0 * (x[1] - x[0] ** 2) ** 2 - 0.5 * rate)
+    return learnt(model)
+
+
+def result(groups):
+    """Return a result of the type that this generation of ArviZ has."""
+    if int(az.__version__[0]) >= 1:
+        return az.from_dict(groups, save_warmup=True)
+    return az.from_dict(**groups, save_warmup=True)
+
+
+@pytest.fixture(scope="module")
+def surrogate_result():
+    rng = np.random.default_rng(SEED)
+    errors = rng.normal(scale=0.1, size=(2, 50))
+    errors[0, :4] = [np.nan, -np.inf, 3.0, -500.0]
+    return result(
+        {
+            "posterior": {"x": rng.normal(size=(2, 50))},
+            "sample_stats": {"surrogate_error": errors, "accept": np.full((2, 50), 0.75)},
+        }
+    )
+
+
+def test_predictions_are_those_of_all_evaluations(surrogate_step):
+    left, _ = plot_surrogate(surrogate_step)
+    points, values = surrogate_step.learner.evaluations.stored()
+    true = values - values.max()
+    is_typical = true > -typical_depth(3)
+    (dots,) = left.collections
+    found = predicted(surrogate_step.learner.surrogate, points) - values.max()
+    edge = left.get_xlim()[0]
+    expected = np.column_stack([np.maximum(found, edge), true])[is_typical]
+    np.testing.assert_allclose(dots.get_offsets(), expected)
+    np.testing.assert_array_equal(dots.get_array(), np.flatnonzero(is_typical) + 1)
+    (lower,) = [line for line in left.lines if line.get_marker() == "v"]
+    assert len(lower.get_xdata()) == np.sum(~is_typical) > 0
+    assert set(lower.get_ydata()) == {left.get_ylim()[0]} == {edge}
+    (text,) = left.texts
+    assert f"{len(values)} evaluations, {is_typical.sum()} typical" in text.get_text()
+
+
+def test_a_misjudged_evaluation_is_marked():
+    step = learnt(gaussian_model(2))
+    step.learner.surrogate.mean.linear[:] += 40.0
+    left, _ = plot_surrogate(step)
+    (marked,) = [line for line in left.lines if line.get_marker() == "<"]
+    assert set(marked.get_xdata()) == {left.get_xlim()[0]}
+    assert np.all(marked.get_ydata() > -typical_depth(2))
+
+
+@pytest.mark.parametrize("variables", [("rate", "x[1]"), (2, 0), None])
+def test_evaluations_are_drawn_where_they_were(surrogate_step, variables):
+    _, right = plot_surrogate(surrogate_step, variables=variables)
+    names = ["rate (log)", "x[0]", "x[1]"]
+    pair = {("rate", "x[1]"): [0, 2], (2, 0): [2, 0], None: [1, 2]}[variables]
+    assert [right.get_xlabel(), right.get_ylabel()] == [names[i] for i in pair]
+    points, values = surrogate_step.learner.evaluations.stored()
+    is_typical = values > values.max() - typical_depth(3)
+    dots = next(c for c in right.collections if len(c.get_offsets()) == is_typical.sum())
+    np.testing.assert_array_equal(dots.get_offsets(), points[is_typical][:, pair])
+    (others,) = right.lines
+    np.testing.assert_array_equal(others.get_xydata(), points[~is_typical][:, pair])
+
+
+def contour_paths(ax):
+    found = [c for c in ax.collections if len(c.get_offsets()) < 2 and c.get_linewidth()[0] < 2]
+    paths = [path.vertices for c in found for path in c.get_paths() if len(path.vertices)]
+    return np.concatenate(paths)
+
+
+def test_contours_of_two_coordinates_are_those_of_the_surrogate():
+    step = learnt(gaussian_model(2))
+    for variables in [(0, 1), (1, 0)]:
+        drawn = contour_paths(plot_surrogate(step, variables=variables)[1])[:, list(variables)]
+        radii = np.sum(drawn**2, axis=1)
+        expected = chi2.ppf([0.5, 0.95], 2)
+        off = np.abs(radii[:, None] - expected).min(axis=1)
+        assert np.median(off) < 0.3
+        assert {int(np.argmin(np.abs(r - expected))) for r in radii} == {0, 1}
+
+
+def test_a_single_coordinate_is_drawn_against_the_log_density():
+    _, right = plot_surrogate(learnt(gaussian_model(1)))
+    assert (right.get_xlabel(), right.get_ylabel()) == ("x[0]", "log density - largest")
+    (line,) = right.lines
+    x, y = line.get_xydata().T
+    near = np.abs(x) < 2
+    np.testing.assert_allclose(y[near], -0.5 * x[near] ** 2, atol=0.15)
+    with pytest.raises(ValueError, match=r"moves only x\[0\]"):
+        plot_surrogate(learnt(gaussian_model(1)), variables=(0, 1))
+
+
+def test_errors_are_drawn_by_chain(surrogate_result):
+    left, right = plot_surrogate(surrogate_result)
+    errors = np.asarray(surrogate_result["sample_stats"]["surrogate_error"])
+    lines = [line for line in left.lines if line.get_marker() == "."]
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["chain 0", "chain 1"]
+    for line, values in zip(lines, errors, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(50))
+        np.testing.assert_array_equal(line.get_ydata(), np.clip(values, -100, 100))
+    assert left.get_ylim()[0] < -100
+    for patch, values in zip(right.patches[-2:], errors, strict=True):
+        heights, edges, _ = patch.get_data()
+        assert heights.sum() == pytest.approx(1)
+        known = np.clip(values[~np.isnan(values)], -100, 100)
+        np.testing.assert_allclose(heights, np.histogram(known, edges)[0] / len(known))
+    assert "mean of accept 0.75" in right.texts[0].get_text()
+
+
+def test_draws_of_tuning_are_left_of_the_others():
+    groups = {
+        "posterior": {"x": np.zeros((1, 10))},
+        "sample_stats": {"surrogate_error": np.zeros((1, 10))},
+        "warmup_sample_stats": {"surrogate_error": np.ones((1, 5))},
+    }
+    left, right = plot_surrogate(result(groups))
+    (dots,) = [line for line in left.lines if line.get_marker() == "."]
+    np.testing.assert_array_equal(dots.get_xdata(), np.arange(-5, 10))
+    np.testing.assert_array_equal(dots.get_ydata(), [1.0] * 5 + [0.0] * 10)
+    assert right.texts[0].get_text() == "implied acceptance 1.00"
+
+
+def test_implied_acceptance_is_that_of_independent_proposals():
+    rng = np.random.default_rng(SEED)
+    errors = np.append(rng.normal(size=30), -np.inf)
+    weights = np.exp(errors)
+    expected = np.minimum.outer(weights, weights).sum() / (31 * weights.sum())
+    assert implied_acceptance(errors) == pytest.approx(expected)
+    assert implied_acceptance(np.full(7, 3.0)) == pytest.approx(1)
+
+
+def test_axes_of_ones_own(surrogate_step, surrogate_result):
+    figure, axes = plt.subplots(2, 2)
+    for row, source in zip(axes, (surrogate_step, surrogate_result), strict=True):
+        found = plot_surrogate(source, axes=row)
+        assert list(found) == list(row)
+        assert all(ax.has_data() for ax in row)
+    assert plt.get_fignums() == [figure.number]
+
+
+def test_the_result_of_sampling_has_all_it_takes():
+    with gaussian_model(2):
+        step = SurrogateHMCStep()
+        idata = pm.sample(
+            draws=30,
+            tune=60,
+            chains=2,
+            cores=1,
+            step=step,
+            random_seed=1,
+            progressbar=False,
+            compute_convergence_checks=False,
+            discard_tuned_samples=False,
+        )
+    assert min(plot_surrogate(idata)[0].lines[-2].get_xdata()) == -60
+    assert plot_surrogate(step)[1].get_xlabel() == "x[0]"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"variables": ("x[0]", "y")}, ValueError, "no coordinate 'y'"),
+        ({"variables": (1, 1)}, ValueError, "two different"),
+        ({"variables": 1}, TypeError, "take a pair"),
+        ({"axes": 3}, TypeError, "take a pair"),
+    ],
+)
+def test_bad_arguments_of_the_surrogate(surrogate_step, options, error, match):
+    with pytest.raises(error, match=match):
+        plot_surrogate(surrogate_step, **options)
+    assert not plt.get_fignums()
+
+
+def test_sources_that_have_no_surrogate(flat_step, surrogate_result):
+    with pytest.raises(RuntimeError, match="has learnt nothing"):
+        plot_surrogate(SurrogateHMCStep(model=gaussian_model(2)))
+    with pytest.raises(TypeError, match="type AdaptiveMetropolisStep"):
+        plot_surrogate(flat_step)
+    with pytest.raises(ValueError, match="variables"):
+        plot_surrogate(surrogate_result, variables=(0, 1))
+    posterior = {"x": np.zeros((1, 10))}
+    with pytest.raises(ValueError, match="no statistic 'surrogate_error'"):
+        plot_surrogate(
+            result({"posterior": posterior, "sample_stats": {"accept": np.ones((1, 10))}})
+        )
+    with pytest.raises(ValueError, match="NaN in all draws"):
+        plot_surrogate(
+            result(
+                {
+                    "posterior": posterior,
+                    "sample_stats": {"surrogate_error": np.full((1, 10), np.nan)},
+                }
+            )
+        )
+    assert not plt.get_fignums()

@@ -2,5 +2,6 @@
 
 from pymc_kameleon.plots.evidence_estimates import plot_evidence
 from pymc_kameleon.plots.proposals import plot_proposals
+from pymc_kameleon.plots.surrogate import plot_surrogate
 
-__all__ = ["plot_evidence", "plot_proposals"]
+__all__ = ["plot_evidence", "plot_proposals", "plot_surrogate"]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from pymc.util import get_untransformed_name, is_transformed_name
 from scipy.ndimage import gaussian_filter
 from scipy.spatial import KDTree
 from scipy.stats import chi2
 
+from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names, listed
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["plot_proposals"]
@@ -107,7 +107,7 @@ def plot_proposals(
     >>> plot_proposals(step, variables=("rate", "x[0]"))
     """
     names = _checked_names(step)
-    pair = _checked_pair(variables, names)
+    pair = checked_pair(variables, names)
     n_points = checked_integer("n_points", n_points, 1)
     grid_size = checked_integer("grid_size", grid_size, 2)
     radius = math.sqrt(chi2.ppf(checked_share("level", level, open_interval=True), 2))
@@ -140,54 +140,18 @@ def plot_proposals(
 
 
 def _checked_names(step) -> list[list[str]]:
-    """For each raveled coordinate, the names it goes by, the one for its axis first."""
     if not hasattr(step, "proposal_covariance"):
         raise TypeError(
             f"step={type(step).__name__}: take a step of pymc_kameleon (one of the `methods` of a "
             "compound step)."
         )
-    names = []
-    for name, element in step.target.coordinates():
-        natural, transform = name, ""
-        if is_transformed_name(name):
-            natural = get_untransformed_name(name)
-            transform = f" ({name[len(natural) + 1 : -2]})"
-        names.append([natural + element + transform, natural + element, name + element])
+    names = coordinate_names(step)
     if len(names) < 2:
         raise ValueError(
             f"step moves only {names[0][0]}: proposals are drawn in the plane of two coordinates, "
             "so take a step with at least two."
         )
     return names
-
-
-def _checked_pair(variables, names) -> list[int]:
-    if isinstance(variables, str) or not isinstance(variables, Sequence | np.ndarray):
-        raise TypeError(f"variables={variables!r}: take a pair, as in variables=(0, 1).")
-    pair = [_coordinate(variable, names) for variable in variables]
-    if len(pair) != 2 or pair[0] == pair[1]:
-        raise ValueError(f"variables={variables!r}: take two different ones, as in (0, 1).")
-    return pair
-
-
-def _coordinate(variable: int | str, names) -> int:
-    if isinstance(variable, str):
-        matches = [i for i, known in enumerate(names) if variable in known]
-        if len(matches) == 1:
-            return matches[0]
-        known = ", ".join(name for _, name, _ in names[:20])
-        raise ValueError(f"variables: there is no coordinate {variable!r}; there are {known}.")
-    index = checked_integer("variables", variable, 0)
-    if index >= len(names):
-        raise ValueError(
-            f"variables: there is no coordinate {index}; take 0 to {len(names) - 1}, or names: "
-            f"{_listed(names)}."
-        )
-    return index
-
-
-def _listed(names) -> str:
-    return ", ".join(label for label, _, _ in names[:20])
 
 
 def _check_density(density):
@@ -221,7 +185,7 @@ def _required(history, step):
 
 def _checked_points(points, names) -> np.ndarray:
     dim = len(names)
-    meaning = f"points of shape (k, {dim}), the raveled unconstrained {_listed(names)}"
+    meaning = f"points of shape (k, {dim}), the raveled unconstrained {listed(names)}"
     try:
         array = np.atleast_2d(np.asarray(points, dtype=float))
     except (TypeError, ValueError) as error:

@@ -1,0 +1,396 @@
+"""Pictures of what the surrogate of `SurrogateHMCStep` knows."""
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import MaxNLocator
+from scipy.stats import chi2, gaussian_kde
+
+from pymc_kameleon._compat import group_dataset, is_result
+from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names
+from pymc_kameleon.plots.evidence_estimates import COLORS, INK, STYLE
+from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
+from pymc_kameleon.surrogate.regression import predicted, typical_depth
+
+__all__ = ["plot_surrogate"]
+
+ORDER_COLORS = LinearSegmentedColormap.from_list("order", ["#e8b45a", "#4f9a94", "#17324d"])
+LOW_COLOR = "#a9abb3"
+
+LINEAR = 0.01
+"""Errors of the log density below this one, which change no decision, are on a linear scale."""
+
+LARGEST_ERROR = 100.0
+"""Larger ones are drawn at this one: all of them mean a rejection."""
+
+GRID_SIZE = 200
+
+SHARES = (0.95, 0.5)
+"""Probability inside of each contour."""
+
+
+def plot_surrogate(source, *, variables=None, axes=None) -> np.ndarray:
+    r"""Draw what the surrogate of a `SurrogateHMCStep` learnt, or how well it served.
+
+    Of a step: on the left the log density at its evaluations against the surrogate's there, both
+    less the largest one; on the right where the evaluations are, typical ones in colour, and
+    contours (50 and 95 %) of the surrogate. Of a result of ``pymc.sample``: on the left the errors
+    of the surrogate where draws were proposed, on the right their distribution.
+
+    Parameters
+    ----------
+    source : SurrogateHMCStep, InferenceData or DataTree
+        A step after ``pm.sample(cores=1)``, which leaves it as it was at the end of its last chain;
+        or what ``pm.sample`` returned. Draws of tuning are shown left of 0, if they were kept.
+    variables : pair of int or str, optional
+        The coordinates to draw of a step, horizontal first: positions in the raveled vector, or
+        names as in "rate" for a scalar variable and "x[0]" for an element of a vector. Default the
+        two that depend most on each other.
+    axes : pair of matplotlib Axes, optional
+        Where to draw; default a new figure.
+
+    Returns
+    -------
+    array of matplotlib Axes, shape (2,)
+
+    Raises
+    ------
+    RuntimeError
+        If the step has learnt nothing.
+    ValueError
+        If the result has no statistic `surrogate_error`, or for a bad pair.
+    TypeError
+        For any other source.
+
+    Notes
+    -----
+    A log density within about :math:`d/2 + 3\sqrt{d/2} + 6` of the largest one is typical; the
+    others, infinite ones too, are grey, and triangles at the edge where they would be outside. The
+    evaluations of a step are those that its surrogate was fitted to, at most 6000. Errors after
+    tuning are at points that it has not seen, so they are the honest ones.
+
+    In more than two dimensions the contours are smoothed from 200 draws from the surrogate. The
+    acceptance that errors e imply is that of draws from the surrogate which do not depend on where
+    the chain is, :math:`\sum_{ij} \min(w_i, w_j) / (n \sum_i w_i)` with :math:`w = \exp(e)`, a
+    mean over chains. The statistic `accept` counts difference moves too, which are accepted less
+    often. Where it is far above what is implied, the surrogate is much too low in places: a chain
+    makes short moves there and stays for long.
+
+    Examples
+    --------
+    >>> plot_surrogate(idata)
+    """
+    if isinstance(source, SurrogateHMCStep):
+        names = coordinate_names(source)
+        if source.learner is None or not source.learner.has_learnt:
+            raise RuntimeError(
+                "This SurrogateHMCStep has learnt nothing, so there is no surrogate to show. Draw "
+                "it after pm.sample(cores=1), which runs the chains in this process; or draw the "
+                "result: plot_surrogate(idata)."
+            )
+        pair = None
+        if len(names) > 1:
+            pair = _dependent(source) if variables is None else checked_pair(variables, names)
+        elif variables is not None:
+            raise ValueError(f"variables={variables!r}: the step moves only {names[0][0]}.")
+        with rc_context(STYLE):
+            axes = _checked_axes(axes)
+            _draw_step(axes, source, names, pair)
+        return axes
+    if not is_result(source):
+        raise TypeError(
+            f"source is of type {type(source).__name__}: take a SurrogateHMCStep (one of the "
+            "`methods` of a compound step), or what pm.sample returned."
+        )
+    if variables is not None:
+        raise ValueError(f"variables={variables!r}: a result has none to choose; leave it out.")
+    tuning, errors, acceptance = _errors(source)
+    with rc_context(STYLE):
+        axes = _checked_axes(axes)
+        _draw_errors(axes, tuning, errors, acceptance)
+    return axes
+
+
+def _checked_axes(axes) -> np.ndarray:
+    if axes is None:
+        from matplotlib import pyplot as plt
+
+        return plt.subplots(1, 2, figsize=(9.5, 4.0), layout="constrained")[1]
+    found = np.empty(np.size(axes), dtype=object)
+    found[:] = np.ravel(axes)
+    if len(found) != 2 or not all(isinstance(ax, Axes) for ax in found):
+        raise TypeError(f"axes={axes!r}: take a pair, as from plt.subplots(1, 2)[1].")
+    return found
+
+
+# a step -------------------------------------------------------------------------------------------
+
+
+def _surrogate_draws(step) -> np.ndarray:
+    """Draws from the surrogate, shape (n, d), in raw coordinates."""
+    coordinates = step.learner.surrogate.standardization
+    return coordinates.location + step.learner.population.T @ coordinates.factor.T
+
+
+def _dependent(step) -> list[int]:
+    """Two coordinates, of which the values or squares of draws from the surrogate correlate most.
+
+    A ridge and a bend count alike.
+    """
+    draws = _surrogate_draws(step)
+    draws = (draws - draws.mean(axis=0)) / np.maximum(draws.std(axis=0), 1e-300)
+    dim = step.dim
+    found = np.abs(np.corrcoef(np.concatenate([draws, draws**2], axis=1).T))
+    plain, bent = found[:dim, :dim], found[:dim, dim:]
+    strength = np.nan_to_num(np.maximum(plain, np.maximum(bent, bent.T)))
+    strength[np.tril_indices(dim)] = -1.0
+    return [int(i) for i in np.unravel_index(np.argmax(strength), strength.shape)]
+
+
+def _draw_step(axes, step, names, pair):
+    points, values = step.learner.evaluations.stored()
+    best, typical = values.max(), typical_depth(step.dim)
+    true = values - best
+    found = predicted(step.learner.surrogate, points) - best
+    is_typical = true > -typical
+    shown = _draw_predictions(axes[0], found, true, is_typical, typical)
+    if pair is None:
+        _draw_line(axes[1], step, points[:, 0], true, is_typical, names[0][0], best, typical)
+    else:
+        _draw_plane(axes[1], step, points[:, pair], is_typical, pair, best)
+        axes[1].set(xlabel=names[pair[0]][0], ylabel=names[pair[1]][0])
+    bar = axes[1].figure.colorbar(shown, ax=axes[1], ticks=MaxNLocator(5, integer=True))
+    bar.outline.set_visible(False)
+    bar.set_label("order of evaluation")
+
+
+def _scatter(ax, x, y, is_typical, **options):
+    order = np.flatnonzero(is_typical) + 1
+    return ax.scatter(
+        x[is_typical],
+        y[is_typical],
+        c=order,
+        cmap=ORDER_COLORS,
+        vmin=1,
+        vmax=max(2, len(is_typical)),
+        linewidths=0,
+        **options,
+    )
+
+
+def _draw_predictions(ax, found, true, is_typical, typical):
+    edge = 1.06 * typical
+    inside = is_typical & (found > -edge)
+    top = max(0.0, float(np.max(found[inside], initial=0.0))) + 0.03 * typical
+    ax.plot([-edge, top], [-edge, top], color=INK, lw=0.9, zorder=1)
+    shown = _scatter(ax, np.maximum(found, -edge), true, is_typical, s=13, alpha=0.8, zorder=3)
+    low = ~is_typical
+    # What is too low for the picture lies on its lower edge, or in the corner.
+    ax.plot(
+        np.clip(found[low], -edge, top),
+        np.full(low.sum(), -edge),
+        "v",
+        ms=4,
+        mew=0,
+        color=LOW_COLOR,
+        clip_on=False,
+        zorder=2,
+        label="lower",
+    )
+    misjudged = is_typical & ~inside
+    if misjudged.any():
+        ax.plot(
+            np.full(misjudged.sum(), -edge),
+            true[misjudged],
+            "<",
+            ms=4,
+            mew=0,
+            color=INK,
+            clip_on=False,
+            zorder=4,
+            label="predicted lower",
+        )
+    ax.set(
+        xlim=(-edge, top),
+        ylim=(-edge, top),
+        xlabel="predicted log density - largest",
+        ylabel="log density - largest",
+    )
+    ax.text(
+        0.04,
+        0.96,
+        f"{len(true)} evaluations, {is_typical.sum()} typical\n"
+        f"median error of these {np.median(np.abs(found - true)[is_typical]):.2g}",
+        transform=ax.transAxes,
+        va="top",
+    )
+    return shown
+
+
+def _draw_plane(ax, step, points, is_typical, pair, best):
+    draws = _surrogate_draws(step)[:, pair]
+    shown = np.concatenate([points[is_typical], draws])
+    low, high = shown.min(axis=0), shown.max(axis=0)
+    margin = 0.12 * np.maximum(high - low, 1e-300)
+    limits = np.stack([low - margin, high + margin])
+    lines = np.linspace(*limits, GRID_SIZE)
+    grid = np.stack(np.meshgrid(*lines.T), axis=-1).reshape(-1, 2)
+    if step.dim == 2:
+        heights = _within_reach(step, np.ascontiguousarray(grid[:, np.argsort(pair)]))
+        levels = best - 0.5 * chi2.ppf(SHARES, 2)
+    else:
+        heights, levels = _smoothed(draws, grid)
+    if len(levels):
+        heights = heights.reshape(GRID_SIZE, GRID_SIZE)
+        for color, width in (("white", 2.6), (INK, 1.2)):
+            ax.contour(
+                *lines.T,
+                heights,
+                levels,
+                colors=color,
+                linewidths=width,
+                linestyles="-",
+                zorder=3,
+            )
+    ax.plot(*points[~is_typical].T, ".", ms=4, mew=0, color=LOW_COLOR, zorder=1)
+    _scatter(ax, *points.T, is_typical, s=13, alpha=0.8, zorder=2)
+    ax.set(xlim=limits[:, 0], ylim=limits[:, 1])
+
+
+def _within_reach(step, grid):
+    """Surrogate at the rows of `grid`, NaN where no trajectory goes."""
+    surrogate, radius = step.learner.surrogate, step.learner.integrator.radius[0]
+    squares = np.sum(surrogate.standardization.whiten(grid) ** 2, axis=0)
+    return np.where(squares <= radius**2, predicted(surrogate, grid), np.nan)
+
+
+def _smoothed(draws, grid):
+    """Density of the draws at the rows of `grid`, and its levels that hold shares of them."""
+    try:
+        density = gaussian_kde(draws.T, lambda kernel: 1.2 * kernel.scotts_factor())
+    except np.linalg.LinAlgError:  # they lie on a line
+        return np.zeros(len(grid)), ()
+    return density(grid.T), np.unique(np.quantile(density(draws.T), 1.0 - np.array(SHARES)))
+
+
+def _draw_line(ax, step, x, true, is_typical, name, best, typical):
+    """Of a single coordinate: the log density and the surrogate against it."""
+    shown = x[is_typical]
+    margin = 0.12 * max(np.ptp(shown), 1e-300)
+    grid = np.linspace(shown.min() - margin, shown.max() + margin, 2 * GRID_SIZE)
+    ax.plot(grid, predicted(step.learner.surrogate, grid[:, None]) - best, color=INK, lw=1.0)
+    _scatter(ax, x, true, is_typical, s=13, alpha=0.8, zorder=2)
+    ax.set(
+        xlim=(grid[0], grid[-1]),
+        ylim=(-1.06 * typical, 0.06 * typical),
+        xlabel=name,
+        ylabel="log density - largest",
+    )
+
+
+# a result -----------------------------------------------------------------------------------------
+
+
+def _errors(result):
+    """Errors of tuning and of sampling (chains, draws), and the mean of `accept` if it is there."""
+    statistics = group_dataset(result, "sample_stats")
+    if statistics is None or "surrogate_error" not in statistics:
+        raise ValueError(
+            "The result has no statistic 'surrogate_error': take one of a SurrogateHMCStep, with "
+            "its sample_stats."
+        )
+    errors = _values(statistics)
+    if not np.any(~np.isnan(errors)):
+        raise ValueError(
+            "The statistic 'surrogate_error' is NaN in all draws: the surrogate learnt nothing. "
+            "Tune longer."
+        )
+    tuning = group_dataset(result, "warmup_sample_stats")
+    has_tuning = tuning is not None and "surrogate_error" in tuning
+    tuning = _values(tuning) if has_tuning else np.empty((len(errors), 0))
+    acceptance = float(statistics["accept"].mean()) if "accept" in statistics else None
+    return tuning, errors, acceptance
+
+
+def _values(statistics):
+    """Return the statistic (chains, draws); of several steps the error that is worst."""
+    values = statistics["surrogate_error"].transpose("chain", "draw", ...).values
+    values = values.reshape(*values.shape[:2], -1)
+    worst = np.argmax(np.nan_to_num(np.abs(values), nan=-1.0, posinf=np.inf), axis=2)
+    return np.take_along_axis(values, worst[..., None], axis=2)[..., 0]
+
+
+def implied_acceptance(errors: np.ndarray) -> float:
+    """Return the acceptance of independent proposals that are wrong by `errors` (n,)."""
+    weights = np.sort(np.exp(errors - errors.max()))
+    n = len(weights)
+    # The k-th smallest of n is the smaller one in 2 (n - k) + 1 of all pairs.
+    return float(np.sum(weights * (2 * np.arange(n, 0, -1) - 1)) / (n * weights.sum()))
+
+
+def _draw_errors(axes, tuning, errors, acceptance):
+    for ax in axes:
+        ax.set_yscale("asinh", linear_width=LINEAR)
+        ax.axhspan(-1, 1, color="#eeeef3", lw=0, zorder=0)
+        ax.axhline(0, color=INK, lw=0.8, zorder=1)
+    n_tuning = tuning.shape[1]
+    for chain, values in enumerate(np.concatenate([tuning, errors], axis=1)):
+        axes[0].plot(
+            np.arange(len(values)) - n_tuning,
+            _clipped(values),
+            ".",
+            ms=3,
+            mew=0,
+            alpha=0.7,
+            color=COLORS[chain % len(COLORS)],
+            label=f"chain {chain}",
+            zorder=2,
+        )
+    if n_tuning:
+        axes[0].axvline(0, color=INK, lw=0.9, ls=":", zorder=1)
+    known = [values[~np.isnan(values)] for values in errors]
+    reach = min(LARGEST_ERROR, max(2.0, *(np.max(np.abs(v), initial=0.0) for v in known)))
+    if n_tuning:
+        reach = min(LARGEST_ERROR, max(reach, np.nanmax(np.abs(tuning), initial=0.0)))
+    edges = LINEAR * np.sinh(np.linspace(-1, 1, 61) * np.arcsinh(1.1 * reach / LINEAR))
+    heights = [np.histogram(_clipped(v), edges)[0] for v in known]
+    for chain, height in enumerate(heights):
+        axes[1].stairs(
+            height / max(1, height.sum()),
+            edges,
+            orientation="horizontal",
+            lw=1.4,
+            color=COLORS[chain % len(COLORS)],
+            zorder=2,
+        )
+    implied = np.mean([implied_acceptance(v) if len(v) else 0.0 for v in known])
+    found = "" if acceptance is None else f"\nmean of accept {acceptance:.2f}"
+    axes[1].text(
+        0.97,
+        0.97,
+        f"implied acceptance {implied:.2f}{found}",
+        transform=axes[1].transAxes,
+        ha="right",
+        va="top",
+    )
+    label = "log density - predicted"
+    axes[0].set(xlabel="draw", ylabel=label, ylim=edges[[0, -1]])
+    axes[1].set(xlabel="share of the draws", ylabel=label, ylim=edges[[0, -1]], xlim=(0, None))
+    ticks = [-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100]
+    ticks = [tick for tick in ticks if abs(tick) <= edges[-1]]
+    for ax in axes:
+        ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes[0].legend(
+        ncols=8,
+        markerscale=3,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.0,
+        columnspacing=1.0,
+        handletextpad=0.0,
+    )
+
+
+def _clipped(values):
+    return np.clip(values, -LARGEST_ERROR, LARGEST_ERROR)

@@ -289,6 +289,7 @@ class TrajectoryLearner(Learner):
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
+        integrator.n_steps[0] = 0.0
         self.annealed, self.n_fitted = annealed, int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.modes = np.full(N_TYPICAL, -1)

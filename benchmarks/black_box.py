@@ -56,6 +56,12 @@ SAMPLERS: dict[str, Step | Peer] = {
     "AdaptiveMetropolis + GP": Step(
         partial(AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate())
     ),
+    "Kameleon + GP, optimized start": Step(
+        partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")
+    ),
+    "AdaptiveMetropolis + GP, optimized start": Step(
+        partial(AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")
+    ),
     REFERENCE: Step(pm.DEMetropolisZ),
 } | PEERS
 

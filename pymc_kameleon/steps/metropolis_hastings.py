@@ -357,27 +357,21 @@ class MetropolisHastingsStep(Step):
 
     def _search(self):
         """Move the chain to a random point around a mode; teach what was found on the way."""
-        chain, points, values = self.chain, [], []
+        chain, points, values, log_densities = self.chain, [], [], []
 
         def evaluate_and_keep(x):
-            log_density = self._evaluate_at(x)
+            log_densities.append(self._evaluate_at(x))
             points.append(x.copy())
             values.append(chain.proposed_value.copy())
-            return log_density
-
-        def found():
-            terms = np.array(values)
-            log_densities = terms[:, :N_TERMS].sum(axis=1)
-            log_densities[~np.isfinite(log_densities)] = -np.inf
-            return np.array(points), log_densities, terms
+            return log_densities[-1]
 
         search_from(chain.position, evaluate_and_keep)
-        known = found()[:2]
+        known = np.array(points), np.array(log_densities)
         gaussian = around_the_mode(*known)
         move_near_mode(chain, gaussian, *known, evaluate_and_keep, self.rng)
         self.learner.begin_with(gaussian, self.rng)
         if self.stage is not None:
-            surrogate_stage.teach(self.stage, chain, *found())
+            surrogate_stage.teach(self.stage, chain, points, values, np.array(log_densities))
             self._teach()
 
     def _evaluate_at(self, x):

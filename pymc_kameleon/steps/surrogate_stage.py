@@ -147,21 +147,22 @@ def _process_lengths(process):
     }
 
 
-def teach(stage, chain, points, log_densities, values) -> None:
+def teach(stage, chain, points, values, log_densities) -> None:
     """Teach what was found before the first transition, as transitions teach what they find.
 
-    What is too low to matter is left out; the highest comes last, so that room is left for it.
+    What is too low to matter is left out. The highest comes last: where there are more than a fit
+    takes, it takes the last ones.
 
     Parameters
     ----------
     stage : FirstStage
     chain : Chain
         Proposal and its value are overwritten.
-    points : array, shape (n, d)
+    points : sequence of array, shape (d,)
+    values : sequence of array
+        What a step keeps of each.
     log_densities : array, shape (n,)
         -inf where they are not finite.
-    values : array, shape (n, values)
-        What a step keeps of each.
     """
     stage.learns[0] = True
     lowest = log_densities.max() - stage.process.censoring[1]

@@ -52,10 +52,6 @@ class Step:
 SAMPLERS: dict[str, Step | Peer] = {
     "SurrogateHMC": Step(SurrogateHMCStep),
     "Kameleon": Step(partial(KameleonStep, steps_per_draw=1)),
-    "Kameleon + GP": Step(partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate())),
-    "AdaptiveMetropolis + GP": Step(
-        partial(AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate())
-    ),
     "Kameleon + GP, optimized start": Step(
         partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")
     ),

@@ -53,9 +53,11 @@ class Step:
 SAMPLERS: dict[str, Step | Peer] = {
     "SurrogateHMC": Step(SurrogateHMCStep, tuning_share=0.6),
     "Kameleon": Step(partial(KameleonStep, steps_per_draw=1)),
-    "Kameleon + GP": Step(partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate())),
-    "AdaptiveMetropolis + GP": Step(
-        partial(AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate())
+    "Kameleon + GP, optimized start": Step(
+        partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")
+    ),
+    "AdaptiveMetropolis + GP, optimized start": Step(
+        partial(AdaptiveMetropolisStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")
     ),
     REFERENCE: Step(pm.DEMetropolisZ),
 } | PEERS

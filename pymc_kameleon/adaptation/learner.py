@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 
+from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.moves import CoordinateScales
 from pymc_kameleon.mcmc.proposals import covariance_at
 from pymc_kameleon.mcmc.run import Mixture
@@ -96,6 +97,11 @@ class Learner(WithSamplingState, ABC):
         """Return what remembers each evaluation, registered for `chain.remember`, or None."""
 
     # learning -------------------------------------------------------------------------------------
+
+    def begin_with(self, gaussian: Standardization, rng: np.random.Generator) -> None:
+        """Begin with a Gaussian that is roughly the target."""
+        sd = np.sqrt(np.sum(gaussian.factor**2, axis=1))
+        self.scales.log_scale[:] = np.log(np.maximum(sd, 1e-300))
 
     @abstractmethod
     def transitions_before_update(self, transition: int, n: int, rng: np.random.Generator) -> int:

@@ -154,12 +154,20 @@ class MomentsLearner(Learner):
         self._no_differences = no_differences(dim)
         self.initial_transitions = 0
         if warm is not None and choices.learns_covariance:
-            learnt = standardization(warm.points, np.ones(dim))
-            self.moments.mean[:] = learnt.location
-            self.moments.factor[:] = learnt.factor
+            self._begin_at(standardization(warm.points, np.ones(dim)))
             self.moments.weight[0] = len(warm.points)
         elif start is None:
             self.initial_transitions = max(100, 25 * dim)
+
+    def begin_with(self, gaussian, rng):  # noqa: D102
+        super().begin_with(gaussian, rng)
+        if self.initial_transitions:
+            self.initial_transitions = 0
+            self._begin_at(gaussian)
+
+    def _begin_at(self, gaussian):
+        self.moments.mean[:] = gaussian.location
+        self.moments.factor[:] = gaussian.factor
 
     def proposal(self, compiled):  # noqa: D102
         return RandomWalk(self.moments.factor, self.scaling.log)

@@ -13,7 +13,7 @@ from pymc_kameleon.adaptation.history import (
     record,
     thinned,
 )
-from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
+from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import ScalingBounds, ScalingRecursion
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.kernels import median_bandwidth
@@ -38,6 +38,10 @@ LARGEST_LOG_SCALING = 15.0
 
 BANDWIDTH_POINTS = 200
 SIZE_POINTS = 20
+
+DRAWS_PER_DIMENSION = 20
+"""Draws from a Gaussian that is roughly the target, with which a chain may begin: so few that the
+first update no longer sees them."""
 
 
 class SubsampleAdaptation(Adaptation):
@@ -236,6 +240,11 @@ class SubsampleLearner(Learner):
         self.history.begin_with(points)
         self.scales.log_scale[:] = np.log(points.std(axis=0) + 1e-300)
         self._learn(points, rng)
+
+    def begin_with(self, gaussian, rng):  # noqa: D102
+        n = min(DRAWS_PER_DIMENSION * self.dim, self.choices.history_capacity)
+        normals = rng.standard_normal((n, self.dim))
+        self.begin_warm(WarmStart(gaussian.location + normals @ gaussian.factor.T, None), rng)
 
     # what transitions take ------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
     %(adapt_after_tune)s
     %(steps_per_draw)s
     %(disperse)s
+    %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
     %(warm_start)s
@@ -85,6 +86,7 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
         adapt_after_tune: bool = False,
         steps_per_draw: int | None = None,
         disperse: bool = True,
+        start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -107,6 +109,7 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
             adapt_after_tune=adapt_after_tune,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
+            start=start,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,

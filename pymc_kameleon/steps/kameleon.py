@@ -64,6 +64,7 @@ class KameleonStep(MetropolisHastingsStep):
     %(global_share)s
     %(steps_per_draw)s
     %(disperse)s
+    %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
     %(warm_start)s
@@ -133,6 +134,7 @@ class KameleonStep(MetropolisHastingsStep):
         global_share: float = 0.8,
         steps_per_draw: int | None = None,
         disperse: bool = True,
+        start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -163,6 +165,7 @@ class KameleonStep(MetropolisHastingsStep):
             adapt_after_tune=adapt_after_tune,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
+            start=start,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,

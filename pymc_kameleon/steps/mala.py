@@ -53,6 +53,7 @@ class MALAStep(MetropolisHastingsStep):
     %(adapt_after_tune)s
     %(steps_per_draw)s
     %(disperse)s
+    %(start)s
     surrogate : GPSurrogate, optional
         Delayed acceptance: a Gaussian process of the log-likelihood and its gradient screens
         proposals, and a second stage keeps the posterior exact.
@@ -103,6 +104,7 @@ class MALAStep(MetropolisHastingsStep):
         adapt_after_tune: bool = False,
         steps_per_draw: int | None = None,
         disperse: bool = True,
+        start: str = "here",
         surrogate: GPSurrogate | None = None,
         warm_start=None,
         model=None,
@@ -125,6 +127,7 @@ class MALAStep(MetropolisHastingsStep):
             adapt_after_tune=adapt_after_tune,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
+            start=start,
             pseudo_marginal=None,
             surrogate=surrogate,
             warm_start=warm_start,

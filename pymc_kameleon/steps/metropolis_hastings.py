@@ -19,7 +19,7 @@ from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
 from pymc_kameleon.mcmc.moves import N_UNIFORMS
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.run import run_plain, runner
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.model_function import ModelFunction
@@ -28,8 +28,10 @@ from pymc_kameleon.steps import kept_estimate, surrogate_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
 from pymc_kameleon.steps.mixing import new_draws, slow_mixing
 from pymc_kameleon.steps.report import Report
+from pymc_kameleon.steps.start import checked_start, move_near_mode, search_from
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
+from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
@@ -103,6 +105,7 @@ class MetropolisHastingsStep(Step):
         adaptation: Adaptation,
         steps_per_draw: int | None = None,
         disperse: bool = True,
+        start: str = "here",
         target_accept: float | None = None,
         adapt_after_tune: bool = False,
         pseudo_marginal: bool | None = False,
@@ -135,7 +138,10 @@ class MetropolisHastingsStep(Step):
         kernel = adaptation.transition_kernel
         has_compiled_kernel = kernel is None or kernel.is_compiled
         self._could_compile = has_compiled_kernel and not self.target.n_seeds
-        if pseudo_marginal is not None and not pseudo_marginal:
+        takes_estimates = pseudo_marginal is not None
+        is_estimated = self.pseudo_marginal or bool(self.target.estimated_terms)
+        self.start = checked_start(start, takes_estimates and is_estimated)
+        if takes_estimates and not pseudo_marginal:
             kept_estimate.warn_without(type(self).__name__, self.target)
         self.surrogate = surrogate
         if surrogate is not None:
@@ -323,6 +329,8 @@ class MetropolisHastingsStep(Step):
                 "model.debug()."
             )
         self.learner = self._new_learner(position, self.warm)
+        if self.tune and self.warm is None:
+            self._begin_tuning(x)
         if not self.tune:
             self.learner.end_tuning(position, self.rng)
             if self.warm is None:
@@ -341,6 +349,36 @@ class MetropolisHastingsStep(Step):
                 yield x + self.rng.uniform(-width, width, self.dim)
         for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
             yield x
+
+    def _begin_tuning(self, x):
+        """Prepare for tuning a chain that was told to start at `x` (d,)."""
+        if self.start == "optimize":
+            self._search()
+
+    def _search(self):
+        """Move the chain to a random point around a mode; teach what was found on the way."""
+        chain, points, values, log_densities = self.chain, [], [], []
+
+        def evaluate_and_keep(x):
+            log_densities.append(self._evaluate_at(x))
+            points.append(x.copy())
+            values.append(chain.proposed_value.copy())
+            return log_densities[-1]
+
+        search_from(chain.position, evaluate_and_keep)
+        known = np.array(points), np.array(log_densities)
+        gaussian = around_the_mode(*known)
+        move_near_mode(chain, gaussian, *known, evaluate_and_keep, self.rng)
+        self.learner.begin_with(gaussian, self.rng)
+        if self.stage is not None:
+            surrogate_stage.teach(self.stage, chain, points, values, np.array(log_densities))
+            self._teach()
+
+    def _evaluate_at(self, x):
+        """Log density at `x` (d,), -inf if it is not finite; its terms are kept as a proposal's."""
+        chain = self.chain
+        chain.proposal[:] = x
+        return evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
 
     def _new_learner(self, position, warm):
         return self.adaptation.start(position, self.rng, warm, self.target_accept)

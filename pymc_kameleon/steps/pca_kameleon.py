@@ -61,6 +61,7 @@ class PCAKameleonStep(MetropolisHastingsStep):
     %(global_share)s
     %(steps_per_draw)s
     %(disperse)s
+    %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
     warm_start : result of `pm.sample` or array (n, d), optional
@@ -134,6 +135,7 @@ class PCAKameleonStep(MetropolisHastingsStep):
         global_share: float = 0.8,
         steps_per_draw: int | None = None,
         disperse: bool = True,
+        start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
         warm_start=None,
@@ -164,6 +166,7 @@ class PCAKameleonStep(MetropolisHastingsStep):
             adapt_after_tune=adapt_after_tune,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
+            start=start,
             pseudo_marginal=pseudo_marginal,
             surrogate=surrogate,
             warm_start=warm_start,

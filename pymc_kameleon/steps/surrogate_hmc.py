@@ -8,20 +8,17 @@ from pymc.model import modelcontext
 from pymc.stats.convergence import WarningType
 
 from pymc_kameleon.adaptation.history import thinned
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import prior_draws
-from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.steps.start import move_near_mode, search_from
 from pymc_kameleon.surrogate.regression import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation
-from pymc_kameleon.validation import checked_choice
 
 __all__ = ["SurrogateHMCStep"]
 
 _log = logging.getLogger("pymc.kameleon")
-
-STARTS = ("optimize", "here")
 
 POOL = 8
 """Draws from the prior, times those that a chain evaluates."""
@@ -57,10 +54,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     target_accept : float
         Acceptance on the surrogate that the step size is chosen for. That of the chain is lower by
         the surrogate's error.
-    start : "optimize" or "here"
-        How tuning begins: with some draws from the prior, a search for the mode without derivatives
-        from where the chain starts (from the best of them, if that is the model's default start),
-        then a random point around the mode; or where the chain starts.
+    %(start)s
+        Some draws from the prior are evaluated first; the search begins at the best of them if the
+        chain starts at the model's default.
     steps_per_draw : int
         Transitions a draw, each of one evaluation at most.
     %(disperse)s
@@ -125,13 +121,13 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        self.start = checked_choice("start", start, STARTS)
         super().__init__(
             vars,
             adaptation=TrajectoryAdaptation(max_centers=max_centers),
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
+            start=start,
             pseudo_marginal=None,
             warm_start=warm_start,
             model=model,
@@ -178,17 +174,13 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     # the start ------------------------------------------------------------------------------------
 
-    def _begin_at(self, x):
-        super()._begin_at(x)
-        if self.tune and self.warm is None:
-            self.learner.keep(self.chain.position, self.chain.value[:N_TERMS].sum())
-            if self._searches:
-                self._search(from_anywhere=np.array_equal(x, self.target.default_start))
+    def _begin_tuning(self, x):
+        self.learner.keep(self.chain.position, self.chain.value[:N_TERMS].sum())
+        if self._searches:
+            self._search(from_anywhere=np.array_equal(x, self.target.default_start))
 
     def _evaluate_at(self, x):
-        """Log density at `x` (d,), which is learnt."""
-        chain = self.chain
-        value = evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
+        value = super()._evaluate_at(x)
         self.learner.keep(x, value)
         return value
 
@@ -208,19 +200,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             value = self._evaluate_at(pool[i])
             if from_anywhere and value > best:
                 begin, best = pool[i], value
-        search_mode(self._evaluate_at, begin, 100 + 20 * self.dim)
+        search_from(begin, self._evaluate_at)
         learner.fit(self.rng)
-        coordinates = learner.surrogate.standardization
-        points, values = learner.evaluations.stored()
-        for width in (1.5, 1.0, 0.5, 0.25):
-            normals = self.rng.standard_normal(self.dim)
-            start = coordinates.location + width * coordinates.factor @ normals
-            if self._evaluate_at(start) > values.max() - 20 - 3 * self.dim:
-                break
-        else:
-            start = points[np.argmax(values)]
-            self._evaluate_at(start)
-        chain.position[:], chain.value[:] = start, chain.proposed_value
+        gaussian, known = learner.surrogate.standardization, learner.evaluations.stored()
+        move_near_mode(chain, gaussian, *known, self._evaluate_at, self.rng)
         learner.next_update = int(learner.evaluations.count[0]) + 5
 
     def _new_learner(self, position, warm):

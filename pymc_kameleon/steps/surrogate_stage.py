@@ -6,6 +6,7 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 from scipy import linalg
 
+from pymc_kameleon.mcmc.chain import remember
 from pymc_kameleon.mcmc.layout import check_layout
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
@@ -28,6 +29,7 @@ __all__ = [
     "new_stage",
     "refit",
     "statistics",
+    "teach",
 ]
 
 ENOUGH = 1000
@@ -143,6 +145,31 @@ def _process_lengths(process):
         "1 + derivatives": 1 + derivatives,
         "rows": capacity * (1 + derivatives),
     }
+
+
+def teach(stage, chain, points, values, log_densities) -> None:
+    """Teach what was found before the first transition, as transitions teach what they find.
+
+    What is too low to matter is left out. The highest comes last: where there are more than a fit
+    takes, it takes the last ones.
+
+    Parameters
+    ----------
+    stage : FirstStage
+    chain : Chain
+        Proposal and its value are overwritten.
+    points : sequence of array, shape (d,)
+    values : sequence of array
+        What a step keeps of each.
+    log_densities : array, shape (n,)
+        -inf where they are not finite.
+    """
+    stage.learns[0] = True
+    lowest = log_densities.max() - stage.process.censoring[1]
+    for i in np.argsort(log_densities, kind="stable"):
+        if log_densities[i] > lowest:
+            chain.proposal[:], chain.proposed_value[:] = points[i], values[i]
+            remember(stage, chain, False)
 
 
 def refit(stage, surrogate, chain) -> None:

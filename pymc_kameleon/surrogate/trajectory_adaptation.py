@@ -15,13 +15,12 @@ from pymc_kameleon.adaptation.history import (
 )
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
 from pymc_kameleon.adaptation.standardization import standardization
-from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.moves import differences_of, no_differences
 from pymc_kameleon.mcmc.run import Mixture, observe
-from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
+from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.regression import (
     Regression,
     Uncertainty,
@@ -67,9 +66,6 @@ HOT_SHARE = 0.25
 
 HOPELESS = 0.05
 """Acceptance of trajectories below which the surrogate says nothing of where the chain will be."""
-
-FLAT = -1e-4
-"""Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
 
 BALL = 1.3
 """Trajectories stay within this times the distance of the furthest evaluation that was not very
@@ -319,7 +315,7 @@ class TrajectoryLearner(Learner):
             return standardization(past, np.ones(self.dim))
         if self.has_learnt and not self.acceptance < HOPELESS:
             return self.surrogate.standardization
-        return _around_the_mode(points, values)
+        return around_the_mode(points, values)
 
     def _typical_points(self, coordinates, rng):
         """Standardised points (d, n) where the chain is, or will be if the density is Gaussian."""
@@ -365,28 +361,3 @@ class TrajectoryLearner(Learner):
             "evaluations": N_EVALUATIONS,
             "1 + d": 1 + self.dim,
         }
-
-
-def _around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
-    """Mean and covariance of the quadratic through the evaluations near the largest value.
-
-    Where they are flat or curved upwards, their own spread stands for that of the posterior.
-    """
-    dim = points.shape[1]
-    finite = np.isfinite(values)
-    points, values = points[finite], values[finite]
-    order, depth = np.argsort(-values), values.max() - values
-    near = max(2 * n_coefficients(dim), int(np.sum(depth < typical_depth(dim))))
-    points, values = points[order[:near]], values[order[:near]]
-    spread = standardization(points, np.ones(dim))
-    weights = 1.0 / (1.0 + (values.max() - values) / dim)
-    mean = fit_confining_mean(spread.whiten(points), values, weights, FLAT)
-    curvatures, directions = np.linalg.eigh(-mean.quadratic)
-    is_flat = curvatures <= -1.01 * FLAT
-    mode = directions @ np.where(is_flat, 0.0, directions.T @ mean.linear / curvatures)
-    root = spread.factor @ directions / np.sqrt(np.where(is_flat, 1.0, curvatures))
-    upper = np.linalg.qr(root.T, mode="r")
-    return Standardization(
-        spread.location + spread.factor @ mode,
-        np.ascontiguousarray((upper * np.sign(np.diagonal(upper))[:, None]).T),
-    )

@@ -236,9 +236,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             return None
         return (
             WarningType.BAD_ACCEPTANCE,
-            f"Trajectories of {', '.join(self.target.names)} on the surrogate were accepted with "
-            f"probability {learner.acceptance:.3f} at the end of tuning: it does not follow the "
-            "log density, so difference moves do most of the work. Tune longer "
+            f"At the end of tuning, trajectories of {', '.join(self.target.names)} on the "
+            f"surrogate (acceptance {learner.acceptance:.3f}) took the chain less far than "
+            "differences of earlier points: it does not follow the log density, so those make most "
+            "of the moves. "
+            "Tune longer "
             f"(tune={2 * self.default_tune_steps}); if that does not help, the log density is "
             "not smooth enough: take KameleonStep.",
         )

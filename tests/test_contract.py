@@ -186,11 +186,14 @@ def test_processes_give_the_same_chains(family, method):
     """Bitwise, but for Numba spawned; all steps of a family in one run, as spawning is slow.
 
     PyTensor may order a graph anew that was pickled: with Numba the chains differ by rounding,
-    which grows along a chain until a decision differs, so that run is short.
+    which grows along a chain until a decision differs, and at once in the draws from a surrogate:
+    that run is short, and ends tuning before there is one.
     """
     model, steps = all_steps(family)
     rounds = method == "spawn" and family == "metropolis_hastings"
     draws, tune = (20, 20) if method == "spawn" or family == "latent" else (80, 150)
+    if rounds:
+        draws, tune = 34, 6
     options = {"chains": 2, "draws": draws, "tune": tune, "random_seed": 7}
     expected = sample(steps, model, **options)
     result = sample(steps, model, cores=2, mp_ctx=method, **options)
@@ -732,7 +735,7 @@ def test_progress_bars(case, bar, capsys, monkeypatch):
         assert (column in shown) == (bar != "split")
 
 
-MAY_BE_NAN = {"bandwidth", "component", "component_scaling", "surrogate_error"}
+MAY_BE_NAN = {"bandwidth", "component", "component_scaling", "surrogate_error", "mode"}
 """Statistics that are NaN until a proposal is learnt, or where no move of its kind was made."""
 
 

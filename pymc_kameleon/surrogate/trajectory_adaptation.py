@@ -46,9 +46,9 @@ from pymc_kameleon.validation import checked_integer
 
 __all__ = ["TrajectoryAdaptation", "TrajectoryLearner"]
 
-GROWTH, MOST_NEW = 1.2, 150
-"""Factor between the numbers of evaluations at which the surrogate is fitted again, and the largest
-difference."""
+GROWTH, LATE_GROWTH, MOST_NEW = 1.2, 1.1, 150
+"""Factor between the numbers of evaluations at which the surrogate is fitted again; it is smaller
+where the difference would be larger than the last."""
 
 N_HISTORY = 1000
 N_EVALUATIONS = 6000
@@ -213,7 +213,8 @@ class TrajectoryLearner(Learner):
     def update(self, position, tune, rng):  # noqa: D102
         uncertainty, self.wanted = self.fit(rng), ()
         count = int(self.evaluations.count[0])
-        n_new = min(max(5, math.ceil((GROWTH - 1.0) * count)), MOST_NEW)
+        most = max(MOST_NEW, math.ceil((LATE_GROWTH - 1.0) * count))
+        n_new = min(max(5, math.ceil((GROWTH - 1.0) * count)), most)
         if uncertainty is not None:
             self.wanted = self._uncertain_points(uncertainty, round(EXPLORED * n_new), rng)
         self.next_update = count + n_new

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pymc as pm
 import pytest
-from models import begin, drive
+from models import begin, drive, sample
 from scipy.stats import chi2
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, SurrogateHMCStep
@@ -448,19 +448,10 @@ def test_axes_of_ones_own(surrogate_step, surrogate_result):
 
 
 def test_the_result_of_sampling_has_all_it_takes():
-    with gaussian_model(2):
-        step = SurrogateHMCStep()
-        idata = pm.sample(
-            draws=30,
-            tune=60,
-            chains=2,
-            cores=1,
-            step=step,
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-            discard_tuned_samples=False,
-        )
+    model = gaussian_model(2)
+    step = SurrogateHMCStep(model=model)
+    options = {"draws": 30, "tune": 60, "chains": 2, "discard_tuned_samples": False}
+    idata = sample(step, model, **options)
     assert min(plot_surrogate(idata)[0].lines[-2].get_xdata()) == -60
     assert plot_surrogate(step)[1].get_xlabel() == "x[0]"
 

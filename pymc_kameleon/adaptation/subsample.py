@@ -244,7 +244,7 @@ class SubsampleLearner(Learner):
     def begin_with(self, gaussian, rng):  # noqa: D102
         n = min(DRAWS_PER_DIMENSION * self.dim, self.choices.history_capacity)
         normals = rng.standard_normal((n, self.dim))
-        self.begin_warm(WarmStart(gaussian.location + normals @ gaussian.factor.T, None), rng)
+        self.begin_warm(WarmStart(gaussian.unwhiten(normals.T), None), rng)
 
     # what transitions take ------------------------------------------------------------------------
 

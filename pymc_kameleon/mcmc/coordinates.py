@@ -31,6 +31,10 @@ class Standardization(NamedTuple):
             linalg.solve_triangular(self.factor, (points - self.location).T, lower=True)
         )
 
+    def unwhiten(self, u: np.ndarray) -> np.ndarray:
+        """Points (n, d) whose standardised coordinates are `u` (d, n): the inverse of `whiten`."""
+        return self.location + u.T @ self.factor.T
+
 
 @jit
 def standardize(coordinates, position, out):

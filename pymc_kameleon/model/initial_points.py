@@ -118,15 +118,11 @@ def prior_draws(model: pm.Model, names: Sequence[str], n: int, seed: int) -> np.
                 drawn = search.draw_unconstrained()
         except FAILURES:
             continue
+        if search.undrawable_names() & set(names):
+            return np.array([])
         row = np.concatenate([np.ravel(drawn[name]) for name in names])
         if np.all(np.isfinite(row)):
             rows.append(row)
-    undrawable = search.undrawable or [False] * len(search.values)
-    if any(
-        fails and value.name in names
-        for fails, value in zip(undrawable, search.values, strict=True)
-    ):
-        rows = []
     return np.array(rows)
 
 
@@ -246,6 +242,11 @@ class _StartSearch:
                     natural = trial
                     break
         return natural
+
+    def undrawable_names(self) -> set[str]:
+        """Value variables whose priors were found to have no draws."""
+        undrawable = self.undrawable or [False] * len(self.values)
+        return {value.name for value, fails in zip(self.values, undrawable, strict=True) if fails}
 
     def draw_unconstrained(self) -> Point:
         """Draw from the prior: name of each value variable -> unconstrained value."""

@@ -129,8 +129,7 @@ def _checked_axes(axes) -> np.ndarray:
 
 def _surrogate_draws(step) -> np.ndarray:
     """Draws from the surrogate, shape (n, d), in raw coordinates."""
-    coordinates = step.learner.surrogate.standardization
-    return coordinates.location + step.learner.population.T @ coordinates.factor.T
+    return step.learner.surrogate.standardization.unwhiten(step.learner.population)
 
 
 def _dependent(step) -> list[int]:
@@ -187,30 +186,13 @@ def _draw_predictions(ax, found, true, is_typical, typical):
     shown = _scatter(ax, np.maximum(found, -edge), true, is_typical, s=13, alpha=0.8, zorder=3)
     low = ~is_typical
     # What is too low for the picture lies on its lower edge, or in the corner.
-    ax.plot(
-        np.clip(found[low], -edge, top),
-        np.full(low.sum(), -edge),
-        "v",
-        ms=4,
-        mew=0,
-        color=LOW_COLOR,
-        clip_on=False,
-        zorder=2,
-        label="lower",
-    )
+    at_edge = {"ms": 4, "mew": 0, "clip_on": False}
+    x, y = np.clip(found[low], -edge, top), np.full(low.sum(), -edge)
+    ax.plot(x, y, "v", color=LOW_COLOR, zorder=2, label="lower", **at_edge)
     misjudged = is_typical & ~inside
     if misjudged.any():
-        ax.plot(
-            np.full(misjudged.sum(), -edge),
-            true[misjudged],
-            "<",
-            ms=4,
-            mew=0,
-            color=INK,
-            clip_on=False,
-            zorder=4,
-            label="predicted lower",
-        )
+        x, y = np.full(misjudged.sum(), -edge), true[misjudged]
+        ax.plot(x, y, "<", color=INK, zorder=4, label="predicted lower", **at_edge)
     ax.set(
         xlim=(-edge, top),
         ylim=(-edge, top),

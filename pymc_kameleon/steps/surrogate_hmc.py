@@ -155,7 +155,6 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 ", ".join(self.target.names),
                 ", ".join(variable.name for variable in self.target.shared),
             )
-
         self.prior_points = np.zeros((0, self.dim))
         if self._searches:
             n = POOL * self._n_prior_points
@@ -223,11 +222,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if n_evals and self.learner.has_learnt:
             value = chain.proposed_value[:N_TERMS].sum()
             error = value - predicted_at(self.learner.surrogate, chain.proposal)
-        self.report.calls_made += n_evals
         return super()._learnt_statistics(n_evals) | {
             "surrogate_error": error,
             "mode": self.learner.mode_of(chain.position),
-            "calls_made": float(self.report.calls_made),
+            "calls_made": float(self.report.evaluations + n_evals),
         }
 
     def _complaint_of_acceptance(self):
@@ -239,10 +237,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             f"At the end of tuning, trajectories of {', '.join(self.target.names)} on the "
             f"surrogate (acceptance {learner.acceptance:.3f}) took the chain less far than "
             "differences of earlier points: it does not follow the log density, so those make most "
-            "of the moves. "
-            "Tune longer "
-            f"(tune={2 * self.default_tune_steps}); if that does not help, the log density is "
-            "not smooth enough: take KameleonStep.",
+            f"of the moves. Tune longer (tune={2 * self.default_tune_steps}); if that does not "
+            "help, the log density is not smooth enough: take KameleonStep.",
         )
 
     def proposal_covariance(self, x):

@@ -5,7 +5,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.surrogate.regression import Regression, regression_value
+from pymc_kameleon.surrogate.regression import Regression, regression_value, regression_values
 
 __all__ = ["find_modes", "nearest_mode"]
 
@@ -52,7 +52,7 @@ def find_modes(surrogate: Regression, points: np.ndarray) -> np.ndarray:
     int64 array, shape (n,)
         Number of the mode of each, the largest first; -1 for low draws, and for few of their own.
     """
-    values = np.array([regression_value(surrogate, u) for u in np.ascontiguousarray(points.T)])
+    values = regression_values(surrogate, points.T)
     high = np.flatnonzero(values >= np.median(values))
     linked = np.zeros((len(high), len(high)), dtype=np.bool_)
     _link(surrogate, np.ascontiguousarray(points[:, high].T), values[high], linked)

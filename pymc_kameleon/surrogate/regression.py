@@ -52,6 +52,7 @@ __all__ = [
     "predicted_at",
     "regression_gradient",
     "regression_value",
+    "regression_values",
 ]
 
 RATIONAL = COVARIANCES["rational_quadratic"]
@@ -121,6 +122,11 @@ def regression_value(regression, u):
         z[k] = u[k] * regression.inverse_lengthscales[k]
     correlations(RATIONAL, z, regression.centres, m, 1, basis)
     return mean_value(regression.mean, u) + dot(regression.weights, basis[0], m)
+
+
+def regression_values(regression: Regression, rows: np.ndarray) -> np.ndarray:
+    """Surrogate (n,) at the rows of an array (n, d), in standardised coordinates."""
+    return np.array([regression_value(regression, u) for u in np.ascontiguousarray(rows)])
 
 
 @jit

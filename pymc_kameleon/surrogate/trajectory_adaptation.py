@@ -27,7 +27,7 @@ from pymc_kameleon.surrogate.regression import (
     fit_regression,
     no_regression,
     posterior_covariance,
-    regression_value,
+    regression_values,
     typical_depth,
 )
 from pymc_kameleon.surrogate.trajectory import (
@@ -211,23 +211,23 @@ class TrajectoryLearner(Learner):
         return min(n, max(0, self.next_update - int(self.evaluations.count[0])))
 
     def update(self, position, tune, rng):  # noqa: D102
-        uncertainty, self.wanted = self.fit(rng), ()
+        fitted, self.wanted = self.fit(rng), ()
         count = int(self.evaluations.count[0])
         most = max(MOST_NEW, math.ceil((LATE_GROWTH - 1.0) * count))
         n_new = min(max(5, math.ceil((GROWTH - 1.0) * count)), most)
-        if uncertainty is not None:
-            self.wanted = self._uncertain_points(uncertainty, round(EXPLORED * n_new), rng)
+        if fitted is not None:
+            self.wanted = self._uncertain_points(*fitted, round(EXPLORED * n_new))
         self.next_update = count + n_new
 
-    def _uncertain_points(self, uncertainty, n, rng):
+    def _uncertain_points(self, uncertainty, annealed, n):
         """Raw points, at most `n`, that may be typical and where the surrogate is uncertain.
 
         They are picked one by one from hot draws from the surrogate, each as if the ones before
         were known.
         """
         surrogate = self.surrogate
-        candidates = np.concatenate([part[:N_CANDIDATES] for part in self.annealed])
-        values = np.array([regression_value(surrogate, u) for u in candidates])
+        candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
+        values = regression_values(surrogate, candidates)
         covariance = posterior_covariance(
             surrogate, uncertainty, np.ascontiguousarray(candidates.T)
         )
@@ -244,8 +244,7 @@ class TrajectoryLearner(Learner):
             covariance = covariance - np.outer(column, column)
             variance = np.diagonal(covariance).copy()
             variance[best] = 0.0
-        coordinates = surrogate.standardization
-        return coordinates.location + candidates[chosen] @ coordinates.factor.T
+        return surrogate.standardization.unwhiten(candidates[chosen].T)
 
     def end_tuning(self, position, rng):  # noqa: D102
         self._judge()
@@ -256,13 +255,14 @@ class TrajectoryLearner(Learner):
             self.modes = find_modes(self.surrogate, self.population)
         self.integrator.hot_share[0] = 0.0
 
-    def fit(self, rng: np.random.Generator) -> Uncertainty | None:
+    def fit(self, rng: np.random.Generator) -> tuple[Uncertainty, list[np.ndarray]] | None:
         """Fit surrogate, integrator and difference moves to what is known.
 
         Returns
         -------
-        Uncertainty or None
-            That of the surrogate; None, and nothing has changed, if there was no fit.
+        (Uncertainty, list of arrays) or None
+            That of the surrogate, and what `anneal` drew from it; None, and nothing has changed, if
+            there was no fit.
         """
         points, values = self.evaluations.stored()
         if not np.any(np.isfinite(values)):
@@ -287,12 +287,12 @@ class TrajectoryLearner(Learner):
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
         integrator.n_steps[0] = 0.0
-        self.annealed, self.n_fitted = annealed, int(self.evaluations.count[0])
+        self.n_fitted = int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.modes = np.full(N_TYPICAL, -1)
         self.surrogate, self.integrator, self.differences = surrogate, integrator, typical
         self._judge()
-        return uncertainty
+        return uncertainty, annealed
 
     def _judge(self):
         """Let those moves be the more that took the chain further since the last fit."""
@@ -333,8 +333,8 @@ class TrajectoryLearner(Learner):
 
     def mode_of(self, position: np.ndarray) -> float:
         """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""
-        if not np.any(self.modes >= 0):
-            return math.nan
+        if not np.any(self.modes > 0):
+            return 0.0 if np.any(self.modes == 0) else math.nan
         u = self.surrogate.standardization.whiten(position[None])[:, 0]
         return float(nearest_mode(self.population, self.modes, u))
 

@@ -25,14 +25,14 @@ from pymc_kameleon.mcmc.linalg import add_into, copy_into, dot, factor_times
 from pymc_kameleon.mcmc.moves import ACCEPT, N_UNIFORMS, PICK
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
-from pymc_kameleon.surrogate.regression import Regression, regression_value
+from pymc_kameleon.surrogate.regression import Regression, regression_value, regression_values
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     move_by_trajectory,
     tuned_integrator,
 )
 
-__all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "temperatures"]
+__all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal"]
 
 COLD, HOT = 0, 1
 """Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
@@ -47,7 +47,9 @@ cross between modes, and how many are tried in such a move."""
 UNIFORMS = 1 + 4 * TRIES
 """Uniform random numbers that a move takes."""
 
-HEATS = (8.0, 4.0, 2.0, 1.0, 0.0)
+HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
+"""Temperatures above 1 of the annealing, the hottest first, and of hot transitions: times the root
+of the dimension."""
 
 
 class SurrogateTransition(NamedTuple):
@@ -63,7 +65,12 @@ class SurrogateTransition(NamedTuple):
 
     surrogate: Regression
     integrator: Integrator
-    points: Annotated[np.ndarray, floats("d", "differences")]
+    points: Annotated[np.ndarray, floats("d", "population")]
+
+
+@jit
+def _temperature(heat, dim):
+    return 1.0 + heat / math.sqrt(dim)
 
 
 @jit
@@ -101,7 +108,7 @@ def _propose(proposal, chain, normals, uniforms):
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
-    temperature = 1.0 + 2.0 / math.sqrt(dim) if is_hot else 1.0
+    temperature = _temperature(HOT_HEAT, dim) if is_hot else 1.0
     start = value = regression_value(surrogate, u)
     for m in range(1 + int(uniforms[PICK] * MOVES)):
         first = N_UNIFORMS + m * UNIFORMS
@@ -142,11 +149,6 @@ def _move_all(surrogate, integrator, points, temperature, particles, values, nor
             )
 
 
-def temperatures(dim: int) -> list[float]:
-    """Temperatures of the annealing, the hottest first, down to 1."""
-    return [1.0 + heat / math.sqrt(dim) for heat in HEATS]
-
-
 def anneal(
     surrogate: Regression,
     integrator: Integrator,
@@ -172,15 +174,17 @@ def anneal(
     Returns
     -------
     list of arrays, shape (n, d)
-        Draws from exp(s / T), one array for each of `temperatures`.
+        Draws from exp(s / T), one array for each temperature, the hottest
+        first, down to T = 1.
     Integrator
         Tuned for the last of them.
     """
     dim = starts.shape[1]
     particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]
-    values = np.array([regression_value(surrogate, u) for u in particles])
+    values = regression_values(surrogate, particles)
     found, before = [], np.inf
-    for temperature in temperatures(dim):
+    for heat in HEATS:
+        temperature = _temperature(heat, dim)
         log_weights = values * (1.0 / temperature - 1.0 / before)
         weights = np.exp(log_weights - log_weights.max())
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())

@@ -15,7 +15,8 @@ from scipy.stats import chi2
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, SurrogateHMCStep
 from pymc_kameleon.plots import plot_proposals, plot_surrogate
 from pymc_kameleon.plots.surrogate import implied_acceptance
-from pymc_kameleon.surrogate.regression import predicted, typical_depth
+from pymc_kameleon.surrogate.posterior import predicted
+from pymc_kameleon.surrogate.regression import typical_depth
 from pymc_kameleon.targets import Banana
 
 COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])
@@ -332,7 +333,7 @@ def surrogate_result():
 
 def test_predictions_are_those_of_all_evaluations(surrogate_step):
     left, _ = plot_surrogate(surrogate_step)
-    points, values = surrogate_step.learner.evaluations.stored()
+    points, values, _ = surrogate_step.learner.known()
     true = values - values.max()
     is_typical = true > -typical_depth(3)
     (dots,) = left.collections
@@ -350,7 +351,7 @@ def test_predictions_are_those_of_all_evaluations(surrogate_step):
 
 def test_a_misjudged_evaluation_is_marked():
     step = learnt(gaussian_model(2))
-    step.learner.surrogate.mean.linear[:] += 40.0
+    step.learner.regression.mean.linear[:] += 40.0
     left, _ = plot_surrogate(step)
     (marked,) = [line for line in left.lines if line.get_marker() == "<"]
     assert set(marked.get_xdata()) == {left.get_xlim()[0]}
@@ -363,7 +364,7 @@ def test_evaluations_are_drawn_where_they_were(surrogate_step, variables):
     names = ["rate (log)", "x[0]", "x[1]"]
     pair = {("rate", "x[1]"): [0, 2], (2, 0): [2, 0], None: [1, 2]}[variables]
     assert [right.get_xlabel(), right.get_ylabel()] == [names[i] for i in pair]
-    points, values = surrogate_step.learner.evaluations.stored()
+    points, values, _ = surrogate_step.learner.known()
     is_typical = values > values.max() - typical_depth(3)
     dots = next(c for c in right.collections if len(c.get_offsets()) == is_typical.sum())
     np.testing.assert_array_equal(dots.get_offsets(), points[is_typical][:, pair])

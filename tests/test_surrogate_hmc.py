@@ -19,14 +19,14 @@ from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.surrogate import trajectory, transition
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
-from pymc_kameleon.surrogate.regression import (
-    fit_regression,
-    misfits,
+from pymc_kameleon.surrogate.posterior import (
+    NO_PRIOR,
+    PosteriorSurrogate,
     predicted,
-    regression_gradient,
-    regression_value,
-    typical_depth,
+    surrogate_gradient,
+    surrogate_value,
 )
+from pymc_kameleon.surrogate.regression import fit_regression, misfits, typical_depth
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -42,30 +42,35 @@ def fitted(target=BANANA, n=80, max_centers=500, seed=0):
     points = target.draw(n, np.random.default_rng(seed))
     values = target.log_density(points)
     coordinates = standardization(points, np.ones(target.dim))
-    return fit_regression(points, values, coordinates, max_centers)[0], points, values
+    regression, _ = fit_regression(points, values, coordinates, max_centers)
+    return PosteriorSurrogate(regression, NO_PRIOR), points, values
 
 
 # the regression -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dim", [1, 2, 5])
-def test_gradient_is_that_of_the_value(dim):
-    target = CorrelatedGaussian(dim) if dim == 1 else Banana(0.1, dim=dim)
-    regression, _, _ = fitted(target, n=60)
+def assert_gradient_is_that_of_the_value(surrogate, dim):
     rng = np.random.default_rng(1)
     for u in rng.normal(size=(5, dim)):
         found = np.empty(dim)
-        regression_gradient(regression, u, np.empty(regression.weights.size), found)
+        surrogate_gradient(surrogate, u, np.empty(surrogate.regression.weights.size), found)
         steps = 1e-5 * np.eye(dim)
         expected = [
-            (regression_value(regression, u + h) - regression_value(regression, u - h)) / 2e-5
+            (surrogate_value(surrogate, u + h) - surrogate_value(surrogate, u - h)) / 2e-5
             for h in steps
         ]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_gradient_is_that_of_the_value(dim):
+    target = CorrelatedGaussian(dim) if dim == 1 else Banana(0.1, dim=dim)
+    assert_gradient_is_that_of_the_value(fitted(target, n=60)[0], dim)
+
+
 def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
-    regression, points, values = fitted(n=40)
+    surrogate, points, values = fitted(n=40)
+    regression = surrogate.regression
     u = regression.standardization.whiten(points)
     prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)]
     residuals, noise = misfits(values, np.array(prior), 2)
@@ -80,7 +85,7 @@ def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     raw = new / regression.inverse_lengthscales
     prior = [mean_value(regression.mean, row) for row in raw]
     expected = prior + covariance(new, z) @ solved
-    found = [regression_value(regression, row) for row in raw]
+    found = [surrogate_value(surrogate, row) for row in raw]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -88,9 +93,9 @@ def test_few_centres_learn_from_all_evaluations():
     test = BANANA.draw(300, np.random.default_rng(5))
 
     def error(n):
-        regression = fitted(n=n, max_centers=40)[0]
-        assert regression.weights.size <= 40
-        return np.median(np.abs(predicted(regression, test) - BANANA.log_density(test)))
+        surrogate = fitted(n=n, max_centers=40)[0]
+        assert surrogate.regression.weights.size <= 40
+        return np.median(np.abs(predicted(surrogate, test) - BANANA.log_density(test)))
 
     assert error(400) < 0.5 * error(40)
 
@@ -119,12 +124,13 @@ def test_points_without_density_do_not_spoil_the_rest():
     points = rng.normal(size=(300, 2))
     values = np.where(points[:, 0] < 1.0, -0.5 * np.sum(points**2, axis=1), -np.inf)
     regression, _ = fit_regression(points, values, standardization(points, np.ones(2)), 500)
+    surrogate = PosteriorSurrogate(regression, NO_PRIOR)
     test = rng.normal(size=(300, 2))
     inside = test[:, 0] < 0.5
-    error = predicted(regression, test[inside]) + 0.5 * np.sum(test[inside] ** 2, axis=1)
+    error = predicted(surrogate, test[inside]) + 0.5 * np.sum(test[inside] ** 2, axis=1)
     assert np.median(np.abs(error)) < 0.2
-    far_out = predicted(regression, np.array([[2.0, 0.0], [2.5, 0.5]]))
-    assert np.all(far_out < predicted(regression, np.zeros((1, 2))) - typical_depth(2) / 2)
+    far_out = predicted(surrogate, np.array([[2.0, 0.0], [2.5, 0.5]]))
+    assert np.all(far_out < predicted(surrogate, np.zeros((1, 2))) - typical_depth(2) / 2)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 40])
@@ -135,48 +141,117 @@ def test_the_mean_falls_in_all_directions(dim):
     assert np.linalg.eigvalsh(mean.quadratic)[-1] <= -0.05 + 1e-9
 
 
+# the prior ----------------------------------------------------------------------------------------
+
+
+def learnt(model, vars=None):
+    """Return a step, and points at which the log density is known."""
+    step = SurrogateHMCStep(vars, model=model)
+    begin(step, 5, tune=60)
+    drive(step, model.initial_point(), 60, tune=60)
+    return step
+
+
+def test_the_prior_is_the_models_own_and_only_the_rest_is_learnt():
+    with pm.Model() as model:
+        pm.Uniform("share", 0.0, 3.0)
+        pm.HalfCauchy("scale", 2.0)
+        pm.Potential("y", -0.5 * pt.sum((model["share"] - 2.9) ** 2) / 0.04)
+    step = learnt(model)
+    assert_gradient_is_that_of_the_value(step.learner.surrogate, 2)
+    points, values, priors = step.learner.known()
+    terms = np.array([step.target(point) for point in points])
+    np.testing.assert_allclose(values, terms.sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(priors, terms[:, 0], rtol=1e-12)
+    np.testing.assert_array_equal(step.learner.evaluations.stored()[1], terms[:, 1])
+    # Far from all evaluations, where the likelihood still is the same: a learnt prior would fall by
+    # hundreds.
+    far = np.array([[4.0, -30.0], [4.0, 0.0], [4.0, 30.0]])
+    exact = [step.target(point)[0] for point in far]
+    assert np.ptp(predicted(step.learner.surrogate, far) - exact) < 10.0 < np.ptp(exact)
+
+
+def test_a_prior_that_another_step_moves_is_followed(caplog):
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        x = pm.Normal("x", 0.0, scale, shape=2)
+        pm.Potential("y", -0.5 * pt.sum((x - 2.0) ** 2))
+    step = learnt(model, [x])
+    assert "depends on" not in caplog.text
+    point = np.array([[2.0, 1.0], [2.0, 3.0]])
+    for log_scale in (0.0, 1.0):
+        next(iter(step.target.shared.values())).set_value(np.array(log_scale))
+        exact = [step.target(row).sum() for row in point]
+        np.testing.assert_allclose(predicted(step.learner.surrogate, point), exact, atol=0.02)
+
+
+def _without_gradient(x):
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dvector])
+    def densities(x):
+        return -0.5 * x**2
+
+    return densities(x)
+
+
+@pytest.mark.parametrize("has_likelihood", [True, False])
+def test_a_prior_that_cannot_be_called_is_learnt(has_likelihood):
+    with pm.Model() as model:
+        if has_likelihood:
+            x = pm.CustomDist("x", logp=_without_gradient, shape=2)
+            pm.Potential("y", -0.5 * pt.sum((x - 1.0) ** 2))
+        else:
+            pm.Normal("x", 0.0, 1.0, shape=2)
+    step = learnt(model)
+    assert step.learner.log_prior.size == 0
+    points, values, _ = step.learner.known()
+    np.testing.assert_allclose(values, [step.target(point).sum() for point in points])
+    typical = points[values > values.max() - 3.0]
+    exact = [step.target(point).sum() for point in typical]
+    np.testing.assert_allclose(predicted(step.learner.surrogate, typical), exact, atol=0.1)
+
+
 # trajectories -------------------------------------------------------------------------------------
 
 
-def moved(regression, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
+def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
     u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
-    work = np.empty(regression.weights.size)
-    regression_gradient(regression, u, work, gradient)
+    work = np.empty(surrogate.regression.weights.size)
+    surrogate_gradient(surrogate, u, work, gradient)
     stays = trajectory.leapfrog(
-        regression, root, step_size, n_steps, radius, gradient, work, u, momentum
+        surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum
     )
     return u, momentum, stays
 
 
 def test_leapfrog_is_reversible_and_keeps_volume():
-    regression, _, _ = fitted(Banana(0.1, dim=3))
+    surrogate, _, _ = fitted(Banana(0.1, dim=3))
     rng = np.random.default_rng(7)
     root = np.tril(rng.normal(size=(3, 3))) + 2 * np.eye(3)
     u, momentum = rng.normal(size=(2, 3))
-    there, momentum_there, stays = moved(regression, root, u, momentum, n_steps=6)
+    there, momentum_there, stays = moved(surrogate, root, u, momentum, n_steps=6)
     assert stays
-    back, momentum_back, _ = moved(regression, root, there, -momentum_there, n_steps=6)
+    back, momentum_back, _ = moved(surrogate, root, there, -momentum_there, n_steps=6)
     np.testing.assert_allclose(back, u, atol=1e-9)
     np.testing.assert_allclose(-momentum_back, momentum, atol=1e-9)
     start, columns = np.concatenate([u, momentum]), []
     for h in 1e-6 * np.eye(6):
-        ends = [moved(regression, root, *np.split(start + s * h, 2), n_steps=6) for s in (1, -1)]
+        ends = [moved(surrogate, root, *np.split(start + s * h, 2), n_steps=6) for s in (1, -1)]
         plus, minus = (np.concatenate(end[:2]) for end in ends)
         columns.append((plus - minus) / 2e-6)
     assert np.linalg.det(columns) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
-    regression, _, _ = fitted()
+    surrogate, _, _ = fitted()
     rng, n_left = np.random.default_rng(8), 0
     for _ in range(200):
         u, momentum = 0.3 * rng.normal(size=2), 1.5 * rng.normal(size=2)
-        there, momentum_there, _ = moved(regression, np.eye(2), u, momentum, n_steps=9)
+        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=9)
         if np.linalg.norm(there) > 2.0:
             continue
-        _, _, stays = moved(regression, np.eye(2), u, momentum, n_steps=9, radius=2.0)
+        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=9, radius=2.0)
         _, _, stays_back = moved(
-            regression, np.eye(2), there, -momentum_there, n_steps=9, radius=2.0
+            surrogate, np.eye(2), there, -momentum_there, n_steps=9, radius=2.0
         )
         assert stays == stays_back
         n_left += not stays
@@ -184,13 +259,13 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
 
 
 def test_step_size_is_chosen_for_its_acceptance():
-    regression, points, _ = fitted(n=200)
-    u = np.ascontiguousarray(regression.standardization.whiten(points).T)
+    surrogate, points, _ = fitted(n=200)
+    u = np.ascontiguousarray(surrogate.regression.standardization.whiten(points).T)
     integrator = trajectory.new_integrator(2)
     integrator.radius[0] = 20.0
     steps = [
         trajectory.tuned_integrator(
-            regression, integrator, u, share, np.random.default_rng(1)
+            surrogate, integrator, u, share, np.random.default_rng(1)
         ).step_size[0]
         for share in (0.6, 0.9, 0.99)
     ]
@@ -225,7 +300,7 @@ def p_values(target, spoil=None, n=20_000, steps_per_draw=8, **options):
 
 def wrong_surrogate(learner):
     """Tilt it: its own draws are elsewhere, and refused half the time."""
-    learner.surrogate.mean.linear[:] += 0.8
+    learner.regression.mean.linear[:] += 0.8
 
 
 def hot(learner):
@@ -295,8 +370,10 @@ class TwoModes:
 
 
 @pytest.mark.slow
-def test_exact_draws_of_two_modes_stay_exact_and_cross():
-    found, step = p_values(TwoModes(), steps_per_draw=4)
+@pytest.mark.parametrize("spoil", [None, wrong_surrogate])
+def test_exact_draws_of_two_modes_stay_exact_and_cross(spoil):
+    found, step = p_values(TwoModes(), spoil, steps_per_draw=4)
+    assert step.learner.log_prior.size > 0
     assert min(found.values()) > BOUND, found
     point, sides = {"x": TwoModes.means[0]}, []
     for _ in range(400):
@@ -327,9 +404,9 @@ def test_a_ratio_without_the_surrogate_is_caught():
 
 def test_a_curved_mode_is_one_and_two_are_two():
     for target, n_modes in ((Ring(4.0, 1.0, dim=2), 1), (BANANA, 1), (TwoModes(), 2)):
-        regression, points, _ = fitted(target, n=300)
-        u = regression.standardization.whiten(points)
-        modes = find_modes(regression, u)
+        surrogate, points, _ = fitted(target, n=300)
+        u = surrogate.regression.standardization.whiten(points)
+        modes = find_modes(surrogate, u)
         assert modes.max() == n_modes - 1, target
     in_second = points[:, 0] > 0.5
     assert np.all(in_second[modes == 1]) and not np.any(in_second[modes == 0])
@@ -354,7 +431,7 @@ def test_each_chain_finds_both_modes_and_their_weights():
         sides = np.array(sides)
         error = np.sqrt(0.21 / float(az.ess(sides[None])))
         assert abs(sides.mean() - 0.3) < 5 * error < 0.25
-        np.testing.assert_array_equal(told, sides)
+        assert np.mean(told != sides) < 0.005  # a draw between the two may be counted to either
 
 
 # the search ---------------------------------------------------------------------------------------
@@ -431,11 +508,11 @@ def test_nothing_is_learnt_after_tuning():
     _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
     step.stop_tuning()
     before = step.learner.sampling_state
-    held = [np.copy(part) for part in (*before.surrogate[2:], before.integrator.root)]
+    held = [np.copy(part) for part in (*before.regression[2:], before.integrator.root)]
     count = before.evaluations.count.copy()
     drive(step, point, 50, tune=-1)
     after = step.learner.sampling_state
-    for old, new in zip(held, (*after.surrogate[2:], after.integrator.root), strict=True):
+    for old, new in zip(held, (*after.regression[2:], after.integrator.root), strict=True):
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)
     assert after.integrator.hot_share[0] == 0.0

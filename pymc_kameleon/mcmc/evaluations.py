@@ -7,6 +7,7 @@ from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import accept_in_two_stages, has_first_stage, remember
 from pymc_kameleon.mcmc.layout import flags, floats, integers
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 
 __all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
 
@@ -21,7 +22,9 @@ class Evaluations(NamedTuple):
     points : array, shape (m, d)
         Raw coordinates.
     values : array, shape (m,)
-        Log densities; -inf where they were not finite.
+        What is learnt: log-likelihoods, or log densities; -inf where they were not finite.
+    first_term : int64 array, shape (1,)
+        First term of the log density that counts in it: 1 if the prior is not learnt.
     count : int64 array, shape (1,)
         How many there were so far; they are stored modulo m.
     learns : bool array, shape (1,)
@@ -29,6 +32,7 @@ class Evaluations(NamedTuple):
 
     points: Annotated[np.ndarray, floats("evaluations", "d")]
     values: Annotated[np.ndarray, floats("evaluations")]
+    first_term: Annotated[np.ndarray, integers(1)]
     count: Annotated[np.ndarray, integers(1)]
     learns: Annotated[np.ndarray, flags(1)]
 
@@ -50,13 +54,17 @@ def new_evaluations(capacity: int, dim: int) -> Evaluations:
         np.zeros((capacity, dim)),
         np.zeros(capacity),
         np.zeros(1, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
         np.ones(1, dtype=np.bool_),
     )
 
 
 @register_jitable
-def keep_evaluation(evaluations, point, value):
-    """Remember the log density `value` at `point` (d,)."""
+def keep_evaluation(evaluations, point, terms):
+    """Remember the log density at `point` (d,), of which `terms` has the terms, or more."""
+    value = 0.0
+    for k in range(evaluations.first_term[0], N_TERMS):
+        value += terms[k]
     i = evaluations.count[0] % evaluations.values.size
     for k in range(point.size):
         evaluations.points[i, k] = point[k]
@@ -74,8 +82,7 @@ def _rejected(evaluations, log_density, chain, log_ratio, uniforms):
 
 def _remember(evaluations, chain, moved_unscreened):
     if evaluations.learns[0]:
-        value = chain.proposed_value
-        keep_evaluation(evaluations, chain.proposal, value[0] + value[1] + value[2])
+        keep_evaluation(evaluations, chain.proposal, chain.proposed_value)
 
 
 has_first_stage.register(Evaluations, _screens_nothing)

@@ -242,8 +242,9 @@ class LogDensity:
     @property
     def with_gradients(self) -> ModelFunction:
         """The three terms, the gradient of the log prior and that of the log likelihood."""
+        prior, likelihood, estimate = self._outputs
         return self._compiled_once(
-            "gradients", lambda: [*self._outputs, *self._gradients_of(self._outputs)]
+            "gradients", lambda: [*self._outputs, *self._gradients_of(prior, likelihood + estimate)]
         )
 
     @property
@@ -258,7 +259,7 @@ class LogDensity:
         zero = pt.constant(0.0)
         return self._compiled_once(
             "prior gradient",
-            lambda: [self._outputs[0], zero, zero, self._gradients_of(self._outputs)[0]],
+            lambda: [self._outputs[0], zero, zero, *self._gradients_of(self._outputs[0])],
         )
 
     def _compiled_once(self, name, outputs):
@@ -304,12 +305,11 @@ class LogDensity:
     def _compile(self, outputs):
         return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)
 
-    def _gradients_of(self, terms):
-        """Gradients of the log prior and of the log likelihood with its estimated part."""
+    def _gradients_of(self, *terms):
         try:
             return [
                 pt.grad(rewrite_pregrad(term), self._input, disconnected_inputs="ignore")
-                for term in (terms[0], terms[1] + terms[2])
+                for term in terms
             ]
         except (NotImplementedError, NullTypeGradError) as error:
             named = ", ".join(black_boxes(terms)) or str(error)

@@ -11,7 +11,8 @@ from pymc_kameleon._compat import group_dataset, is_result
 from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names
 from pymc_kameleon.plots.evidence_estimates import COLORS, INK, STYLE
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
-from pymc_kameleon.surrogate.regression import predicted, typical_depth
+from pymc_kameleon.surrogate.posterior import predicted
+from pymc_kameleon.surrogate.regression import typical_depth
 
 __all__ = ["plot_surrogate"]
 
@@ -129,7 +130,7 @@ def _checked_axes(axes) -> np.ndarray:
 
 def _surrogate_draws(step) -> np.ndarray:
     """Draws from the surrogate, shape (n, d), in raw coordinates."""
-    return step.learner.surrogate.standardization.unwhiten(step.learner.population)
+    return step.learner.regression.standardization.unwhiten(step.learner.population)
 
 
 def _dependent(step) -> list[int]:
@@ -148,7 +149,7 @@ def _dependent(step) -> list[int]:
 
 
 def _draw_step(axes, step, names, pair):
-    points, values = step.learner.evaluations.stored()
+    points, values, _ = step.learner.known()
     best, typical = values.max(), typical_depth(step.dim)
     true = values - best
     found = predicted(step.learner.surrogate, points) - best
@@ -243,7 +244,7 @@ def _draw_plane(ax, step, points, is_typical, pair, best):
 def _within_reach(step, grid):
     """Surrogate at the rows of `grid`, NaN where no trajectory goes."""
     surrogate, radius = step.learner.surrogate, step.learner.integrator.radius[0]
-    squares = np.sum(surrogate.standardization.whiten(grid) ** 2, axis=0)
+    squares = np.sum(surrogate.regression.standardization.whiten(grid) ** 2, axis=0)
     return np.where(squares <= radius**2, predicted(surrogate, grid), np.nan)
 
 

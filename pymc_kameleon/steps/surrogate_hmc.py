@@ -10,10 +10,11 @@ from pymc.stats.convergence import WarningType
 from pymc_kameleon.adaptation.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import prior_draws
+from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import move_near_mode, search_from
-from pymc_kameleon.surrogate.regression import predicted_at
+from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation
 
 __all__ = ["SurrogateHMCStep"]
@@ -25,6 +26,17 @@ POOL = 8
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
+
+
+def _prior_with_gradient(target) -> ModelFunction | None:
+    """Log prior with its gradient for compiled code; None where it has to be learnt."""
+    if not target.has_likelihood:
+        return None
+    try:
+        prior = target.prior_with_gradient
+    except NotImplementedError:
+        return None
+    return None if prior.compiled() is None else prior
 
 
 @with_shared_parameters
@@ -148,12 +160,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 "it saves. Take KameleonStep, or NUTS where there is a gradient.",
                 self.dim,
             )
-        if self.target.shared:
+        self.known_prior = _prior_with_gradient(self.target)
+        others = self.target.others_in_likelihood
+        if self.known_prior is None:
+            others = [variable.name for variable in self.target.shared]
+        if others:
             _log.warning(
-                "The log density of %s depends on %s too, which another step moves: a surrogate "
+                "What the surrogate of %s learns depends on %s too, which another step moves: it "
                 "cannot follow it. Give this step those variables, if they are continuous.",
                 ", ".join(self.target.names),
-                ", ".join(variable.name for variable in self.target.shared),
+                ", ".join(others),
             )
         self.prior_points = np.zeros((0, self.dim))
         if self._searches:
@@ -174,13 +190,13 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     # the start ------------------------------------------------------------------------------------
 
     def _begin_tuning(self, x):
-        self.learner.keep(self.chain.position, self.chain.value[:N_TERMS].sum())
+        self.learner.keep(self.chain.position, self.chain.value)
         if self._searches:
             self._search(from_anywhere=np.array_equal(x, self.target.default_start))
 
     def _evaluate_at(self, x):
         value = super()._evaluate_at(x)
-        self.learner.keep(x, value)
+        self.learner.keep(x, self.chain.proposed_value)
         return value
 
     def _explore(self):
@@ -201,12 +217,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 begin, best = pool[i], value
         search_from(begin, self._evaluate_at)
         learner.fit(self.rng)
-        gaussian, known = learner.surrogate.standardization, learner.evaluations.stored()
-        move_near_mode(chain, gaussian, *known, self._evaluate_at, self.rng)
+        gaussian, (points, values, _) = learner.regression.standardization, learner.known()
+        move_near_mode(chain, gaussian, points, values, self._evaluate_at, self.rng)
         learner.next_update = int(learner.evaluations.count[0]) + 5
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)
+        learner.prior = self.known_prior
+        learner.evaluations.first_term[0] = self.known_prior is not None
         if warm is not None:
             self.learner = learner
             learner.history.begin_with(warm.points)

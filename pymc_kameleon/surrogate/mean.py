@@ -11,6 +11,7 @@ from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = [
+    "LARGEST_CURVATURE",
     "Mean",
     "constant_mean",
     "fit_confining_mean",
@@ -126,7 +127,7 @@ def fit_confining_mean(
     values, weights : array, shape (t,)
         Values, and what multiplies their misfits.
     largest_curvature : float
-        Negative.
+        Negative, or 0 if something else confines.
     """
     dim, centre = len(u), values.max()
     if n_coefficients(dim) > LARGEST_FIT:

@@ -5,7 +5,11 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.surrogate.regression import Regression, regression_value, regression_values
+from pymc_kameleon.surrogate.posterior import (
+    PosteriorSurrogate,
+    surrogate_value,
+    surrogate_values,
+)
 
 __all__ = ["find_modes", "nearest_mode"]
 
@@ -30,12 +34,12 @@ def _link(surrogate, points, values, linked):
                 share = m / (N_BETWEEN + 1.0)
                 for k in range(dim):
                     between[k] = share * points[i, k] + (1.0 - share) * points[j, k]
-                if regression_value(surrogate, between) < lowest:
+                if surrogate_value(surrogate, between) < lowest:
                     linked[i, j] = False
                     break
 
 
-def find_modes(surrogate: Regression, points: np.ndarray) -> np.ndarray:
+def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     """Group draws from a surrogate by its modes.
 
     Two of the higher half are linked if the straight line between them crosses no deep valley; a
@@ -43,7 +47,7 @@ def find_modes(surrogate: Regression, points: np.ndarray) -> np.ndarray:
 
     Parameters
     ----------
-    surrogate : Regression
+    surrogate : PosteriorSurrogate
     points : array, shape (d, n)
         Draws, in standardised coordinates.
 
@@ -52,7 +56,7 @@ def find_modes(surrogate: Regression, points: np.ndarray) -> np.ndarray:
     int64 array, shape (n,)
         Number of the mode of each, the largest first; -1 for low draws, and for few of their own.
     """
-    values = regression_values(surrogate, points.T)
+    values = surrogate_values(surrogate, points.T)
     high = np.flatnonzero(values >= np.median(values))
     linked = np.zeros((len(high), len(high)), dtype=np.bool_)
     _link(surrogate, np.ascontiguousarray(points[:, high].T), values[high], linked)

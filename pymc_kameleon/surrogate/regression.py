@@ -1,4 +1,4 @@
-r"""Regression of a log density on all its evaluations: a quadratic plus radial basis functions.
+r"""Regression of a log-likelihood on all evaluations: a quadratic plus radial basis functions.
 
 .. math:: s(u) = m(u) + \sum_j w_j\, \varphi(\lVert (u - c_j) / \ell \rVert^2)
 
@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from pymc_kameleon.mcmc.coordinates import Standardization, standardize
+from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import dot
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
@@ -33,6 +33,7 @@ from pymc_kameleon.surrogate.covariances import (
 )
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
 from pymc_kameleon.surrogate.mean import (
+    LARGEST_CURVATURE,
     Mean,
     constant_mean,
     fit_confining_mean,
@@ -48,11 +49,8 @@ __all__ = [
     "misfits",
     "no_regression",
     "posterior_covariance",
-    "predicted",
-    "predicted_at",
     "regression_gradient",
     "regression_value",
-    "regression_values",
 ]
 
 RATIONAL = COVARIANCES["rational_quadratic"]
@@ -115,7 +113,7 @@ def no_regression(dim: int) -> Regression:
 
 @jit
 def regression_value(regression, u):
-    """Evaluate the surrogate at `u` (d,)."""
+    """Evaluate the regression at `u` (d,)."""
     m = regression.weights.size
     z, basis = np.empty(u.size), np.empty((1, m))
     for k in range(u.size):
@@ -124,22 +122,9 @@ def regression_value(regression, u):
     return mean_value(regression.mean, u) + dot(regression.weights, basis[0], m)
 
 
-def regression_values(regression: Regression, rows: np.ndarray) -> np.ndarray:
-    """Surrogate (n,) at the rows of an array (n, d), in standardised coordinates."""
-    return np.array([regression_value(regression, u) for u in np.ascontiguousarray(rows)])
-
-
-@jit
-def predicted_at(regression, x):
-    """Surrogate at `x` (d,), in raw coordinates."""
-    u = np.empty(x.size)
-    standardize(regression.standardization, x, u)
-    return regression_value(regression, u)
-
-
 @jit(fastmath=SIMD)
 def regression_gradient(regression, u, work, out):
-    """Gradient of the surrogate in `u` (d,), into `out` (d,); `work` has shape (m,)."""
+    """Gradient of the regression in `u` (d,), into `out` (d,); `work` has shape (m,)."""
     centres, weights = regression.centres, regression.weights
     z = np.empty(u.size)
     for k in range(u.size):
@@ -210,11 +195,6 @@ def _choose_centres(coordinates, importance, size, chosen):
     return size
 
 
-def predicted(regression: Regression, points: np.ndarray) -> np.ndarray:
-    """Surrogate (n,) at the rows of `points` (n, d), in raw coordinates."""
-    return np.array([predicted_at(regression, point) for point in points])
-
-
 def typical_depth(dim: int) -> float:
     """Depth below the largest value within which a Gaussian posterior has nearly all its mass."""
     return 0.5 * dim + 3.0 * math.sqrt(0.5 * dim) + 6.0
@@ -229,16 +209,16 @@ def compressed(depth: np.ndarray, typical: float) -> np.ndarray:
     return np.minimum(depth, typical) + typical * -np.expm1(-excess)
 
 
-def misfits(values: np.ndarray, prior: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+def misfits(values: np.ndarray, expected: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Return what the radial basis functions are to add to the prior mean, and how closely.
 
-    The difference of the compressed value; but where that is far below the typical set, and the
-    prior mean further, nothing.
+    The difference of the compressed value; but where that is far below the typical set, and what
+    is expected further, nothing.
 
     Parameters
     ----------
-    values, prior : array, shape (n,)
-        Log densities, at least one of them finite, and the prior mean.
+    values, expected : array, shape (n,)
+        Log densities, at least one of them finite, and log prior plus mean.
     dim : int
 
     Returns
@@ -249,7 +229,7 @@ def misfits(values: np.ndarray, prior: np.ndarray, dim: int) -> tuple[np.ndarray
     best, typical = values[finite].max(), typical_depth(dim)
     depth = np.where(finite, best - np.where(finite, values, best), np.inf)
     low = compressed(depth, typical)
-    differences = best - low - prior
+    differences = best - low - expected
     weights = np.where(differences > 0.0, np.clip(2.0 - depth / typical, 0.0, 1.0), 1.0)
     residuals = weights * differences
     return residuals, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, low - 0.5 * typical)
@@ -261,6 +241,7 @@ def fit_regression(
     standardization: Standardization,
     max_centers: int,
     previous: Regression | None = None,
+    log_prior: np.ndarray | None = None,
 ) -> tuple[Regression, Uncertainty]:
     """Fit a regression to all evaluations, and say how uncertain it is.
 
@@ -269,11 +250,13 @@ def fit_regression(
     points : array, shape (n, d)
         Raw coordinates.
     values : array, shape (n,)
-        Log densities; -inf and NaN are "very low".
+        Log densities, with the prior; -inf and NaN are "very low".
     standardization : Standardization
     max_centers : int
     previous : Regression, optional
         The search for lengthscales begins with its.
+    log_prior : array, shape (n,), optional
+        What is not to be learnt, because it is known; 0 by default.
 
     Raises
     ------
@@ -284,15 +267,21 @@ def fit_regression(
     """
     points, first = np.unique(points, axis=0, return_index=True)
     values = values[first]
+    known = np.zeros(len(values)) if log_prior is None else log_prior[first]
+    possible = np.isfinite(known)
+    points, values, known = points[possible], values[possible], known[possible]
     if not np.any(np.isfinite(values)):
         raise ValueError("none of the log densities is finite: there is nothing to learn from")
     dim = points.shape[1]
     u = standardization.whiten(points)
     finite = np.isfinite(values)
     depth = values[finite].max() - values[finite]
-    mean = fit_confining_mean(u[:, finite], values[finite], 1.0 / (1.0 + depth / dim) ** 2)
-    prior = np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
-    residuals, noise = misfits(values, prior, dim)
+    learnt, weights = (values - known)[finite], 1.0 / (1.0 + depth / dim) ** 2
+    confined = np.ptp(known) > 0.0  # by the prior
+    curvature = 0.0 if confined else LARGEST_CURVATURE
+    mean = fit_confining_mean(u[:, finite], learnt, weights, curvature)
+    means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
+    residuals, noise = misfits(values, known + means, dim)
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
     hyperparameters = fit_hyperparameters(RATIONAL, u, residuals[None], start, noise, iterations)
     inverse = np.exp(-hyperparameters[1:])

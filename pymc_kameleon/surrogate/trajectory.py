@@ -21,10 +21,10 @@ from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import dot, factor_times
 from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.surrogate.regression import (
-    Regression,
-    regression_gradient,
-    regression_value,
+from pymc_kameleon.surrogate.posterior import (
+    PosteriorSurrogate,
+    surrogate_gradient,
+    surrogate_value,
 )
 
 __all__ = [
@@ -94,7 +94,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, mom
 
     Parameters
     ----------
-    surrogate : Regression
+    surrogate : PosteriorSurrogate
     root : array, shape (d, d)
     step_size : float
     n_steps : int
@@ -116,7 +116,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, mom
             u[i] += step_size * velocity[i]
         if not _squared_norm(u) <= radius * radius:
             return False
-        regression_gradient(surrogate, u, work, gradient)
+        surrogate_gradient(surrogate, u, work, gradient)
         _kick(root, 0.5 * step_size, gradient, momentum)
     return True
 
@@ -129,7 +129,7 @@ def _squared_norm(vector):
 @jit
 def _log_joint(surrogate, u, momentum):
     """Minus the Hamiltonian: the log density of `u` and `momentum` on the surrogate."""
-    return regression_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+    return surrogate_value(surrogate, u) - 0.5 * _squared_norm(momentum)
 
 
 @jit
@@ -138,7 +138,7 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
 
     Parameters
     ----------
-    surrogate : Regression
+    surrogate : PosteriorSurrogate
     integrator : Integrator
     temperature : float
         T.
@@ -156,7 +156,11 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
         s(u) of the new `u`.
     """
     dim = u.size
-    start, gradient, work = np.empty(dim), np.empty(dim), np.empty(surrogate.weights.size)
+    start, gradient, work = (
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(surrogate.regression.weights.size),
+    )
     for i in range(dim):
         start[i] = u[i]
         momentum[i] *= math.sqrt(temperature)
@@ -167,13 +171,13 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
         n_steps = math.ceil(length * (0.25 + 0.75 * uniforms[1]))
     step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[2] - 1.0))
     before = value - 0.5 * _squared_norm(momentum)
-    regression_gradient(surrogate, u, work, gradient)
+    surrogate_gradient(surrogate, u, work, gradient)
     integrator.n_steps[0] += n_steps
     radius = integrator.radius[0]
     if leapfrog(
         surrogate, integrator.root, step_size, n_steps, radius, gradient, work, u, momentum
     ):
-        end = regression_value(surrogate, u)
+        end = surrogate_value(surrogate, u)
         after = end - 0.5 * _squared_norm(momentum)
         if uniforms[3] < probability((after - before) / temperature):
             return end
@@ -198,7 +202,7 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
     """
     k, dim = starts.shape
     u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
-    work = np.empty(surrogate.weights.size)
+    work = np.empty(surrogate.regression.weights.size)
     for n in range(lengths.size):
         acceptance[n] = 0.0
         for i in range(dim):
@@ -207,7 +211,7 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
         for i in range(dim):
             u[i], momentum[i] = starts[s, i], momenta[s, i]
         before = _log_joint(surrogate, u, momentum)
-        regression_gradient(surrogate, u, work, gradient)
+        surrogate_gradient(surrogate, u, work, gradient)
         made = 0
         for n in range(lengths.size):
             steps, made = lengths[n] - made, lengths[n]
@@ -220,7 +224,7 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
 
 
 def tuned_integrator(
-    surrogate: Regression,
+    surrogate: PosteriorSurrogate,
     integrator: Integrator,
     points: np.ndarray,
     target_accept: float,
@@ -233,7 +237,7 @@ def tuned_integrator(
 
     Parameters
     ----------
-    surrogate : Regression
+    surrogate : PosteriorSurrogate
     integrator : Integrator
     points : array, shape (k, d)
         Standardised coordinates of points that the chain visits.
@@ -243,9 +247,10 @@ def tuned_integrator(
     """
     radius = integrator.radius[0]
     k, dim = points.shape
-    gradients, work = np.empty((k, dim)), np.empty(surrogate.weights.size)
+    gradients, work = np.empty((k, dim)), np.empty(surrogate.regression.weights.size)
     for point, gradient in zip(points, gradients, strict=True):
-        regression_gradient(surrogate, point, work, gradient)
+        surrogate_gradient(surrogate, point, work, gradient)
+    gradients = gradients[np.all(np.isfinite(gradients), axis=1)]
     information = (gradients.T @ gradients + 2 * dim * np.eye(dim)) / (k + 2 * dim)
     root = np.linalg.cholesky(np.linalg.inv(information))
     starts = np.ascontiguousarray(points[rng.integers(k, size=30)])

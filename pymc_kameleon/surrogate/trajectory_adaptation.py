@@ -21,13 +21,18 @@ from pymc_kameleon.mcmc.moves import differences_of, no_differences
 from pymc_kameleon.mcmc.run import Mixture, observe
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
+from pymc_kameleon.surrogate.posterior import (
+    NO_PRIOR,
+    PosteriorSurrogate,
+    log_priors,
+    surrogate_values,
+)
 from pymc_kameleon.surrogate.regression import (
     Regression,
     Uncertainty,
     fit_regression,
     no_regression,
     posterior_covariance,
-    regression_values,
     typical_depth,
 )
 from pymc_kameleon.surrogate.trajectory import (
@@ -144,7 +149,7 @@ class TrajectoryState(LearnerState):
 
     history: History
     evaluations: Evaluations
-    surrogate: Regression
+    regression: Regression
     integrator: Integrator
     outcome: Annotated[np.ndarray, floats(2, 3)]
     last: Annotated[np.ndarray, floats("d")]
@@ -158,7 +163,13 @@ class TrajectoryState(LearnerState):
 
 
 class TrajectoryLearner(Learner):
-    """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor."""
+    """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor.
+
+    Attributes
+    ----------
+    prior : ModelFunction or None
+        The log prior with its gradient, which is then not learnt.
+    """
 
     _state_class = TrajectoryState
 
@@ -168,7 +179,8 @@ class TrajectoryLearner(Learner):
         self.choices, self.target_accept = choices, target_accept
         self.history = new_history(N_HISTORY, dim)
         self.evaluations = new_evaluations(N_EVALUATIONS, dim)
-        self.surrogate = no_regression(dim)
+        self.regression = no_regression(dim)
+        self.prior = None
         self.integrator = new_integrator(dim)
         self.integrator.hot_share[0] = HOT_SHARE
         self.outcome, self.last = np.zeros((2, 3)), position.copy()
@@ -190,11 +202,11 @@ class TrajectoryLearner(Learner):
     def mixture(self, tune):  # noqa: D102
         if not self.has_learnt:
             return Mixture(self.scales, self._no_differences, 1.0, 0.0)
-        differences = differences_of(self.differences, self.surrogate.standardization.factor)
+        differences = differences_of(self.differences, self.regression.standardization.factor)
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def observer(self):  # noqa: D102
-        scales = np.sqrt(np.sum(self.surrogate.standardization.factor**2, axis=1))
+        scales = np.sqrt(np.sum(self.regression.standardization.factor**2, axis=1))
         return TrajectoryObserver(self.history, self.outcome, scales, self.last)
 
     def evaluation_record(self, learns):  # noqa: D102
@@ -203,9 +215,16 @@ class TrajectoryLearner(Learner):
 
     # learning -------------------------------------------------------------------------------------
 
-    def keep(self, point: np.ndarray, value: float) -> None:
-        """Learn from an evaluation that was not a transition's."""
-        keep_evaluation(self.evaluations, point, value)
+    def keep(self, point: np.ndarray, terms: np.ndarray) -> None:
+        """Learn from an evaluation that was not a transition's, of which `terms` has the terms."""
+        keep_evaluation(self.evaluations, point, terms)
+
+    def known(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Points (n, d) that were evaluated, log densities (n,), and the part not learnt (n,)."""
+        points, learnt = self.evaluations.stored()
+        not_learnt = log_priors(self.log_prior, points)
+        values = learnt + not_learnt
+        return points, np.where(np.isfinite(values), values, -np.inf), not_learnt
 
     def transitions_before_update(self, transition, n, rng):  # noqa: D102
         return min(n, max(0, self.next_update - int(self.evaluations.count[0])))
@@ -225,11 +244,10 @@ class TrajectoryLearner(Learner):
         They are picked one by one from hot draws from the surrogate, each as if the ones before
         were known.
         """
-        surrogate = self.surrogate
         candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
-        values = regression_values(surrogate, candidates)
+        values = surrogate_values(self.surrogate, candidates)
         covariance = posterior_covariance(
-            surrogate, uncertainty, np.ascontiguousarray(candidates.T)
+            self.regression, uncertainty, np.ascontiguousarray(candidates.T)
         )
         variance = np.diagonal(covariance).copy()
         chosen = []
@@ -244,7 +262,7 @@ class TrajectoryLearner(Learner):
             covariance = covariance - np.outer(column, column)
             variance = np.diagonal(covariance).copy()
             variance[best] = 0.0
-        return surrogate.standardization.unwhiten(candidates[chosen].T)
+        return self.regression.standardization.unwhiten(candidates[chosen].T)
 
     def end_tuning(self, position, rng):  # noqa: D102
         self._judge()
@@ -264,20 +282,20 @@ class TrajectoryLearner(Learner):
             That of the surrogate, and what `anneal` drew from it; None, and nothing has changed, if
             there was no fit.
         """
-        points, values = self.evaluations.stored()
+        points, values, not_learnt = self.known()
         if not np.any(np.isfinite(values)):
             return None
         coordinates = self._coordinates(points, values)
         typical = self._typical_points(coordinates, rng)
         high = values > values.max() - 2.0 * typical_depth(self.dim)
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
-        previous = self.surrogate if self.has_learnt else None
+        previous = self.regression if self.has_learnt else None
         try:
-            surrogate, uncertainty = fit_regression(
-                points, values, coordinates, self.choices.max_centers, previous
+            regression, uncertainty = fit_regression(
+                points, values, coordinates, self.choices.max_centers, previous, not_learnt
             )
             annealed, integrator = anneal(
-                surrogate,
+                PosteriorSurrogate(regression, self.log_prior),
                 self.integrator._replace(radius=np.array([radius])),
                 np.ascontiguousarray(coordinates.whiten(points).T),
                 N_TYPICAL,
@@ -290,7 +308,7 @@ class TrajectoryLearner(Learner):
         self.n_fitted = int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.modes = np.full(N_TYPICAL, -1)
-        self.surrogate, self.integrator, self.differences = surrogate, integrator, typical
+        self.regression, self.integrator, self.differences = regression, integrator, typical
         self._judge()
         return uncertainty, annealed
 
@@ -315,7 +333,7 @@ class TrajectoryLearner(Learner):
         if len(past):
             return standardization(past, np.ones(self.dim))
         if self.has_learnt and not self.acceptance < HOPELESS:
-            return self.surrogate.standardization
+            return self.regression.standardization
         return around_the_mode(points, values)
 
     def _typical_points(self, coordinates, rng):
@@ -328,6 +346,16 @@ class TrajectoryLearner(Learner):
     # what was learnt ------------------------------------------------------------------------------
 
     @property
+    def log_prior(self) -> np.ndarray:
+        """What compiled code calls for the log prior; `NO_PRIOR` where that is learnt too."""
+        return NO_PRIOR if self.prior is None else self.prior.compiled()
+
+    @property
+    def surrogate(self) -> PosteriorSurrogate:
+        """The surrogate of the log density."""
+        return PosteriorSurrogate(self.regression, self.log_prior)
+
+    @property
     def has_learnt(self):  # noqa: D102
         return self.differences.shape[1] > 0
 
@@ -335,7 +363,7 @@ class TrajectoryLearner(Learner):
         """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""
         if not np.any(self.modes > 0):
             return 0.0 if np.any(self.modes == 0) else math.nan
-        u = self.surrogate.standardization.whiten(position[None])[:, 0]
+        u = self.regression.standardization.whiten(position[None])[:, 0]
         return float(nearest_mode(self.population, self.modes, u))
 
     @property
@@ -344,7 +372,7 @@ class TrajectoryLearner(Learner):
         return self.difference_share < MOST and not self.acceptance < HOPELESS
 
     def normal(self):  # noqa: D102
-        return self.surrogate.standardization if self.has_learnt else None
+        return self.regression.standardization if self.has_learnt else None
 
     def statistics(self):  # noqa: D102
         n_leapfrog = float(self.integrator.n_steps[0])
@@ -352,7 +380,7 @@ class TrajectoryLearner(Learner):
         return {
             "scaling": float(self.integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
-            "n_centers": float(self.surrogate.weights.size),
+            "n_centers": float(self.regression.weights.size),
         }
 
     def lengths(self):  # noqa: D102

@@ -25,7 +25,11 @@ from pymc_kameleon.mcmc.linalg import add_into, copy_into, dot, factor_times
 from pymc_kameleon.mcmc.moves import ACCEPT, N_UNIFORMS, PICK
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
-from pymc_kameleon.surrogate.regression import Regression, regression_value, regression_values
+from pymc_kameleon.surrogate.posterior import (
+    PosteriorSurrogate,
+    surrogate_value,
+    surrogate_values,
+)
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     move_by_trajectory,
@@ -57,13 +61,13 @@ class SurrogateTransition(NamedTuple):
 
     Attributes
     ----------
-    surrogate : Regression
+    surrogate : PosteriorSurrogate
     integrator : Integrator
     points : array, shape (d, n)
         Those whose differences are moves, in standardised coordinates.
     """
 
-    surrogate: Regression
+    surrogate: PosteriorSurrogate
     integrator: Integrator
     points: Annotated[np.ndarray, floats("d", "population")]
 
@@ -85,7 +89,7 @@ def _move_by_differences(surrogate, points, radius, temperature, u, value, unifo
         for k in range(dim):
             moved[k] = u[k] + scale * (points[k, i] - points[k, j])
         if dot(moved, moved, dim) <= radius * radius:
-            end = regression_value(surrogate, moved)
+            end = surrogate_value(surrogate, moved)
             if uniforms[4 * t + 3] < probability((end - value) / temperature):
                 copy_into(moved, u)
                 value = end
@@ -104,12 +108,12 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
 def _propose(proposal, chain, normals, uniforms):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
     u = np.empty(dim)
-    standardize(surrogate.standardization, chain.position, u)
+    standardize(surrogate.regression.standardization, chain.position, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
     temperature = _temperature(HOT_HEAT, dim) if is_hot else 1.0
-    start = value = regression_value(surrogate, u)
+    start = value = surrogate_value(surrogate, u)
     for m in range(1 + int(uniforms[PICK] * MOVES)):
         first = N_UNIFORMS + m * UNIFORMS
         value = _move(
@@ -125,8 +129,8 @@ def _propose(proposal, chain, normals, uniforms):
     index = HOT if is_hot else COLD
     if value == start:  # no move was made
         return -np.inf, index
-    factor_times(surrogate.standardization.factor, u, chain.proposal)
-    add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
+    factor_times(surrogate.regression.standardization.factor, u, chain.proposal)
+    add_into(surrogate.regression.standardization.location, chain.proposal, chain.proposal)
     return (start - value) / temperature, index
 
 
@@ -150,7 +154,7 @@ def _move_all(surrogate, integrator, points, temperature, particles, values, nor
 
 
 def anneal(
-    surrogate: Regression,
+    surrogate: PosteriorSurrogate,
     integrator: Integrator,
     starts: np.ndarray,
     n: int,
@@ -161,7 +165,7 @@ def anneal(
 
     Parameters
     ----------
-    surrogate : Regression
+    surrogate : PosteriorSurrogate
     integrator : Integrator
         Its radius is used; the rest is tuned anew at each temperature.
     starts : array, shape (k, d)
@@ -181,7 +185,7 @@ def anneal(
     """
     dim = starts.shape[1]
     particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]
-    values = regression_values(surrogate, particles)
+    values = surrogate_values(surrogate, particles)
     found, before = [], np.inf
     for heat in HEATS:
         temperature = _temperature(heat, dim)

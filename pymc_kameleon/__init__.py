@@ -16,6 +16,7 @@ from pymc_kameleon.steps import (
     SurrogateHMCStep,
 )
 from pymc_kameleon.steps.registration import register, unregister
+from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate import GPSurrogate
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaptiveMetropolisStep",
     "EllipticalSliceStep",
+    "EvaluationStore",
     "FastKameleonStep",
     "GPSurrogate",
     "KameleonStep",

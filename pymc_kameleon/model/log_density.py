@@ -1,5 +1,6 @@
 """From a PyMC model to a compiled log density over the raveled vector of free variables."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ class LogDensity:
         Where chains begin that were given no other start.
     dim : int
         Length d of the raveled vector.
+    model : pymc.Model
     shared : dict
         Value variable of each variable not sampled here -> shared variable.
     n_evaluations : int
@@ -158,7 +160,7 @@ class LogDensity:
         )
         self._seeds = seeds_of(self._outputs)
         self.n_seeds = len(self._seeds)
-        self._model = model
+        self.model = model
         # PyMC 6 passes {} to a step that it chose itself: nothing that a user chose.
         self._compile_kwargs = compile_kwargs or None
         self._function = self._compile(self._outputs)
@@ -167,6 +169,11 @@ class LogDensity:
         self._inputs = SharedValues(
             self._function, set(self.shared.values()), ignored=set(self._seeds)
         )
+
+    def likelihood_graphs(self) -> list:
+        """Log densities of the observed variables and potentials that depend on `vars`."""
+        own = set(self.vars)
+        return [logp for _, logp in likelihood_terms(self.model) if _names_among(own, [logp])]
 
     def coordinates(self) -> list[tuple[str, str]]:
         """Name of the variable and index in it, as in "[0, 1]", of each raveled coordinate."""
@@ -191,6 +198,35 @@ class LogDensity:
         self.n_evaluations += 1
         self._function.into(x, value)
         return value
+
+    def natural(self, points: np.ndarray) -> dict[str, tuple[list[str], np.ndarray]]:
+        """Natural values of the variables at the rows of `points` (n, d), for an xarray data set.
+
+        Returns
+        -------
+        dict
+            Name of the variable -> dimensions, the first of which is "evaluation", and values.
+        """
+        variables = [self.model.values_to_rvs[value] for value in self.vars]
+        backward = self.model.compile_fn(
+            self.model.replace_rvs_by_values(variables),
+            inputs=self.vars,
+            point_fn=False,
+            mode="FAST_COMPILE",
+            on_unused_input="ignore",
+        )
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        rows = []
+        for point in points:
+            parts = zip(np.split(point, ends), self.shapes, self.vars, strict=True)
+            rows.append(backward(*(part.reshape(s).astype(v.dtype) for part, s, v in parts)))
+        result = {}
+        for i, variable in enumerate(variables):
+            values = np.array([row[i] for row in rows])
+            own = [f"{variable.name}_dim_{k}" for k in range(max(values.ndim - 1, 0))]
+            dims = self.model.named_vars_to_dims.get(variable.name) or own
+            result[variable.name] = (["evaluation", *dims], values)
+        return result
 
     def redraw_estimates(self, rng: np.random.Generator) -> np.ndarray:
         """Make the next evaluation draw every estimate anew; return the seeds (n_seeds,)."""
@@ -291,7 +327,7 @@ class LogDensity:
         try:
             is_known = self._function.check_data(x, f"The log density of {', '.join(self.names)}")
         except ValueError as error:
-            point = self._model.initial_point()
+            point = self.model.initial_point()
             for name, shape in zip(self.names, self.shapes, strict=True):
                 if name in point and np.shape(point[name]) != shape:
                     raise ValueError(
@@ -303,7 +339,7 @@ class LogDensity:
         self._inputs.are_data_new = not is_known
 
     def _compile(self, outputs):
-        return ModelFunction(self._model, outputs, self._input, self.dim, self._compile_kwargs)
+        return ModelFunction(self.model, outputs, self._input, self.dim, self._compile_kwargs)
 
     def _gradients_of(self, *terms):
         try:

@@ -121,9 +121,7 @@ class ModelFunction:
         if self._checking is None:
             self._checking = self._function
             if _indexes_by_shared_values(self._output):
-                self._checking = self._model.compile_fn(
-                    self._output, inputs=[self._point], point_fn=False, mode=CHECKED
-                )
+                self._checking = self._compile_fn(self._output, mode=CHECKED)
         try:
             self._checking(x.astype(self._point.dtype))
         except (LinAlgError, ParameterValueError):
@@ -190,11 +188,18 @@ class ModelFunction:
             kwargs = self._compile_kwargs
             if kwargs is None:
                 kwargs = {"mode": "cvm"} if pytensor.config.cxx else {}
-            function = self._model.compile_fn(
-                output, inputs=[self._point], point_fn=False, **kwargs
-            )
+            function = self._compile_fn(output, **kwargs)
         function.trust_input = True
         return function
+
+    def _compile_fn(self, output, **kwargs):
+        """Compile a function of the point, even one that does not depend on it (a flat prior)."""
+        return self._model.compile_fn(
+            output,
+            inputs=[self._point],
+            point_fn=False,
+            **{"on_unused_input": "ignore"} | kwargs,
+        )
 
     def _compile_numba(self, output):
         """Compile with the Numba linker, or return None after logging why it cannot be done."""
@@ -211,9 +216,7 @@ class ModelFunction:
         with exact, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                function = self._model.compile_fn(
-                    output, inputs=[self._point], point_fn=False, mode="NUMBA"
-                )
+                function = self._compile_fn(output, mode="NUMBA")
                 function(np.zeros(self._dim, dtype=self._point.dtype))
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -29,6 +29,8 @@ from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
 from pymc_kameleon.steps.mixing import new_draws, slow_mixing
 from pymc_kameleon.steps.report import Report
 from pymc_kameleon.steps.start import checked_start, move_near_mode, search_from
+from pymc_kameleon.store import EvaluationStore
+from pymc_kameleon.store.stored_density import StoredDensity
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.surrogate.near_mode import around_the_mode
@@ -110,6 +112,7 @@ class MetropolisHastingsStep(Step):
         adapt_after_tune: bool = False,
         pseudo_marginal: bool | None = False,
         surrogate: GPSurrogate | None = None,
+        store: EvaluationStore | None = None,
         warm_start=None,
         model=None,
         rng=None,
@@ -133,6 +136,7 @@ class MetropolisHastingsStep(Step):
             compile_kwargs=compile_kwargs,
             separate_estimates=self.pseudo_marginal,
         )
+        self.stored = None if store is None else StoredDensity(self.target, store)
         self.dim = self.target.dim
         adaptation.check(self.target.names, self.dim)
         kernel = adaptation.transition_kernel
@@ -313,6 +317,8 @@ class MetropolisHastingsStep(Step):
         )
         if self.surrogate is not None:
             self.stage = self._new_stage()
+        if self.stored is not None:
+            self.stored.begin_chain()
         self.report.foreign_seed = kept_estimate.foreign_seed(self.target)
         for start in self._starts(x):
             position[:] = start
@@ -398,7 +404,7 @@ class MetropolisHastingsStep(Step):
 
     def _density(self):
         """Return the function of the target that transitions evaluate."""
-        return self.target.function
+        return self.target.function if self.stored is None else self.stored
 
     def _prior(self):
         """Return the part of it that the first stage evaluates."""

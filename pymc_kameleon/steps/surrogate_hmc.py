@@ -14,6 +14,7 @@ from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import move_near_mode, search_from
+from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation
 
@@ -23,6 +24,9 @@ _log = logging.getLogger("pymc.kameleon")
 
 POOL = 8
 """Draws from the prior, times those that a chain evaluates."""
+
+TAUGHT = 10
+"""Known evaluations near the largest, times d + 2, that make a search for the mode needless."""
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
@@ -71,6 +75,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         chain starts at the model's default.
     steps_per_draw : int
         Transitions a draw, each of one evaluation at most.
+    store : EvaluationStore, optional
+        Keeps every evaluation in a file. Chains that share one learn from each other's evaluations
+        while they tune, and from those of earlier runs.
     %(disperse)s
     %(warm_start)s
         Some of them, 50 + 10 d at most, are evaluated again.
@@ -124,6 +131,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         max_centers: int = 500,
         target_accept: float = 0.9,
         start: str = "optimize",
+        store: EvaluationStore | None = None,
         steps_per_draw: int = 1,
         disperse: bool = True,
         warm_start=None,
@@ -140,6 +148,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             steps_per_draw=steps_per_draw,
             disperse=disperse,
             start=start,
+            store=store,
             pseudo_marginal=None,
             warm_start=warm_start,
             model=model,
@@ -190,9 +199,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     # the start ------------------------------------------------------------------------------------
 
     def _begin_tuning(self, x):
-        self.learner.keep(self.chain.position, self.chain.value)
-        if self._searches:
+        learner = self.learner
+        learner.keep(self.chain.position, self.chain.value)
+        self._learn_from_others()
+        if learner.n_foreign and learner.n_typical() >= TAUGHT * (self.dim + 2):
+            self._begin_near_mode()
+        elif self._searches:
             self._search(from_anywhere=np.array_equal(x, self.target.default_start))
+            self._begin_near_mode()
 
     def _evaluate_at(self, x):
         value = super()._evaluate_at(x)
@@ -202,24 +216,44 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _explore(self):
         for point in self.learner.wanted:
             self._evaluate_at(point)
+        self._learn_from_others()
+
+    def _learn_from_others(self):
+        """Learn what other chains and runs have stored since the last time."""
+        if self.stored is not None:
+            for found in self.stored.new_from_others():
+                if found.failure is None:
+                    terms = np.array([self.stored.log_prior(found.point), found.value, 0.0])
+                    self.learner.keep_foreign(found.point, terms)
+
+    def stop_tuning(self):  # noqa: D102
+        if self.chain is not None and self.tune:
+            self._learn_from_others()
+        super().stop_tuning()
 
     def _search(self, from_anywhere):
-        """Move the chain to a random point around the mode that a search finds.
+        """Search for a mode.
 
         Some draws from the prior are evaluated first, so that the surrogate sees other modes; the
-        search begins at the best of them if `from_anywhere`, else where the chain is.
+        search begins at the best of what is known if `from_anywhere`, else where the chain is.
         """
-        learner, chain, pool = self.learner, self.chain, self.prior_points
-        begin, best = chain.position.copy(), chain.value[:N_TERMS].sum()
+        pool, begin = self.prior_points, self.chain.position
         for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
-            value = self._evaluate_at(pool[i])
-            if from_anywhere and value > best:
-                begin, best = pool[i], value
+            self._evaluate_at(pool[i])
+        self._learn_from_others()
+        if from_anywhere:
+            points, values, _ = self.learner.known()
+            begin = points[np.argmax(values)]
         search_from(begin, self._evaluate_at)
+        self._learn_from_others()
+
+    def _begin_near_mode(self):
+        """Move the chain to a random point around the mode of what is known."""
+        learner, chain = self.learner, self.chain
         learner.fit(self.rng)
         gaussian, (points, values, _) = learner.regression.standardization, learner.known()
         move_near_mode(chain, gaussian, points, values, self._evaluate_at, self.rng)
-        learner.next_update = int(learner.evaluations.count[0]) + 5
+        learner.next_update = learner.n_own + 5
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)

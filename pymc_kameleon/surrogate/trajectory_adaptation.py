@@ -159,7 +159,9 @@ class TrajectoryState(LearnerState):
     difference_share: float
     acceptance: float
     n_fitted: int
+    n_foreign: int
     next_update: int
+    last_update: Annotated[np.ndarray, integers(2)]
 
 
 class TrajectoryLearner(Learner):
@@ -191,6 +193,7 @@ class TrajectoryLearner(Learner):
         self.acceptance = math.nan
         self.next_update = 5 * (dim + 2)
         self.n_fitted = 0
+        self.n_foreign, self.last_update = 0, np.zeros(2, dtype=np.int64)
         self.wanted = ()
         self._no_differences = no_differences(dim)
 
@@ -219,6 +222,16 @@ class TrajectoryLearner(Learner):
         """Learn from an evaluation that was not a transition's, of which `terms` has the terms."""
         keep_evaluation(self.evaluations, point, terms)
 
+    def keep_foreign(self, point: np.ndarray, terms: np.ndarray) -> None:
+        """Learn from an evaluation of another chain."""
+        self.keep(point, terms)
+        self.n_foreign += 1
+
+    @property
+    def n_own(self) -> int:
+        """Evaluations of this chain so far."""
+        return int(self.evaluations.count[0]) - self.n_foreign
+
     def known(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points (n, d) that were evaluated, log densities (n,), and the part not learnt (n,)."""
         points, learnt = self.evaluations.stored()
@@ -226,17 +239,26 @@ class TrajectoryLearner(Learner):
         values = learnt + not_learnt
         return points, np.where(np.isfinite(values), values, -np.inf), not_learnt
 
+    def n_typical(self) -> int:
+        """Count the known evaluations that may be typical of the posterior."""
+        _, values, _ = self.known()
+        return int(np.sum(values > values.max() - typical_depth(self.dim)))
+
     def transitions_before_update(self, transition, n, rng):  # noqa: D102
-        return min(n, max(0, self.next_update - int(self.evaluations.count[0])))
+        return min(n, max(0, self.next_update - self.n_own))
 
     def update(self, position, tune, rng):  # noqa: D102
         fitted, self.wanted = self.fit(rng), ()
         count = int(self.evaluations.count[0])
         most = max(MOST_NEW, math.ceil((LATE_GROWTH - 1.0) * count))
         n_new = min(max(5, math.ceil((GROWTH - 1.0) * count)), most)
+        # Of which other chains make as large a part as they made lately.
+        own, foreign = np.array([self.n_own, self.n_foreign]) - self.last_update
+        n_new = max(5, round(n_new * own / (own + foreign))) if foreign else n_new
+        self.last_update[:] = self.n_own, self.n_foreign
         if fitted is not None:
             self.wanted = self._uncertain_points(*fitted, round(EXPLORED * n_new))
-        self.next_update = count + n_new
+        self.next_update = self.n_own + n_new
 
     def _uncertain_points(self, uncertainty, annealed, n):
         """Raw points, at most `n`, that may be typical and where the surrogate is uncertain.

@@ -1,0 +1,381 @@
+"""A store of evaluations: nothing lost, nothing torn, nothing asked twice, other models refused."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sqlite3
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from models import BlackBox, begin, drive, sample
+
+from pymc_kameleon import EvaluationStore, SurrogateHMCStep
+from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.store.stored_density import StoredDensity
+from pymc_kameleon.targets import Banana
+from pymc_kameleon.testing import frozen, invariance_p_values
+
+BOUND = 1e-6
+"""Null probability of each p-value below it."""
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.sqlite"
+
+
+def values_of(store):
+    return store._execute("SELECT value FROM evaluations ORDER BY id")
+
+
+# the file -----------------------------------------------------------------------------------------
+
+
+def write_many(store, model, chain, n):
+    rng = np.random.default_rng(chain)
+    for _ in range(n):
+        point = rng.normal(size=3)
+        store.add(model, str(chain), point, float(point.sum()), 0.0)
+
+
+def test_many_processes_write_at_once_and_nothing_is_lost_or_torn(path):
+    store = EvaluationStore(path)
+    model = store.model_number({"likelihood": "sum"})
+    processes = [FORK.Process(target=write_many, args=(store, model, k, 200)) for k in range(16)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    found = store.read(model)
+    assert len(found) == 16 * 200
+    assert all(e.value == e.point.sum() for e in found)
+    expected = {np.random.default_rng(k).normal(size=3).tobytes() for k in range(16)}
+    assert expected <= {e.point.tobytes() for e in found}
+    assert len(store.read(model, not_by="3")) == 15 * 200
+    assert [e.number for e in store.read(model, after=found[-3].number)] == [
+        e.number for e in found[-2:]
+    ]
+
+
+def test_values_are_stored_as_what_they_are(path):
+    store = EvaluationStore(path)
+    model = store.model_number({})
+    for k, value in enumerate([-1.5, -np.inf, np.nan, np.inf]):
+        store.add(model, "a", np.full(2, float(k)), value, 0.5)
+    store.add(model, "b", np.full(2, 4.0), np.nan, 1.0, "ValueError: no solution")
+    again = EvaluationStore(path).read(model)
+    np.testing.assert_array_equal([e.value for e in again], [-1.5, -np.inf, np.nan, np.inf, np.nan])
+    assert [e.failure for e in again] == [None] * 4 + ["ValueError: no solution"]
+    assert store.find(model, np.ones(2)) == -np.inf
+    assert np.isnan(store.find(model, np.full(2, 2.0)))
+    assert store.find(model, np.full(2, 4.0)) is None  # it failed: try again
+    assert store.find(model, np.full(2, 5.0)) is None
+    assert store.summary() == {
+        "models": 1,
+        "chains": 2,
+        "evaluations": 5,
+        "nonfinite": 3,
+        "failed": 1,
+        "seconds": 3.0,
+    }
+
+
+def test_a_temporary_store_leaves_nothing_behind():
+    store = EvaluationStore()
+    path = store.path
+    store.add(store.model_number({}), "a", np.zeros(1), 0.0, 0.0)
+    assert path.exists()
+    del store
+    gc.collect()
+    assert not list(path.parent.glob(f"{path.name}*"))
+
+
+def test_a_copy_in_another_process_is_the_same_store(path):
+    store = EvaluationStore(path)
+    model = store.model_number({})
+    copy = pickle.loads(pickle.dumps(store))
+    copy.add(model, "a", np.zeros(1), -2.0, 0.0)
+    assert store.find(model, np.zeros(1)) == -2.0
+
+
+@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\0 and then nothing"])
+def test_a_file_of_another_kind_is_refused(path, content):
+    path.write_bytes(content * 50)
+    with pytest.raises(ValueError, match=r"run\.sqlite cannot be used as a store"):
+        EvaluationStore(path)
+
+
+def test_a_directory_that_does_not_exist_is_told(tmp_path):
+    with pytest.raises(ValueError, match="cannot be used as a store"):
+        EvaluationStore(tmp_path / "nowhere" / "run.sqlite")
+
+
+def test_sampling_goes_on_where_the_disk_is_full(path, caplog):
+    model, operation = models.black_box()
+    store = EvaluationStore(path)
+    step = SurrogateHMCStep(model=model, store=store)
+    begin(step, 1, tune=30)
+    ((pages,),) = store._execute("PRAGMA page_count")
+    store._execute(f"PRAGMA max_page_count = {pages}")
+    _, statistics, _ = drive(step, model.initial_point(), 400, tune=300)
+    assert len(statistics) == 400
+    told = [r for r in caplog.records if "database or disk is full" in r.getMessage()]
+    assert len(told) == 1
+    assert 0 < store.summary()["evaluations"] < operation.calls
+
+
+# which model --------------------------------------------------------------------------------------
+
+
+def regression(prior_sd=1.0, observed=(1.0, 2.0), name="slope", power=1):
+    with pm.Model() as model:
+        slope = pm.Normal(name, 0.0, prior_sd)
+        spread = pm.HalfNormal("spread", 1.0)
+        x = pm.Data("x", np.array([0.5, 1.5]))
+        pm.Normal("y", slope * x**power, spread, observed=np.array(observed))
+    return model
+
+
+def number_of(model, store, vars=None):
+    return StoredDensity(LogDensity(model, vars), store).model
+
+
+def test_another_prior_is_the_same_likelihood(path):
+    store = EvaluationStore(path)
+    numbers = {number_of(regression(sd), store) for sd in (1.0, 5.0, 1.0)}
+    assert len(numbers) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [
+        ({"observed": (1.0, 2.1)}, "data or constants differ"),
+        ({"name": "rate"}, "variables, likelihood differ"),
+        ({"power": 2}, "data or constants, likelihood differ"),
+    ],
+)
+def test_another_likelihood_is_refused_and_what_differs_is_named(path, options, differs):
+    number_of(regression(), EvaluationStore(path))
+    with pytest.raises(ValueError, match=rf"run\.sqlite .* another model: {differs}"):
+        number_of(regression(**options), EvaluationStore(path))
+    assert number_of(regression(**options), EvaluationStore(path, new_model=True)) == 2
+    assert number_of(regression(), EvaluationStore(path)) == 1
+
+
+def test_other_data_of_the_same_model_are_another_likelihood(path):
+    model = regression()
+    number_of(model, EvaluationStore(path))
+    model.set_data("x", np.array([0.5, 1.6]))
+    with pytest.raises(ValueError, match="data or constants"):
+        number_of(model, EvaluationStore(path))
+
+
+def test_a_likelihood_of_variables_of_another_step_is_refused():
+    model = regression()
+    with pytest.raises(ValueError, match=r"depends on spread_log__ too.*vars=\[slope, spread"):
+        SurrogateHMCStep([model["slope"]], model=model, store=EvaluationStore())
+
+
+def test_a_model_without_a_likelihood_is_refused():
+    with pytest.raises(ValueError, match="no observed variables"):
+        SurrogateHMCStep(model=models.two_scales(), store=EvaluationStore())
+
+
+# chains -------------------------------------------------------------------------------------------
+
+
+def test_every_call_is_stored_with_its_value():
+    model, operation = models.black_box()
+    store = EvaluationStore()
+    step = SurrogateHMCStep(model=model, store=store)
+    begin(step, 1, tune=60)
+    before = operation.calls
+    drive(step, model.initial_point(), 100, tune=60)
+    found = store.read(step.stored.model)
+    assert len(found) == operation.calls - before
+    for evaluation in found:
+        np.testing.assert_allclose(
+            evaluation.value, models.negative_half_square(evaluation.point), rtol=1e-12
+        )
+
+
+def test_failures_are_stored_and_raised():
+    def fails_far_out(x):
+        if np.sum(np.asarray(x) ** 2) > 9.0:
+            raise ArithmeticError("no solution")
+        return models.negative_half_square(x)
+
+    model, _ = models.black_box(function=fails_far_out)
+    store = EvaluationStore()
+    step = SurrogateHMCStep(model=model, store=store, disperse=False)
+    begin(step, 1)
+    with pytest.raises(ArithmeticError, match="no solution"):
+        step.step({"x": np.full(2, 5.0)})
+    (failed,) = store.read(step.stored.model)
+    assert failed.failure.startswith("ArithmeticError: no solution")
+
+
+class Killed(BlackBox):
+    """Kills its process at a call."""
+
+    last = None
+
+    def perform(self, node, inputs, outputs):
+        super().perform(node, inputs, outputs)
+        if self.calls == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killable():
+    operation = Killed(models.negative_half_square)
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=2)
+        pm.Potential("simulator", operation(x))
+    return model, operation
+
+
+def test_a_killed_run_goes_on_where_it_was(path):
+    model, operation = killable()
+    step = SurrogateHMCStep(model=model, store=EvaluationStore(path))
+    operation.calls, operation.last = 0, 120
+    process = FORK.Process(target=lambda: sample(step, model, draws=300, tune=200))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    operation.last, store = None, EvaluationStore(path)
+    stored = store.read(step.stored.model)
+    assert len(stored) == 119  # the last one was not finished
+    seen = {e.point.tobytes() for e in stored}
+    asked = []
+    original, operation.function = operation.function, None
+
+    def counted(x):
+        asked.append(np.array(x, dtype=float).tobytes())
+        return original(x)
+
+    operation.function = counted
+    again = SurrogateHMCStep(model=model, store=store)
+    asked.clear()
+    idata = sample(again, model, draws=600, tune=40)
+    assert not seen & set(asked)
+    assert len(store.read(step.stored.model)) == 119 + len(asked)
+    # It begins with a surrogate: a run that knows nothing asks 60 times before its first draw.
+    assert len(asked) < 700
+    models.assert_mean(models.values(idata, "x"), 0.5)
+    models.assert_mean((models.values(idata, "x") - 0.5) ** 2, 0.5)
+
+
+def test_chains_that_tune_learn_from_each_other_and_stop_then():
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    steps = [SurrogateHMCStep(model=model, store=store) for _ in range(2)]
+    points = [model.initial_point() for _ in steps]
+    for k, step in enumerate(steps):
+        begin(step, k, tune=150)
+    for _ in range(150):
+        for k, step in enumerate(steps):
+            points[k], _ = step.step(points[k])
+    for step in steps:
+        step.stop_tuning()
+    for step, other in zip(steps, reversed(steps), strict=True):
+        learner = step.learner
+        assert learner.n_own + learner.n_foreign == learner.evaluations.count[0]
+        assert learner.n_fitted == learner.evaluations.count[0]
+        assert 0.7 * other.learner.n_own < learner.n_foreign <= other.learner.n_own
+    held = [step.learner.regression.weights.copy() for step in steps]
+    counts = [int(step.learner.evaluations.count[0]) for step in steps]
+    for k, step in enumerate(steps):
+        drive(step, points[k], 30, tune=-1)
+    for step, weights, count in zip(steps, held, counts, strict=True):
+        np.testing.assert_array_equal(step.learner.regression.weights, weights)
+        assert step.learner.evaluations.count[0] == count
+
+
+def test_a_chain_that_shares_nothing_is_as_without_a_store():
+    chains = []
+    for store in (None, EvaluationStore()):
+        model, _ = models.black_box()
+        step = SurrogateHMCStep(model=model, store=store)
+        begin(step, 3, tune=80)
+        points, _, _ = drive(step, model.initial_point(), 120, tune=80)
+        chains.append(points)
+    np.testing.assert_array_equal(*chains)
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
+def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations():
+    target = Banana(bananicity=0.1, variance=100.0, dim=2)
+    store, rng = EvaluationStore(), np.random.default_rng(20)
+    operation = BlackBox(lambda x: float(target.log_density(np.array(x, dtype=float)[None])[0]))
+    with pm.Model() as model:
+        pm.Potential("y", operation(pm.Flat("x", shape=2)))
+    first, second = (SurrogateHMCStep(model=model, store=store) for _ in range(2))
+    begin(first, 1, tune=150)
+    drive(first, model.initial_point(), 150, tune=150)
+    step = frozen(second, 21)
+    draws = target.draw(3000, rng)
+    step.step({"x": draws[0]})
+    step.learner.difference_share = 0.0
+    step.tune = True
+    step.stop_tuning()
+    assert step.learner.n_foreign > 150
+    found = invariance_p_values(
+        step,
+        draws,
+        target.draw(30_000, rng),
+        {"quantile statistic": target.quantile_statistic},
+    )
+    assert min(found.values()) > BOUND, found
+    assert step.chain.outcome[1] > 0
+
+
+# alone --------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_is_wrapped_is_called_once_at_a_point():
+    calls, store = [], EvaluationStore()
+
+    @store.wrap
+    def log_likelihood(x, scale):
+        calls.append(1)
+        return -float(np.sum(x**2)) / scale
+
+    for _ in range(2):
+        assert log_likelihood(np.array([1.0, 2.0]), 2.0) == -2.5
+        assert log_likelihood(np.array([1.0, 2.0]), 4.0) == -1.25
+    assert len(calls) == 2
+    assert store.summary()["evaluations"] == 2
+
+
+def test_evaluations_as_a_data_set_have_natural_coordinates():
+    with pm.Model(coords={"place": ["a", "b"]}) as model:
+        rate = pm.LogNormal("rate", 0.0, 1.0, dims="place")
+        share = pm.Uniform("share", 0.0, 2.0)
+        pm.Potential("y", -pt.sum((rate - 1.0) ** 2) - (share - 1.5) ** 2)
+    store = EvaluationStore()
+    step = SurrogateHMCStep(model=model, store=store)
+    begin(step, 1, tune=20)
+    drive(step, model.initial_point(), 20, tune=20)
+    found = store.to_dataset(model)
+    assert found["rate"].dims == ("evaluation", "place")
+    expected = -((found["rate"] - 1.0) ** 2).sum("place") - (found["share"] - 1.5) ** 2
+    np.testing.assert_allclose(found["log_likelihood"], expected, rtol=1e-10)
+    assert found.sizes["evaluation"] == store.summary()["evaluations"]
+    assert not found["failed"].any()
+
+
+def test_the_format_is_plain_sqlite(path):
+    store = EvaluationStore(path)
+    store.add(store.model_number({}), "a", np.array([1.0, 2.0]), -3.0, 0.1)
+    with sqlite3.connect(path) as connection:
+        ((point, value),) = connection.execute("SELECT point, value FROM evaluations")
+    np.testing.assert_array_equal(np.frombuffer(point), [1.0, 2.0])
+    assert value == -3.0

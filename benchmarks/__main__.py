@@ -10,6 +10,7 @@ COMMANDS = {
     "defaults": "the plain call of every step on models of practice, beside PyMC's samplers",
     "efficiency": "effective draws per draw, evaluation and second, through pm.sample",
     "black-box": "error against all evaluations, for likelihoods that cost seconds",
+    "surrogate-parts": "what each part of SurrogateHMCStep is worth, on black boxes",
     "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",
     "proposal-gallery": "proposals of the kernel-adaptive steps over banana, flower and ring",
     "thesis-convergence": "covariance error of random features, section 5.2 of the F-KAMH thesis",

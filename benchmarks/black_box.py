@@ -1,6 +1,8 @@
 """Error of the posterior against the number of all evaluations, from dispersed starts."""
 
 import logging
+import multiprocessing
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +28,13 @@ from benchmarks.black_box_targets import (
 )
 from benchmarks.common import SEED, DrivenStep, heading, show, write
 from benchmarks.sampling import REFERENCE
-from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, KameleonStep, SurrogateHMCStep
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    EvaluationStore,
+    GPSurrogate,
+    KameleonStep,
+    SurrogateHMCStep,
+)
 
 __all__ = ["SAMPLERS", "TARGETS", "Step", "add_arguments", "run"]
 
@@ -44,14 +52,18 @@ class Step:
     tuning_share : float
         Largest share of the evaluations that tune; less where the step's own `default_tune_steps`
         are fewer.
+    shares : bool
+        Whether the chains run at once and share their evaluations.
     """
 
     make: Callable
     tuning_share: float = 0.4
+    shares: bool = False
 
 
 SAMPLERS: dict[str, Step | Peer] = {
     "SurrogateHMC": Step(SurrogateHMCStep, tuning_share=0.6),
+    "SurrogateHMC, shared": Step(SurrogateHMCStep, tuning_share=0.6, shares=True),
     "Kameleon": Step(partial(KameleonStep, steps_per_draw=1)),
     "Kameleon + GP, optimized start": Step(
         partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")
@@ -61,6 +73,9 @@ SAMPLERS: dict[str, Step | Peer] = {
     ),
     REFERENCE: Step(pm.DEMetropolisZ),
 } | PEERS
+
+PAUSE = 0.01
+"""Seconds, so that chains that share run side by side as those of an expensive likelihood do."""
 
 N_REFERENCE = 40_000
 """Exact draws of a density."""
@@ -102,10 +117,13 @@ def add_arguments(parser):
     )
 
 
-def chain(driven: DrivenStep, start, seed: int, tuning: int, budget: int) -> tuple[np.ndarray, int]:
+def chain(
+    driven: DrivenStep, start, seed: int, tuning: int, budget: int, pause: float = 0.0
+) -> tuple[np.ndarray, int]:
     """Draws after tuning (n, d), and evaluations in all.
 
-    Tuning ends after `tuning` evaluations, and the chain after `budget` further ones.
+    Tuning ends after `tuning` evaluations, and the chain after `budget` further ones. After each it
+    waits for `pause` seconds.
     """
     driven.begin([SEED, seed])
     point_map = DictToArrayBijection.map(driven.start).point_map_info
@@ -116,7 +134,10 @@ def chain(driven: DrivenStep, start, seed: int, tuning: int, budget: int) -> tup
             driven.step.stop_tuning()
             end = n_evals + budget
         point, statistics = driven.step.step(point)
-        n_evals += int(statistics[0].get("n_evals", 1))
+        new = int(statistics[0].get("n_evals", 1))
+        n_evals += new
+        if pause:
+            time.sleep(pause * new)
         if end < np.inf:
             draws.append(DictToArrayBijection.map(point).data)
     return np.array(draws), n_evals
@@ -162,16 +183,48 @@ def errors(draws: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     return dict(zip(MEASURES, values, strict=True))
 
 
+def in_turn(chains: list[Callable]) -> list:
+    """Results of calls, one after the other."""
+    return [make() for make in chains]
+
+
+def at_once(chains: list[Callable]) -> list:
+    """Results of calls, each in a process, of which each evaluation takes as long as `PAUSE`."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run(make):
+        try:
+            queue.put(make(pause=PAUSE))
+        except Exception as error:
+            queue.put(error)
+
+    processes = [context.Process(target=run, args=(make,)) for make in chains]
+    for process in processes:
+        process.start()
+    results = [queue.get() for _ in processes]
+    for process in processes:
+        process.join()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
 def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
     """Draws (n, d) of a chain from each start, and evaluations in all."""
-    driven = DrivenStep(model_of(name), step.make)
+    make = partial(step.make, store=EvaluationStore()) if step.shares else step.make
+    driven = DrivenStep(model_of(name), make)
     share = budget // len(starts)
     most = driven.step.default_tune_steps or share
     tuning = min(round(step.tuning_share * share), most)
-    results = [
-        chain(driven, start, 100 * seed + i, tuning, share - tuning)
-        for i, start in enumerate(starts)
-    ]
+    run_all = at_once if step.shares else in_turn
+    results = run_all(
+        [
+            partial(chain, driven, start, 100 * seed + i, tuning, share - tuning)
+            for i, start in enumerate(starts)
+        ]
+    )
     shortest = min(len(draws) for draws, _ in results)
     draws = np.concatenate([draws[-shortest:] for draws, _ in results])
     return draws, sum(n for _, n in results)

@@ -7,7 +7,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 __all__ = ["picture"]
 
-OURS = "SurrogateHMC"
+OURS = ("SurrogateHMC", "SurrogateHMC, shared")
 COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Those of Okabe and Ito, which the colour-blind tell apart; vermilion is for `OURS`."""
 
@@ -50,8 +50,11 @@ def picture(results: pd.DataFrame) -> Figure:
 def _looks(samplers):
     looks, others = [], 0
     for name in samplers:
-        if name == OURS:
-            looks.append({"color": VERMILION, "linewidth": 3.0, "marker": "o", "zorder": 3})
+        if name in OURS:
+            style = STYLES[OURS.index(name)][0]
+            looks.append(
+                {"color": VERMILION, "linewidth": 2.5, "ls": style, "marker": "o", "zorder": 3}
+            )
             continue
         style, marker = STYLES[others // len(COLOURS) % len(STYLES)]
         colour = COLOURS[others % len(COLOURS)]

@@ -309,6 +309,48 @@ def test_a_chain_that_shares_nothing_is_as_without_a_store():
     np.testing.assert_array_equal(*chains)
 
 
+def test_a_chain_that_is_continued_reads_nothing_twice():
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    first = SurrogateHMCStep(model=model, store=store)
+    begin(first, 1, tune=100)
+    _, _, point = drive(first, model.initial_point(), 60, tune=100)
+    second = SurrogateHMCStep(model=model, store=store)
+    second.sampling_state = first.sampling_state
+    drive(second, point, 40, tune=100)
+    assert second.learner.n_foreign == 0
+    known = np.unique(second.learner.evaluations.stored()[0], axis=0)
+    assert len(known) == store.summary()["evaluations"]
+
+
+def test_data_that_change_are_another_model():
+    with pm.Model() as model:
+        y = pm.Data("y", np.array([1.0, 2.0]))
+        x = pm.Normal("x", 0.0, 1.0)
+        pm.Potential("likelihood", -0.5 * pt.sum((x - y) ** 2))
+    store = EvaluationStore()
+    step = SurrogateHMCStep(model=model, store=store)
+    begin(step, 1, tune=5)
+    step.step(model.initial_point())
+    model.set_data("y", np.array([1.0, 3.0]))
+    begin(step, 1, tune=5)
+    with pytest.raises(ValueError, match="another model: data or constants differ"):
+        step.step(model.initial_point())
+
+
+def test_a_chain_that_is_told_to_begin_here_does(path):
+    model, _ = models.black_box()
+    taught = SurrogateHMCStep(model=model, store=EvaluationStore(path))
+    begin(taught, 1, tune=100)
+    drive(taught, model.initial_point(), 100, tune=100)
+    step = SurrogateHMCStep(model=model, store=EvaluationStore(path), start="here")
+    begin(step, 1, tune=10)
+    before = np.full(2, 2.5)
+    points, _, _ = drive(step, {"x": before}, 1, tune=10)
+    assert step.learner.n_foreign > 100
+    assert np.linalg.norm(points[0] - before) < 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.numerics
 def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations():

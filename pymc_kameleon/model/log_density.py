@@ -312,6 +312,11 @@ class LogDensity:
         is_known = self._inputs.were_seen or self.shared or not self.has_estimates
         return self._inputs.changed() and bool(is_known)
 
+    @property
+    def has_new_data(self) -> bool:
+        """Whether data may have changed that `check_data` has not seen; after `inputs_changed`."""
+        return self._inputs.are_data_new
+
     def check_data(self, x: np.ndarray) -> None:
         """Raise an error if the log density cannot be computed at `x` (d,) with data that are new.
 

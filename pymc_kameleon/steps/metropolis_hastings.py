@@ -284,6 +284,8 @@ class MetropolisHastingsStep(Step):
                 f"{', '.join(self.target.names)}, and this one has shape {x.shape}."
             )
         inputs_changed = self.target.inputs_changed()
+        if self.stored is not None and self.target.has_new_data:
+            self.stored.identify()
         self.target.check_data(x)
         if self.chain is None:
             try:

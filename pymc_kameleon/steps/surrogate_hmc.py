@@ -16,7 +16,7 @@ from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import move_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.posterior import predicted_at
-from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation
+from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryAdaptation
 
 __all__ = ["SurrogateHMCStep"]
 
@@ -202,10 +202,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner = self.learner
         learner.keep(self.chain.position, self.chain.value)
         self._learn_from_others()
-        if learner.n_foreign and learner.n_typical() >= TAUGHT * (self.dim + 2):
-            self._begin_near_mode()
-        elif self._searches:
-            self._search(from_anywhere=np.array_equal(x, self.target.default_start))
+        if self._searches:
+            if not learner.n_foreign or learner.n_typical() < TAUGHT * (self.dim + 2):
+                self._search(from_anywhere=np.array_equal(x, self.target.default_start))
             self._begin_near_mode()
 
     def _evaluate_at(self, x):
@@ -220,11 +219,13 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _learn_from_others(self):
         """Learn what other chains and runs have stored since the last time."""
-        if self.stored is not None:
-            for found in self.stored.new_from_others():
-                if found.failure is None:
-                    terms = np.array([self.stored.log_prior(found.point), found.value, 0.0])
-                    self.learner.keep_foreign(found.point, terms)
+        if self.stored is None:
+            return
+        known = {point.tobytes() for point in self.learner.evaluations.stored()[0]}
+        for found in self.stored.new_from_others()[-N_EVALUATIONS:]:
+            if found.failure is None and found.point.tobytes() not in known:
+                terms = np.array([self.stored.log_prior(found.point), found.value, 0.0])
+                self.learner.keep_foreign(found.point, terms)
 
     def stop_tuning(self):  # noqa: D102
         if self.chain is not None and self.tune:

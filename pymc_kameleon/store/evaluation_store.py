@@ -261,7 +261,9 @@ class EvaluationStore:
 
         return stored
 
-    def timed(self, model: int, chain: str, point: np.ndarray, evaluate: Callable[[], float]):
+    def timed(
+        self, model: int, chain: str, point: np.ndarray, evaluate: Callable[[], float]
+    ) -> float:
         """Call `evaluate`, which returns a log-likelihood, and store what came of it.
 
         Parameters
@@ -271,6 +273,11 @@ class EvaluationStore:
         point : array, shape (d,)
         evaluate : callable
             An exception is stored, and raised again.
+
+        Returns
+        -------
+        float
+            The log-likelihood.
         """
         begin = time.perf_counter()
         try:

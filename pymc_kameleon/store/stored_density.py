@@ -41,8 +41,18 @@ class StoredDensity:
                 "potentials: leave store out, or give a variable observed=..."
             )
         self.target, self.store = target, store
-        self.model = store.model_number(describe(target))
         self.chain, self.last = "", 0
+        self.identify()
+
+    def identify(self) -> None:
+        """Find the number of the model, with its present data, in the store.
+
+        Raises
+        ------
+        ValueError
+            If the store has other models only.
+        """
+        self.model = self.store.model_number(describe(self.target))
 
     def begin_chain(self) -> None:
         """Store what follows as the evaluations of a new chain."""

@@ -38,12 +38,17 @@ BOUND = 1e-6
 BANANA = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 
+def without_prior(regression):
+    nowhere = np.zeros(len(regression.mean.linear), dtype=np.bool_)
+    return PosteriorSurrogate(regression.standardization, regression, nowhere, NO_PRIOR)
+
+
 def fitted(target=BANANA, n=80, max_centers=500, seed=0):
     points = target.draw(n, np.random.default_rng(seed))
     values = target.log_density(points)
     coordinates = standardization(points, np.ones(target.dim))
     regression, _ = fit_regression(points, values, coordinates, max_centers)
-    return PosteriorSurrogate(regression, NO_PRIOR), points, values
+    return without_prior(regression), points, values
 
 
 # the regression -----------------------------------------------------------------------------------
@@ -124,7 +129,7 @@ def test_points_without_density_do_not_spoil_the_rest():
     points = rng.normal(size=(300, 2))
     values = np.where(points[:, 0] < 1.0, -0.5 * np.sum(points**2, axis=1), -np.inf)
     regression, _ = fit_regression(points, values, standardization(points, np.ones(2)), 500)
-    surrogate = PosteriorSurrogate(regression, NO_PRIOR)
+    surrogate = without_prior(regression)
     test = rng.normal(size=(300, 2))
     inside = test[:, 0] < 0.5
     error = predicted(surrogate, test[inside]) + 0.5 * np.sum(test[inside] ** 2, axis=1)
@@ -164,6 +169,9 @@ def test_the_prior_is_the_models_own_and_only_the_rest_is_learnt():
     np.testing.assert_allclose(values, terms.sum(axis=1), rtol=1e-12)
     np.testing.assert_allclose(priors, terms[:, 0], rtol=1e-12)
     np.testing.assert_array_equal(step.learner.evaluations.stored()[1], terms[:, 1])
+    typical = values > values.max() - 3.0
+    found = predicted(step.learner.surrogate, points[typical])
+    np.testing.assert_allclose(found, values[typical], atol=0.1)
     # Far from all evaluations, where the likelihood still is the same: a learnt prior would fall by
     # hundreds.
     far = np.array([[4.0, -30.0], [4.0, 0.0], [4.0, 30.0]])

@@ -25,6 +25,7 @@ from pymc_kameleon.model.model_function import (
     black_boxes,
     has_black_box,
 )
+from pymc_kameleon.model.transforms import is_two_sided
 
 __all__ = ["LogDensity", "likelihood_terms", "select_variables"]
 
@@ -174,6 +175,15 @@ class LogDensity:
         """Log densities of the observed variables and potentials that depend on `vars`."""
         own = set(self.vars)
         return [logp for _, logp in likelihood_terms(self.model) if _names_among(own, [logp])]
+
+    def has_two_bounds(self) -> np.ndarray:
+        """Whether each raveled coordinate (d,) has two bounds in its natural space."""
+        found = []
+        for value, shape in zip(self.vars, self.shapes, strict=True):
+            variable = self.model.values_to_rvs[value]
+            transform = self.model.rvs_to_transforms[variable]
+            found += [is_two_sided(transform, variable.owner.inputs)] * math.prod(shape)
+        return np.array(found, dtype=np.bool_)
 
     def coordinates(self) -> list[tuple[str, str]]:
         """Name of the variable and index in it, as in "[0, 1]", of each raveled coordinate."""

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import pytensor.tensor as pt
+from pymc.logprob.transforms import IntervalTransform, LogOddsTransform
 from pymc.pytensorf import compile as compile_graph
+from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 
-__all__ = ["has_static_shape", "unconstrained_point", "unconstraining_function"]
+__all__ = ["has_static_shape", "is_two_sided", "unconstrained_point", "unconstraining_function"]
 
 
 def unconstraining_function(model, value_variables=None) -> Callable:
@@ -86,6 +89,28 @@ def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
             )
         result[name] = value
     return result
+
+
+def is_two_sided(transform, inputs) -> bool:
+    """Whether a transform is the log odds of the share of an interval, by what is known of it.
+
+    Parameters
+    ----------
+    transform : pymc transform or None
+    inputs : list of variables
+        Those of the random variable.
+    """
+    if isinstance(transform, IntervalTransform):
+        bounds = transform.args_fn(*inputs)
+        return not any(
+            bound is None or (isinstance(bound, Constant) and np.any(np.isinf(bound.data)))
+            for bound in map(_as_variable, bounds)
+        )
+    return isinstance(transform, LogOddsTransform)
+
+
+def _as_variable(bound):
+    return None if bound is None else pt.as_tensor(bound)
 
 
 def has_static_shape(variable, shape: tuple[int, ...]) -> bool:

@@ -252,13 +252,15 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """Move the chain to a random point around the mode of what is known."""
         learner, chain = self.learner, self.chain
         learner.fit(self.rng)
-        gaussian, (points, values, _) = learner.regression.standardization, learner.known()
+        gaussian, (points, values, _) = learner.standardization, learner.known()
         move_near_mode(chain, gaussian, points, values, self._evaluate_at, self.rng)
         learner.next_update = learner.n_own + 5
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)
         learner.prior = self.known_prior
+        if self.known_prior is not None:
+            learner.is_bounded[:] = self.target.has_two_bounds()
         learner.evaluations.first_term[0] = self.known_prior is not None
         if warm is not None:
             self.learner = learner

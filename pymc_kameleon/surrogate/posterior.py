@@ -1,18 +1,21 @@
 r"""What trajectories run on: the model's own log prior plus a regression of the log-likelihood.
 
-.. math:: s(u) = \log p(x) + r(u), \qquad x = \mu + L u
+.. math:: s(x) = \log p(x) + r(w(x))
 
-The prior costs nothing beside an expensive likelihood, so nothing of it need be learnt. Where
-compiled code cannot call it or it has no gradient, all of the log density is learnt.
+The prior costs nothing beside an expensive likelihood, so nothing of it need be learnt. Where a
+coordinate x has two bounds in its natural space, w(x) is its natural value: towards a bound the
+log-likelihood goes on smoothly in that, and flattens out without end in x. Where compiled code
+cannot call the prior, or it has no gradient, all of the log density is learnt, with w(x) = x.
 """
 
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from scipy.special import expit
 
-from pymc_kameleon.mcmc.coordinates import standardize
-from pymc_kameleon.mcmc.layout import integers
-from pymc_kameleon.mcmc.linalg import add_into, factor_times
+from pymc_kameleon.mcmc.coordinates import Standardization, standardize
+from pymc_kameleon.mcmc.layout import flags, integers
+from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit
 from pymc_kameleon.surrogate.regression import Regression, regression_gradient, regression_value
 
@@ -20,6 +23,7 @@ __all__ = [
     "NO_PRIOR",
     "PosteriorSurrogate",
     "log_priors",
+    "natural_where",
     "predicted",
     "predicted_at",
     "surrogate_gradient",
@@ -36,16 +40,28 @@ class PosteriorSurrogate(NamedTuple):
 
     Attributes
     ----------
+    standardization : Standardization
+        u = factor^-1 (x - location), the coordinates of moves.
     regression : Regression
-        Of the log-likelihood, or of all of the log density without a prior.
+        Of the log-likelihood, or of all of the log density without a prior, in its own standardised
+        coordinates of w(x).
+    is_bounded : bool array, shape (d,)
+        Coordinates of which w(x) is a natural value.
     log_prior : int64 array
         What `evaluate` takes of a function that returns the terms of the log density, the first of
         which is the log prior and the others 0, and the prior's gradient; or `NO_PRIOR`. Valid
         until a shared variable gets another array.
     """
 
+    standardization: Standardization
     regression: Regression
+    is_bounded: Annotated[np.ndarray, flags("d")]
     log_prior: Annotated[np.ndarray, integers("table")]
+
+
+def natural_where(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return w of the rows of `points` (n, d): shares of the interval where there are bounds."""
+    return np.where(is_bounded, expit(points), points)
 
 
 @jit
@@ -57,20 +73,30 @@ def _prior_terms(log_prior, x):
 
 
 @jit
-def _raw(regression, u):
+def _raw(surrogate, u):
     x = np.empty(u.size)
-    factor_times(regression.standardization.factor, u, x)
-    add_into(regression.standardization.location, x, x)
+    factor_times(surrogate.standardization.factor, u, x)
+    add_into(surrogate.standardization.location, x, x)
     return x
 
 
 @jit
+def _own(surrogate, x):
+    """Coordinates of the regression at `x` (d,)."""
+    z = np.empty(x.size)
+    for k in range(x.size):
+        z[k] = 1.0 / (1.0 + np.exp(-x[k])) if surrogate.is_bounded[k] else x[k]
+    standardize(surrogate.regression.standardization, z, z)
+    return z
+
+
+@jit
 def surrogate_value(surrogate, u):
-    """Evaluate the surrogate at `u` (d,), in standardised coordinates."""
-    value = regression_value(surrogate.regression, u)
-    if surrogate.log_prior.size == 0:
-        return value
-    value += _prior_terms(surrogate.log_prior, _raw(surrogate.regression, u))[0]
+    """Evaluate the surrogate at `u` (d,), in standardised coordinates; -inf if it is not finite."""
+    x = _raw(surrogate, u)
+    value = regression_value(surrogate.regression, _own(surrogate, x))
+    if surrogate.log_prior.size > 0:
+        value += _prior_terms(surrogate.log_prior, x)[0]
     return value if np.isfinite(value) else -np.inf
 
 
@@ -82,21 +108,28 @@ def surrogate_values(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndar
 @jit
 def surrogate_gradient(surrogate, u, work, out):
     """Gradient of the surrogate in `u` (d,), into `out` (d,); `work` has shape (m,)."""
-    regression = surrogate.regression
-    regression_gradient(regression, u, work, out)
+    x = _raw(surrogate, u)
+    z, slope = _own(surrogate, x), np.empty(u.size)
+    regression_gradient(surrogate.regression, z, work, slope)
+    solve_upper(surrogate.regression.standardization.factor, u.size, slope)
+    for k in range(u.size):
+        if surrogate.is_bounded[k]:
+            share = 1.0 / (1.0 + np.exp(-x[k]))
+            slope[k] *= share * (1.0 - share)
     if surrogate.log_prior.size > 0:
-        terms = _prior_terms(surrogate.log_prior, _raw(regression, u))
-        factor = regression.standardization.factor
-        for i in range(u.size):
-            for j in range(i, u.size):
-                out[i] += factor[j, i] * terms[N_TERMS + j]
+        add_into(_prior_terms(surrogate.log_prior, x)[N_TERMS:], slope, slope)
+    factor = surrogate.standardization.factor
+    for i in range(u.size):
+        out[i] = 0.0
+        for j in range(i, u.size):
+            out[i] += factor[j, i] * slope[j]
 
 
 @jit
 def predicted_at(surrogate, x):
     """Surrogate at `x` (d,), in raw coordinates."""
     u = np.empty(x.size)
-    standardize(surrogate.regression.standardization, x, u)
+    standardize(surrogate.standardization, x, u)
     return surrogate_value(surrogate, u)
 
 

@@ -15,6 +15,7 @@ from pymc_kameleon.adaptation.history import (
 )
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
 from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.moves import differences_of, no_differences
@@ -25,6 +26,7 @@ from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
     log_priors,
+    natural_where,
     surrogate_values,
 )
 from pymc_kameleon.surrogate.regression import (
@@ -149,6 +151,7 @@ class TrajectoryState(LearnerState):
 
     history: History
     evaluations: Evaluations
+    standardization: Standardization
     regression: Regression
     integrator: Integrator
     outcome: Annotated[np.ndarray, floats(2, 3)]
@@ -171,6 +174,8 @@ class TrajectoryLearner(Learner):
     ----------
     prior : ModelFunction or None
         The log prior with its gradient, which is then not learnt.
+    is_bounded : bool array, shape (d,)
+        Coordinates that the regression takes by their natural values; none without a prior.
     """
 
     _state_class = TrajectoryState
@@ -182,6 +187,8 @@ class TrajectoryLearner(Learner):
         self.history = new_history(N_HISTORY, dim)
         self.evaluations = new_evaluations(N_EVALUATIONS, dim)
         self.regression = no_regression(dim)
+        self.standardization = self.regression.standardization
+        self.is_bounded = np.zeros(dim, dtype=np.bool_)
         self.prior = None
         self.integrator = new_integrator(dim)
         self.integrator.hot_share[0] = HOT_SHARE
@@ -205,11 +212,11 @@ class TrajectoryLearner(Learner):
     def mixture(self, tune):  # noqa: D102
         if not self.has_learnt:
             return Mixture(self.scales, self._no_differences, 1.0, 0.0)
-        differences = differences_of(self.differences, self.regression.standardization.factor)
+        differences = differences_of(self.differences, self.standardization.factor)
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def observer(self):  # noqa: D102
-        scales = np.sqrt(np.sum(self.regression.standardization.factor**2, axis=1))
+        scales = np.sqrt(np.sum(self.standardization.factor**2, axis=1))
         return TrajectoryObserver(self.history, self.outcome, scales, self.last)
 
     def evaluation_record(self, learns):  # noqa: D102
@@ -268,9 +275,9 @@ class TrajectoryLearner(Learner):
         """
         candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
         values = surrogate_values(self.surrogate, candidates)
-        covariance = posterior_covariance(
-            self.regression, uncertainty, np.ascontiguousarray(candidates.T)
-        )
+        points = self.standardization.unwhiten(candidates.T)
+        own = self.regression.standardization.whiten(natural_where(self.is_bounded, points))
+        covariance = posterior_covariance(self.regression, uncertainty, own)
         variance = np.diagonal(covariance).copy()
         chosen = []
         for _ in range(n):
@@ -284,7 +291,7 @@ class TrajectoryLearner(Learner):
             covariance = covariance - np.outer(column, column)
             variance = np.diagonal(covariance).copy()
             variance[best] = 0.0
-        return self.regression.standardization.unwhiten(candidates[chosen].T)
+        return points[chosen]
 
     def end_tuning(self, position, rng):  # noqa: D102
         self._judge()
@@ -307,17 +314,14 @@ class TrajectoryLearner(Learner):
         points, values, not_learnt = self.known()
         if not np.any(np.isfinite(values)):
             return None
-        coordinates = self._coordinates(points, values)
+        coordinates = self._coordinates(points, values, self._past(), self.standardization)
         typical = self._typical_points(coordinates, rng)
         high = values > values.max() - 2.0 * typical_depth(self.dim)
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
-        previous = self.regression if self.has_learnt else None
         try:
-            regression, uncertainty = fit_regression(
-                points, values, coordinates, self.choices.max_centers, previous, not_learnt
-            )
+            regression, uncertainty = self._regress(points, values, not_learnt, coordinates)
             annealed, integrator = anneal(
-                PosteriorSurrogate(regression, self.log_prior),
+                PosteriorSurrogate(coordinates, regression, self.is_bounded, self.log_prior),
                 self.integrator._replace(radius=np.array([radius])),
                 np.ascontiguousarray(coordinates.whiten(points).T),
                 N_TYPICAL,
@@ -330,9 +334,18 @@ class TrajectoryLearner(Learner):
         self.n_fitted = int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.modes = np.full(N_TYPICAL, -1)
-        self.regression, self.integrator, self.differences = regression, integrator, typical
+        self.standardization, self.regression = coordinates, regression
+        self.integrator, self.differences = integrator, typical
         self._judge()
         return uncertainty, annealed
+
+    def _regress(self, points, values, not_learnt, coordinates):
+        previous = self.regression if self.has_learnt else None
+        if np.any(self.is_bounded):
+            points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
+            coordinates = self._coordinates(points, values, past, self.regression.standardization)
+        size = self.choices.max_centers
+        return fit_regression(points, values, coordinates, size, previous, not_learnt)
 
     def _judge(self):
         """Let those moves be the more that took the chain further since the last fit."""
@@ -349,13 +362,12 @@ class TrajectoryLearner(Learner):
         later = self.history.later_half()
         return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
 
-    def _coordinates(self, points, values):
+    def _coordinates(self, points, values, past, previous):
         """Standardise by the chain's past, or by the evaluations near the largest value."""
-        past = self._past()
         if len(past):
             return standardization(past, np.ones(self.dim))
         if self.has_learnt and not self.acceptance < HOPELESS:
-            return self.regression.standardization
+            return previous
         return around_the_mode(points, values)
 
     def _typical_points(self, coordinates, rng):
@@ -375,7 +387,9 @@ class TrajectoryLearner(Learner):
     @property
     def surrogate(self) -> PosteriorSurrogate:
         """The surrogate of the log density."""
-        return PosteriorSurrogate(self.regression, self.log_prior)
+        return PosteriorSurrogate(
+            self.standardization, self.regression, self.is_bounded, self.log_prior
+        )
 
     @property
     def has_learnt(self):  # noqa: D102
@@ -385,7 +399,7 @@ class TrajectoryLearner(Learner):
         """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""
         if not np.any(self.modes > 0):
             return 0.0 if np.any(self.modes == 0) else math.nan
-        u = self.regression.standardization.whiten(position[None])[:, 0]
+        u = self.standardization.whiten(position[None])[:, 0]
         return float(nearest_mode(self.population, self.modes, u))
 
     @property
@@ -394,7 +408,7 @@ class TrajectoryLearner(Learner):
         return self.difference_share < MOST and not self.acceptance < HOPELESS
 
     def normal(self):  # noqa: D102
-        return self.regression.standardization if self.has_learnt else None
+        return self.standardization if self.has_learnt else None
 
     def statistics(self):  # noqa: D102
         n_leapfrog = float(self.integrator.n_steps[0])

@@ -108,7 +108,7 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
 def _propose(proposal, chain, normals, uniforms):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
     u = np.empty(dim)
-    standardize(surrogate.regression.standardization, chain.position, u)
+    standardize(surrogate.standardization, chain.position, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
@@ -129,8 +129,8 @@ def _propose(proposal, chain, normals, uniforms):
     index = HOT if is_hot else COLD
     if value == start:  # no move was made
         return -np.inf, index
-    factor_times(surrogate.regression.standardization.factor, u, chain.proposal)
-    add_into(surrogate.regression.standardization.location, chain.proposal, chain.proposal)
+    factor_times(surrogate.standardization.factor, u, chain.proposal)
+    add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
     return (start - value) / temperature, index
 
 

@@ -12,10 +12,10 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.latent_gp.model.likelihood import IN_PYTHON, ModelLikelihood
+from pymc_kameleon.latent_gp.model.likelihood import ModelLikelihood
 from pymc_kameleon.latent_gp.model.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
-from pymc_kameleon.model.model_function import SharedValues
+from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
 
 __all__ = ["LatentFunction", "free_variable"]
 
@@ -133,9 +133,12 @@ class LatentFunction:
         self.likelihood = ModelLikelihood(
             model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
         )
-        others = set(self.shared.values())
-        self._seen_prior = SharedValues(self.prior.function, others)
-        self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others)
+        self.follow_only(set(self.shared.values()))
+
+    def follow_only(self, others: set, ignored: set = frozenset()) -> None:
+        """Let `refresh` follow the shared variables of `others`, and leave those of `ignored`."""
+        self._seen_prior = SharedValues(self.prior.function, others, ignored)
+        self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others, ignored)
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed.

@@ -8,7 +8,7 @@ from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 from pymc_kameleon.latent_gp.model.prior import PriorAt
 from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
 from pymc_kameleon.model.estimated_loglikelihood import estimates
-from pymc_kameleon.model.model_function import ModelFunction
+from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 
 __all__ = ["MOST_VALUES", "JointModel", "named_variables"]
 
@@ -66,16 +66,27 @@ class JointModel:
         self.others = {value: s for value, s in shared.items() if value not in set(values)}
         self.function.follow_only(set(self.others.values()), ignored=set(self._shared))
         self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
+        self._seen_log_prior = SharedValues(self._log_prior, set(self.others.values()))
 
     @property
     def likelihood(self):
         """Log likelihood of the function, at the hyperparameters that were set last."""
         return self.function.likelihood
 
-    @property
-    def log_prior_function(self) -> ModelFunction:
-        """The compiled function behind `log_prior`."""
-        return self._log_prior
+    def refresh(self) -> bool:
+        """Follow the other variables, at the theta set last; return whether anything changed.
+
+        Raises
+        ------
+        ValueError
+            As for `LatentFunction.refresh`.
+        """
+        function_changed = self.function.refresh()
+        return self._seen_log_prior.changed() or function_changed
+
+    def recompute(self) -> None:
+        """As for `LatentFunction`."""
+        self.function.recompute()
 
     def log_prior(self, x: np.ndarray) -> float:
         """Log prior of theta at `x` (d,), with the Jacobians of its transforms.

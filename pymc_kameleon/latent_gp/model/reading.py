@@ -160,6 +160,16 @@ class LatentFunction:
             self._seen_likelihood.are_data_new = False
         return prior_changed or likelihood_changed
 
+    def recompute(self) -> None:
+        """Compute the prior anew, though nothing may have changed since the last `refresh`.
+
+        Raises
+        ------
+        ValueError
+            If its covariance is not positive definite.
+        """
+        self.prior.refresh()
+
     def set_point(self, point: dict[str, np.ndarray]) -> None:
         """Give the other variables their values in `point` (by value variables' names)."""
         for value, shared in self.shared.items():

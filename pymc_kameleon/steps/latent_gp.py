@@ -1,0 +1,386 @@
+"""Latent Gaussian processes with their hyperparameters, moved together."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+from pymc.blocking import RaveledVars
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.state import dataclass_state
+
+from pymc_kameleon.adaptation.learner import LearnerState
+from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.adaptation.scaling import target_acceptance
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
+from pymc_kameleon.latent_gp.joint.model import JointModel
+from pymc_kameleon.latent_gp.joint.pilots import approximate
+from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
+from pymc_kameleon.latent_gp.joint.target import JointTarget, Place, log_density_terms, slices
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.moves import N_UNIFORMS
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
+from pymc_kameleon.mcmc.run import run_plain
+from pymc_kameleon.steps.latent_function import (
+    LatentFunctionState,
+    LatentFunctionStep,
+    OtherVariables,
+)
+from pymc_kameleon.steps.life_cycle import all_or_nothing
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import checked_choice, checked_integer
+
+__all__ = ["LatentGPState", "LatentGPStep"]
+
+APPROXIMATIONS = ("ep", "laplace")
+
+FAILURES = 0.1
+"""Share of proposals without a covariance from which there is a warning."""
+
+
+@dataclass_state
+class LatentGPState(LatentFunctionState):
+    """All that the next transition of a chain needs."""
+
+    whitened: Annotated[np.ndarray, floats("N")] | None
+    chain: Chain | None
+    learner: LearnerState | None
+    sites: SiteFunction | None
+    transition: int
+    next_fit: int | None
+    n_fits: float
+
+
+@with_shared_parameters
+class LatentGPStep(LatentFunctionStep):
+    r"""A latent Gaussian process and its hyperparameters, moved together.
+
+    For `pm.gp.Latent` and `pm.MvNormal` with a likelihood that factorises over the values of the
+    function, up to a few thousand of them. Hyperparameters mix as in their marginal posterior,
+    though the function is never integrated out: it is carried along by a Gaussian that knows where
+    it lies at other hyperparameters. It needs no gradient in the hyperparameters.
+
+    ::
+
+        theta: hyperparameters; f: the function; q(f | theta): prior of f times Gaussian sites
+        repeat steps_per_draw times:
+            eta = L(theta)^-1 (f - m(theta)), standard normal under q
+            propose theta*, and f* = m(theta*) + L(theta*) eta
+            accept by the ratio of p(y | f, theta) p(f | theta) p(theta) |L(theta)|
+            f: elliptical slices about q(f | theta)
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        The latent function, and the hyperparameters to move with it; default all continuous
+        variables that its prior and its likelihood depend on. Not needed if the model has one
+        latent function.
+    approximation : {"ep", "laplace"}
+        What the sites come from. Without a gradient of the likelihood there are none, and
+        hyperparameters move at a fixed whitened function.
+    steps_per_draw : int
+        Transitions for each draw that is kept.
+    n_slices : int
+        Elliptical slices of the function in each transition.
+    target_accept : float, optional
+        Acceptance probability that the scaling is learnt for; default 0.44 for one hyperparameter,
+        else 0.234.
+    %(pymc)s
+
+    Raises
+    ------
+    ValueError
+        If no Gaussian prior or no factorising likelihood is found, there is more than one latent
+        function, or a variable is none of its hyperparameters: it says which, and what to write.
+
+    Notes
+    -----
+    Sampler statistics, all float64:
+
+    ================ ==================================================================
+    `accept`         mean acceptance probability of hyperparameters
+    `accepted`       share of accepted moves
+    `scaling`        of the proposal
+    `n_evals`        likelihood evaluations in the draw
+    `n_failed`       proposals at which a covariance was not positive definite
+    `n_center`       times that the sites were fitted so far in the chain
+    `log_likelihood` of the draw
+    ================ ==================================================================
+
+    The posterior is invariant for any sites that are a function of the hyperparameters alone. They
+    are fitted where the chain has been, at draws 0, 1, 2, 4, 8, ... of tuning, and fixed after it.
+
+    References
+    ----------
+    .. [1] I. Murray and R. P. Adams, "Slice sampling covariance hyperparameters of latent Gaussian
+       models", NIPS 23, 2010. arXiv:1006.0868
+    .. [2] M. Filippone and M. Girolami, "Pseudo-marginal Bayesian inference for Gaussian
+       processes", IEEE Transactions on Pattern Analysis and Machine Intelligence 36, 2014.
+       doi:10.1109/TPAMI.2014.2316530
+    .. [3] C. E. Rasmussen and C. K. I. Williams, "Gaussian Processes for Machine Learning", 2006,
+       chapter 3.
+
+    Examples
+    --------
+    >>> with model:  # doctest: +SKIP
+    ...     lengthscale = pm.InverseGamma("lengthscale", 3, 2)
+    ...     f = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(2, lengthscale)).prior("f", X=inputs)
+    ...     pm.Bernoulli("y", logit_p=f, observed=labels)
+    ...     idata = pm.sample(step=LatentGPStep([f]))
+    """
+
+    name = "latent_gp"
+    stats_dtypes_shapes = {
+        "accept": (np.float64, []),
+        "accepted": (np.float64, []),
+        "scaling": (np.float64, []),
+        "n_evals": (np.float64, []),
+        "n_failed": (np.float64, []),
+        "n_center": (np.float64, []),
+        "log_likelihood": (np.float64, []),
+        "warning": (SamplerWarning, None),
+    }
+    default_tune_steps = 500
+    _state_class = LatentGPState
+    _computed = ("_seen_version", "_seen_prior", "_place")
+
+    def __init__(
+        self,
+        vars=None,
+        *,
+        approximation: Literal["ep", "laplace"] = "ep",
+        steps_per_draw: int = 5,
+        n_slices: int = 3,
+        target_accept: float | None = None,
+        model=None,
+        rng=None,
+        initial_point=None,
+        compile_kwargs=None,
+        blocked: bool = True,
+    ):
+        self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
+        self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        self.n_slices = checked_integer("n_slices", n_slices, 1)
+        self.adaptation = MomentsAdaptation(
+            scaling=None,
+            learn_scaling=True,
+            covariance="learned",
+            initial_covariance=None,
+            default_scaling=lambda dim: 2.38**2 / dim,
+        )
+        self.target_accept = target_accept
+        super().__init__(
+            vars,
+            configuration={
+                "approximation": approximation,
+                "steps_per_draw": self.steps_per_draw,
+                "n_slices": self.n_slices,
+                "target_accept": target_accept,
+            },
+            model=model,
+            rng=rng,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            blocked=blocked,
+        )
+
+    def _read(self, model, vars, initial_point, compile_kwargs):
+        self.joint = JointModel(
+            model, vars, initial_point=initial_point, compile_kwargs=compile_kwargs
+        )
+        self.function = self.joint.function
+        self._others = OtherVariables(self.joint)
+        own = [*self.joint.hyperparameters, self.function.value_variable]
+        return own, [*self.joint.shapes, (self.function.size,)], self.joint.others
+
+    # the life of a chain --------------------------------------------------------------------------
+
+    def _begin_learning(self):
+        self.whitened = self.chain = self.learner = self.sites = None
+        self.transition = 0
+        self.next_fit = 0
+        self.n_fits = 0.0
+
+    def _model_changed(self, prior_changed):
+        self._place = None
+
+    def _lengths(self):
+        lengths = {"N": self.function.size, "d": self.joint.dim, "values": N_TERMS}
+        return lengths if self.learner is None else lengths | self.learner.lengths()
+
+    def _set_state(self, state):
+        if state.learner is not None:
+            self.learner = self._new_learner(np.zeros(self.joint.dim))
+        super()._set_state(state)
+
+    def _new_learner(self, x):
+        accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept
+        return self.adaptation.start(x, self.rng, None, accept)
+
+    def _end_tuning(self):
+        if self.learner is not None:
+            with all_or_nothing(self.learner):
+                self.learner.end_tuning(self.chain.position, self.rng)
+        self.next_fit = self.draw
+
+    # a draw ---------------------------------------------------------------------------------------
+
+    def astep(self, q0: RaveledVars):
+        """Make the transitions of a draw from `q0`, given the other variables."""
+        self._arrive(q0.data)
+        self.chain.outcome[:] = 0.0
+        self.position, statistics = self._transitions()
+        self.draw += 1
+        is_unmoved = statistics["accepted"] == 0.0
+        self.returned = self._packed(q0.data.dtype)
+        self._report(statistics, moved=not is_unmoved)
+        return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
+
+    def _arrive(self, q):
+        """Find the place that `q`, theta and the free variable, stands for."""
+        dim = self.joint.dim
+        is_first = self.returned is None
+        is_here = not is_first and np.array_equal(q, self.returned)
+        x = self.chain.position if is_here else q[:dim].astype(float)
+        self.joint.set_hyperparameters(x)
+        version = self._others.follow()
+        if is_here and self._place is not None and version == self._seen_version:
+            return
+        prior, self._seen_version = self.joint.prior(), version
+        v = q[dim:].astype(float)
+        if not is_here or not np.array_equal(prior.to_variable(self.position).astype(q.dtype), q[dim:]):
+            self.position = prior.to_function(v)
+            self.whitened = whitened(prior.gaussian, self.position)
+        if is_first:
+            self._check_start()
+            self._begin_at(x)
+        self.chain.position[:] = x
+        self._settle(x, prior)
+        self.learner.invalidate()
+
+    def _begin_at(self, x):
+        self.chain = Chain(
+            position=x.copy(),
+            value=np.zeros(N_TERMS),
+            proposal=x.copy(),
+            proposed_value=np.zeros(N_TERMS),
+            counts=np.zeros(2, dtype=np.int64),
+            outcome=np.zeros(2),
+        )
+        self.learner = self._new_learner(x)
+        self.sites = constant_sites(Sites.flat(self.function.size), x.size)
+
+    def _settle(self, x, prior):
+        """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
+        self._place = Place(
+            x.copy(),
+            self.position,
+            self.whitened,
+            prior,
+            ConditionalGaussian(prior.gaussian, self.sites(x)),
+            self.joint.log_prior(x),
+            self.joint.likelihood.value(self.position),
+        )
+
+    def _transitions(self):
+        is_due = self.next_fit is not None and self.draw >= self.next_fit
+        if is_due:
+            self._fit()
+        target = JointTarget(self.joint, self.sites)
+        n_slice_evaluations = 0
+        for _ in range(self.steps_per_draw):
+            self._move_hyperparameters(target)
+            self._place, n = slices(self.joint, self._place, self.rng, self.n_slices)
+            n_slice_evaluations += n
+        self.whitened = self._place.whitened
+        chain = self.chain
+        statistics = {
+            "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
+            "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
+            **self.learner.statistics(),
+            "n_evals": float(chain.counts[EVALUATIONS] + n_slice_evaluations),
+            "n_failed": float(target.n_failed),
+            "n_center": self.n_fits,
+            "log_likelihood": self._place.log_likelihood,
+        }
+        self._count_failures(target.n_failed, chain.counts[NONFINITE])
+        chain.counts[:] = 0
+        return self._place.function, statistics
+
+    def _move_hyperparameters(self, target):
+        """Make a transition of theta, with the function carried along."""
+        learner, chain, rng = self.learner, self.chain, self.rng
+        if self.tune and learner.transitions_before_update(self.transition, 1, rng) == 0:
+            with all_or_nothing(learner):
+                learner.update(chain.position, True, rng)
+        target.hold(self._place)
+        chain.value[:] = log_density_terms(self._place)
+        accepted = chain.outcome[ACCEPTED]
+        run_plain(
+            (target.into,),
+            None,
+            chain,
+            learner.mixture(self.tune),
+            learner.proposal(False),
+            learner.observer(),
+            self.tune,
+            rng.standard_normal((1, self.joint.dim + learner.n_more_normals)),
+            rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),
+        )
+        self.transition += 1
+        if chain.outcome[ACCEPTED] > accepted:
+            self._place = target.proposed
+
+    def _packed(self, dtype):
+        """Return theta and the free variable as `pm.sample` has them."""
+        variable = self._place.prior.to_variable(self.position)
+        return np.concatenate([self.chain.position, variable]).astype(dtype)
+
+    # what is learnt -------------------------------------------------------------------------------
+
+    def _fit(self):
+        """Fit the sites where the chain has been, and not where the function is."""
+        self.next_fit = max(1, 2 * self.draw) if self.tune else None
+        if not self.joint.likelihood.has_gradient:
+            return
+        normal = self.learner.normal()
+        x = self._place.x if normal is None else normal[0].copy()
+        start = self.sites(x) if self.n_fits else None
+        pilot = approximate(self.joint, x, self.approximation, start)
+        if pilot is None and normal is not None:
+            pilot = approximate(self.joint, self._place.x, self.approximation, None)
+        if pilot is not None:
+            self.sites = constant_sites(pilot.sites, self.joint.dim)
+            self.n_fits += 1.0
+        elif not self.n_fits and "center_told" not in self.report:
+            self.report["center_told"] = 1
+            self._warn_later(
+                WarningType.BAD_PARAMS,
+                f"No Gaussian was found that is like the posterior of {self.function.name}, so "
+                "hyperparameters move at a fixed whitened function: slowly, where data say much.",
+            )
+        self.joint.set_hyperparameters(self._place.x)
+        conditional = ConditionalGaussian(self._place.prior.gaussian, self.sites(self._place.x))
+        self._place = replace(self._place, conditional=conditional)
+
+    def _count_failures(self, n_failed, n_nonfinite):
+        report = self.report
+        report["failed"] = report.get("failed", 0) + int(n_failed)
+        share = report["failed"] / self.transition
+        if self.transition >= 500 and share > FAILURES and "failures_told" not in report:
+            report["failures_told"] = 1
+            self._warn_later(
+                WarningType.BAD_PARAMS,
+                f"At {share:.0%} of the hyperparameters proposed so far the covariance of "
+                f"{self.function.name} was not positive definite, and they were rejected. The "
+                "draws keep to where it is: give priors that keep lengthscales from infinity, or "
+                "the covariance more jitter.",
+            )
+
+    def _progress_columns(self):
+        return {
+            "accept": ("Acceptance", "0.2f"),
+            "scaling": ("Scaling", "0.3g"),
+            "n_evals": ("Evals/draw", "0.0f"),
+        }

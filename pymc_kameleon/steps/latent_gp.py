@@ -16,12 +16,16 @@ from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, white
 from pymc_kameleon.latent_gp.joint.model import JointModel
 from pymc_kameleon.latent_gp.joint.pilots import approximate
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
-from pymc_kameleon.latent_gp.joint.target import JointTarget, Place, log_density_terms, slices
+from pymc_kameleon.latent_gp.joint.target import JointTarget, Place, log_density_terms
+from pymc_kameleon.latent_gp.joint.transition import (
+    move_hyperparameters,
+    new_chain,
+    place_of_draw,
+    slices,
+)
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.moves import N_UNIFORMS
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
-from pymc_kameleon.mcmc.run import run_plain
 from pymc_kameleon.steps.latent_function import (
     LatentFunctionState,
     LatentFunctionStep,
@@ -260,14 +264,7 @@ class LatentGPStep(LatentFunctionStep):
         self.learner.invalidate()
 
     def _begin_at(self, x):
-        self.chain = Chain(
-            position=x.copy(),
-            value=np.zeros(N_TERMS),
-            proposal=x.copy(),
-            proposed_value=np.zeros(N_TERMS),
-            counts=np.zeros(2, dtype=np.int64),
-            outcome=np.zeros(2),
-        )
+        self.chain = new_chain(x)
         self.learner = self._new_learner(x)
         self.sites = constant_sites(Sites.flat(self.function.size), x.size)
 
@@ -314,23 +311,8 @@ class LatentGPStep(LatentFunctionStep):
         if self.tune and learner.transitions_before_update(self.transition, 1, rng) == 0:
             with all_or_nothing(learner):
                 learner.update(chain.position, True, rng)
-        target.hold(self._place)
-        chain.value[:] = log_density_terms(self._place)
-        accepted = chain.outcome[ACCEPTED]
-        run_plain(
-            (target.into,),
-            None,
-            chain,
-            learner.mixture(self.tune),
-            learner.proposal(False),
-            learner.observer(),
-            self.tune,
-            rng.standard_normal((1, self.joint.dim + learner.n_more_normals)),
-            rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),
-        )
+        self._place = move_hyperparameters(target, self._place, chain, learner, rng, self.tune)
         self.transition += 1
-        if chain.outcome[ACCEPTED] > accepted:
-            self._place = target.proposed
 
     def _packed(self, dtype):
         """Return theta and the free variable as `pm.sample` has them."""
@@ -363,6 +345,15 @@ class LatentGPStep(LatentFunctionStep):
         self.joint.set_hyperparameters(self._place.x)
         conditional = ConditionalGaussian(self._place.prior.gaussian, self.sites(self._place.x))
         self._place = replace(self._place, conditional=conditional)
+        if self.tune and pilot is not None:
+            self._leave_tails()
+
+    def _leave_tails(self):
+        """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
+        place = self._place
+        drawn = place_of_draw(self.joint, place, self.rng)
+        if sum(log_density_terms(drawn)) > sum(log_density_terms(place)):
+            self._place = drawn
 
     def _count_failures(self, n_failed, n_nonfinite):
         report = self.report

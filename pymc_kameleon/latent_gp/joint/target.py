@@ -18,17 +18,16 @@ C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Lea
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened, whitened
-from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
-from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood, TemperedTarget
+from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
-__all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms", "slices"]
+__all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms"]
 
 
 class HyperparameterModel(Protocol):
@@ -150,26 +149,3 @@ class JointTarget:
         self.model.set_hyperparameters(x)
         prior = self.model.prior()
         return prior, ConditionalGaussian(prior.gaussian, self.sites(x))
-
-
-def slices(
-    model: HyperparameterModel, place: Place, rng: np.random.Generator, n: int
-) -> tuple[Place, int]:
-    """Move the function by elliptical slices about its conditional Gaussian, at fixed theta.
-
-    Returns
-    -------
-    Place
-    int
-        Likelihood evaluations.
-    """
-    model.set_hyperparameters(place.x)
-    conditional, likelihood = place.conditional, model.likelihood
-    prior: Gaussian = place.prior.gaussian
-    target = TemperedTarget(conditional, likelihood, 1.0, conditional.sites)
-    value = place.log_likelihood - float(conditional.sites.elementwise(place.function).sum())
-    f, _, n_evaluations = elliptical_slice(target, place.function, value, rng, n_transitions=n)
-    if f is place.function:
-        return place, n_evaluations
-    v, log_likelihood = whitened(prior, f), likelihood.value(f)
-    return replace(place, function=f, whitened=v, log_likelihood=log_likelihood), n_evaluations + 1

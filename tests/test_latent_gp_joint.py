@@ -174,7 +174,7 @@ def test_calibration_sees_sites_that_differ_between_directions(name):
     def move(target, place, chain, learner, rng, adapts):
         def directed(x):
             sites = target.sites(x)
-            return sites if x[1] > place.x[1] else sites.scaled(0.5)
+            return sites if x[1] > place.x[1] else sites.scaled(0.1)
 
         one_way = JointTarget(target.model, directed)
         moved = move_hyperparameters(one_way, place, chain, learner, rng, adapts)

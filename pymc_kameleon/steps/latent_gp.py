@@ -8,13 +8,16 @@ from pymc.blocking import RaveledVars
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 
+from pymc_kameleon.adaptation.history import History, new_history, record
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.adaptation.scaling import target_acceptance
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
+from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLearner
+from pymc_kameleon.latent_gp.joint.learning import learn
 from pymc_kameleon.latent_gp.joint.model import JointModel
-from pymc_kameleon.latent_gp.joint.pilots import approximate
+from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, Place, log_density_terms
 from pymc_kameleon.latent_gp.joint.transition import (
@@ -33,11 +36,19 @@ from pymc_kameleon.steps.latent_function import (
 )
 from pymc_kameleon.steps.life_cycle import all_or_nothing
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
 from pymc_kameleon.validation import checked_choice, checked_integer
 
 __all__ = ["LatentGPState", "LatentGPStep"]
 
 APPROXIMATIONS = ("ep", "laplace")
+
+ACCEPT_ON_SURROGATE = 0.9
+"""Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
+
+FIRST_LESSON, MORE = 150, 50
+"""Transitions before the first lesson from pilots, and more for each hyperparameter; the following
+are at twice, four times, ... as many."""
 
 FAILURES = 0.1
 """Share of proposals without a covariance from which there is a warning."""
@@ -51,8 +62,11 @@ class LatentGPState(LatentFunctionState):
     chain: Chain | None
     learner: LearnerState | None
     sites: SiteFunction | None
+    history: History | None
+    pilots: Pilots | None
     transition: int
     next_fit: int | None
+    next_lesson: int
     n_fits: float
 
 
@@ -139,6 +153,8 @@ class LatentGPStep(LatentFunctionStep):
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "scaling": (np.float64, []),
+        "surrogate_share": (np.float64, []),
+        "learnt_sites": (np.float64, []),
         "n_evals": (np.float64, []),
         "n_failed": (np.float64, []),
         "n_center": (np.float64, []),
@@ -202,8 +218,10 @@ class LatentGPStep(LatentFunctionStep):
 
     def _begin_learning(self):
         self.whitened = self.chain = self.learner = self.sites = None
+        self.history = self.pilots = None
         self.transition = 0
         self.next_fit = 0
+        self.next_lesson = FIRST_LESSON + MORE * self.joint.dim
         self.n_fits = 0.0
 
     def _model_changed(self, prior_changed):
@@ -211,22 +229,32 @@ class LatentGPStep(LatentFunctionStep):
 
     def _lengths(self):
         lengths = {"N": self.function.size, "d": self.joint.dim, "values": N_TERMS}
+        lengths |= {"history": N_HISTORY, "recent": 0}
         return lengths if self.learner is None else lengths | self.learner.lengths()
 
     def _set_state(self, state):
         if state.learner is not None:
-            self.learner = self._new_learner(np.zeros(self.joint.dim))
+            x = np.zeros(self.joint.dim)
+            is_taught = isinstance(state.learner, EvidenceLearner._state_class)
+            self.learner = self._taught_learner(x) if is_taught else self._new_learner(x)
         super()._set_state(state)
 
     def _new_learner(self, x):
         accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept
         return self.adaptation.start(x, self.rng, None, accept)
 
+    def _taught_learner(self, x):
+        return EvidenceLearner(EVIDENCE, x, ACCEPT_ON_SURROGATE)
+
     def _end_tuning(self):
         if self.learner is not None:
             with all_or_nothing(self.learner):
                 self.learner.end_tuning(self.chain.position, self.rng)
-        self.next_fit = self.draw
+        if self.n_fits == 0:
+            self.next_fit = self.draw
+        else:
+            self.next_fit = None
+        self.history = self.pilots = None
 
     # a draw ---------------------------------------------------------------------------------------
 
@@ -267,6 +295,8 @@ class LatentGPStep(LatentFunctionStep):
         self.chain = new_chain(x)
         self.learner = self._new_learner(x)
         self.sites = constant_sites(Sites.flat(self.function.size), x.size)
+        self.history = new_history(N_HISTORY, x.size)
+        self.pilots = no_pilots(x.size, self.function.size)
 
     def _settle(self, x, prior):
         """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
@@ -281,9 +311,7 @@ class LatentGPStep(LatentFunctionStep):
         )
 
     def _transitions(self):
-        is_due = self.next_fit is not None and self.draw >= self.next_fit
-        if is_due:
-            self._fit()
+        self._learn()
         target = JointTarget(self.joint, self.sites)
         n_slice_evaluations = 0
         for _ in range(self.steps_per_draw):
@@ -295,7 +323,9 @@ class LatentGPStep(LatentFunctionStep):
         statistics = {
             "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
             "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
+            "surrogate_share": 0.0,
             **self.learner.statistics(),
+            "learnt_sites": float(len(self.sites.precision) > 1),
             "n_evals": float(chain.counts[EVALUATIONS] + n_slice_evaluations),
             "n_failed": float(target.n_failed),
             "n_center": self.n_fits,
@@ -313,6 +343,8 @@ class LatentGPStep(LatentFunctionStep):
                 learner.update(chain.position, True, rng)
         self._place = move_hyperparameters(target, self._place, chain, learner, rng, self.tune)
         self.transition += 1
+        if self.tune and self.history is not None:
+            record(self.history, chain.position)
 
     def _packed(self, dtype):
         """Return theta and the free variable as `pm.sample` has them."""
@@ -321,11 +353,45 @@ class LatentGPStep(LatentFunctionStep):
 
     # what is learnt -------------------------------------------------------------------------------
 
-    def _fit(self):
-        """Fit the sites where the chain has been, and not where the function is."""
-        self.next_fit = max(1, 2 * self.draw) if self.tune else None
+    def _learn(self):
+        """Learn where the chain has been, and not where the function is, what tuning learns."""
         if not self.joint.likelihood.has_gradient:
             return
+        sites = self.sites
+        if self.tune and self.transition >= self.next_lesson:
+            self._take_lesson()
+        elif self.next_fit is not None and self.draw >= self.next_fit:
+            self._fit()
+        if self.sites is sites:
+            return
+        self.n_fits += 1.0
+        place = self._place
+        self.joint.set_hyperparameters(place.x)
+        conditional = ConditionalGaussian(place.prior.gaussian, self.sites(place.x))
+        self._place = replace(place, conditional=conditional)
+        if self.tune:
+            self._leave_tails()
+
+    def _take_lesson(self):
+        """Learn from pilots; from the first on, the surrogate makes proposals."""
+        learner = self.learner
+        if not isinstance(learner, EvidenceLearner):
+            learner = self._taught_learner(self.chain.position)
+            learner.history = self.history
+        n_pilots = 10 + 5 * self.joint.dim
+        lesson = learn(
+            self.joint, learner, self.pilots, self.approximation, self.rng, n_pilots
+        )
+        self.pilots = lesson.pilots
+        self.next_lesson *= 2
+        if lesson.sites is not None:
+            self.sites, self.next_fit = lesson.sites, None
+        if lesson.is_surrogate_fitted:
+            self.learner, self.history = learner, None
+
+    def _fit(self):
+        """Fit constant sites at the mean of where the chain has been."""
+        self.next_fit = max(1, 2 * self.draw) if self.tune else None
         normal = self.learner.normal()
         x = self._place.x if normal is None else normal[0].copy()
         start = self.sites(x) if self.n_fits else None
@@ -334,7 +400,6 @@ class LatentGPStep(LatentFunctionStep):
             pilot = approximate(self.joint, self._place.x, self.approximation, None)
         if pilot is not None:
             self.sites = constant_sites(pilot.sites, self.joint.dim)
-            self.n_fits += 1.0
         elif not self.n_fits and "center_told" not in self.report:
             self.report["center_told"] = 1
             self._warn_later(
@@ -342,11 +407,6 @@ class LatentGPStep(LatentFunctionStep):
                 f"No Gaussian was found that is like the posterior of {self.function.name}, so "
                 "hyperparameters move at a fixed whitened function: slowly, where data say much.",
             )
-        self.joint.set_hyperparameters(self._place.x)
-        conditional = ConditionalGaussian(self._place.prior.gaussian, self.sites(self._place.x))
-        self._place = replace(self._place, conditional=conditional)
-        if self.tune and pilot is not None:
-            self._leave_tails()
 
     def _leave_tails(self):
         """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""

@@ -170,7 +170,7 @@ class LatentGPStep(LatentFunctionStep):
         vars=None,
         *,
         approximation: Literal["ep", "laplace"] = "ep",
-        steps_per_draw: int = 5,
+        steps_per_draw: int = 2,
         n_slices: int = 3,
         target_accept: float | None = None,
         model=None,

@@ -49,7 +49,7 @@ class ConditionalGaussian:
         scaled = np.sqrt(sites.precision)[:, None] * prior.cholesky
         # Its transpose is upper triangular in Fortran order, as LAPACK takes it: U U^T in place.
         inner, _ = lapack.dlauum(scaled.T, lower=0, overwrite_c=1)
-        inner[np.diag_indices_from(inner)] += 1.0
+        np.einsum("ii->i", inner)[:] += 1.0
         self._factor, failed = lapack.dpotrf(inner, lower=0, clean=0, overwrite_a=1)
         diagonal = np.diagonal(self._factor)
         self.log_root_determinant = -float(np.log(diagonal).sum()) if not failed else np.nan

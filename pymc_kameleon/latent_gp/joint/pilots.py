@@ -17,7 +17,7 @@ __all__ = ["MOST_PILOTS", "Pilot", "Pilots", "approximate", "no_pilots"]
 MOST_PILOTS = 150
 """Approximations that are kept; beyond, the least probable go."""
 
-TOLERANCE, MAX_SWEEPS = 1e-3, 40
+TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17
 """Of expectation propagation: the sites are exact enough long before they have converged."""
 
 
@@ -119,6 +119,8 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
                         model.likelihood,
                         tolerance=TOLERANCE,
                         max_sweeps=MAX_SWEEPS,
+                        n_nodes=N_NODES,
+                        moment_tolerance=TOLERANCE,
                         sites=start,
                     )
                 else:

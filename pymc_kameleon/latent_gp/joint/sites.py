@@ -1,8 +1,10 @@
 """Gaussian sites as a function of hyperparameters: constant, or a quadratic that pilots taught."""
 
+from functools import cache
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from scipy.linalg.blas import dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.mcmc.coordinates import Standardization
@@ -39,11 +41,12 @@ class SiteFunction(NamedTuple):
         """Sites at the hyperparameters `x` (d,)."""
         if len(self.precision) == 1:
             return Sites(np.exp(self.precision[0]), self.shift[0])
-        u = self.coordinates.whiten(x[None])
-        distance = np.sqrt(np.sum(u**2))
+        coordinates = self.coordinates
+        u = dtrsv(coordinates.factor.T, x - coordinates.location, lower=0, trans=1)
+        distance = np.sqrt(u @ u)
         if distance > self.radius[0]:
             u *= self.radius[0] / distance
-        (basis,) = _basis(u.T)
+        basis = _basis(u)
         return Sites(np.exp(basis @ self.precision), basis @ self.shift)
 
 
@@ -97,7 +100,12 @@ def fit_sites(
 
 
 def _basis(u):
-    """1, u and the products of its entries at the rows of `u` (n, d): an array (n, b)."""
-    n, dim = u.shape
-    rows, columns = np.triu_indices(dim)
-    return np.hstack([np.ones((n, 1)), u, u[:, rows] * u[:, columns]])
+    """1, u and the products of its entries for `u` (..., d): an array (..., b)."""
+    rows, columns = _pairs(u.shape[-1])
+    products = u[..., rows] * u[..., columns]
+    return np.concatenate([np.ones((*u.shape[:-1], 1)), u, products], axis=-1)
+
+
+@cache
+def _pairs(dim):
+    return np.triu_indices(dim)

@@ -432,6 +432,6 @@ class LatentGPStep(LatentFunctionStep):
     def _progress_columns(self):
         return {
             "accept": ("Acceptance", "0.2f"),
-            "scaling": ("Scaling", "0.3g"),
+            "surrogate_share": ("Surrogate share", "0.1f"),
             "n_evals": ("Evals/draw", "0.0f"),
         }

@@ -19,7 +19,7 @@ from pymc_kameleon.latent_gp.joint.learning import learn
 from pymc_kameleon.latent_gp.joint.model import JointModel
 from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
-from pymc_kameleon.latent_gp.joint.target import JointTarget, Place, log_density_terms
+from pymc_kameleon.latent_gp.joint.target import JointTarget, Place, log_posterior
 from pymc_kameleon.latent_gp.joint.transition import (
     move_hyperparameters,
     new_chain,
@@ -83,9 +83,9 @@ class LatentGPStep(LatentFunctionStep):
 
         theta: hyperparameters; f: the function; q(f | theta): prior of f times Gaussian sites
         repeat steps_per_draw times:
-            eta = L(theta)^-1 (f - m(theta)), standard normal under q
+            draw eta with f = m(theta) + L(theta) eta, standard normal under q
             propose theta*, and f* = m(theta*) + L(theta*) eta
-            accept by the ratio of p(y | f, theta) p(f | theta) p(theta) |L(theta)|
+            accept by the ratio of p(y | f, theta) p(f | theta) p(theta) / q(f | theta)
             f: elliptical slices about q(f | theta)
 
     Parameters
@@ -281,7 +281,9 @@ class LatentGPStep(LatentFunctionStep):
             return
         prior, self._seen_version = self.joint.prior(), version
         v = q[dim:].astype(float)
-        if not is_here or not np.array_equal(prior.to_variable(self.position).astype(q.dtype), q[dim:]):
+        if not is_here or not np.array_equal(
+            prior.to_variable(self.position).astype(q.dtype), q[dim:]
+        ):
             self.position = prior.to_function(v)
             self.whitened = whitened(prior.gaussian, self.position)
         if is_first:
@@ -379,9 +381,7 @@ class LatentGPStep(LatentFunctionStep):
             learner = self._taught_learner(self.chain.position)
             learner.history = self.history
         n_pilots = 10 + 5 * self.joint.dim
-        lesson = learn(
-            self.joint, learner, self.pilots, self.approximation, self.rng, n_pilots
-        )
+        lesson = learn(self.joint, learner, self.pilots, self.approximation, self.rng, n_pilots)
         self.pilots = lesson.pilots
         self.next_lesson *= 2
         if lesson.sites is not None:
@@ -412,7 +412,7 @@ class LatentGPStep(LatentFunctionStep):
         """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
         place = self._place
         drawn = place_of_draw(self.joint, place, self.rng)
-        if sum(log_density_terms(drawn)) > sum(log_density_terms(place)):
+        if log_posterior(drawn) > log_posterior(place):
             self._place = drawn
 
     def _count_failures(self, n_failed, n_nonfinite):

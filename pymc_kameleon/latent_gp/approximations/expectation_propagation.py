@@ -197,9 +197,7 @@ class PropagationState:
             return probit_moments(labels, mean, variance)
         if self.n_nodes is None:
             return self.likelihood.tilted_moments(mean, variance)
-        return quadrature_moments(
-            self.likelihood, mean, variance, self.n_nodes, self.tolerance
-        )
+        return quadrature_moments(self.likelihood, mean, variance, self.n_nodes, self.tolerance)
 
     def with_sites(self, sites):
         """Return the state of other sites."""

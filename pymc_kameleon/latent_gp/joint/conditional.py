@@ -1,13 +1,22 @@
 r"""The Gaussian of a latent function given its hyperparameters, and the map that carries f along.
 
-With the prior N(m, C C^T) and Gaussian sites of precisions W and shifts nu, in coordinates
-v = C^-1 (f - m),
+With the prior N(m, K), K = C C^T, and Gaussian sites of precisions W = S^2 and shifts nu, in
+coordinates v = C^-1 (f - m),
 
-.. math:: q(v) = N(v; \mu, B^{-1}),\quad B = I + C^\top W C = R^\top R,\quad
-    B \mu = C^\top (\nu - W m),
+.. math:: q(v) = N(v; \mu, B^{-1}),\quad B = I + C^\top W C,\quad B \mu = C^\top (\nu - W m).
 
-and eta = R (v - mu) is standard normal under it. All of B's eigenvalues are at least 1, however
-ill-conditioned K is, and it takes one factorisation beside that of K.
+B is not factorised, but A = I + S K S, whose determinant is the same (Rasmussen & Williams 2006,
+section 3.4.3), and
+
+.. math:: B^{-1} x = x - C^\top S A^{-1} S C x.
+
+So one factorisation of a matrix that is at hand does it all, beside that of K. The map from
+standard normals is that of two sets of them, one for the prior and one for the sites,
+
+.. math:: v = \mu + L \eta,\quad L = B^{-1} [I, C^\top S],\quad L L^\top = B^{-1},
+
+and given v, eta is drawn from what q says of it: a draw eta', and v' = mu + L eta', make
+eta = eta' + L^T B (v - v') (Matheron's rule).
 """
 
 from functools import cached_property
@@ -36,7 +45,7 @@ class ConditionalGaussian:
     prior : Gaussian
     sites : Sites
     log_root_determinant : float
-        log |L| for v = mu + L eta, L = R^-1: minus the sum of the logs of R's diagonal.
+        log |L L^T| / 2 = -log |B| / 2.
 
     Raises
     ------
@@ -46,17 +55,17 @@ class ConditionalGaussian:
 
     def __init__(self, prior: Gaussian, sites: Sites):
         self.prior, self.sites = prior, sites
-        scaled = np.sqrt(sites.precision)[:, None] * prior.cholesky
-        # Its transpose is upper triangular in Fortran order, as LAPACK takes it: U U^T in place.
-        inner, _ = lapack.dlauum(scaled.T, lower=0, overwrite_c=1)
+        self._roots = np.sqrt(sites.precision)
+        inner = self._roots[:, None] * prior.covariance
+        inner *= self._roots
         np.einsum("ii->i", inner)[:] += 1.0
-        self._factor, failed = lapack.dpotrf(inner, lower=0, clean=0, overwrite_a=1)
-        diagonal = np.diagonal(self._factor)
-        self.log_root_determinant = -float(np.log(diagonal).sum()) if not failed else np.nan
-        if not np.isfinite(self.log_root_determinant):
+        # Symmetric: its transpose is the same in the order that LAPACK takes.
+        self._factor, failed = lapack.dpotrf(inner.T, lower=1, clean=0, overwrite_a=1)
+        self.log_root_determinant = -float(np.log(np.diagonal(self._factor)).sum())
+        if failed or not np.isfinite(self.log_root_determinant):
             raise LinAlgError("The precision of the latent function is not finite.")
-        shift = dtrmv(prior.cholesky.T, sites.shift - sites.precision * prior.mean, lower=0)
-        self._whitened_mean = dtrsv(self._factor, dtrsv(self._factor, shift, trans=1))
+        shift = sites.shift - sites.precision * prior.mean
+        self._whitened_mean = self._solved(dtrmv(prior.cholesky.T, shift, lower=0))
 
     @property
     def size(self) -> int:
@@ -68,19 +77,43 @@ class ConditionalGaussian:
         """Mean (N,) of f."""
         return unwhitened(self.prior, self._whitened_mean)
 
-    def standardised(self, v: np.ndarray) -> np.ndarray:
-        """Return eta (N,) where the whitened function is `v` (N,)."""
-        return dtrmv(self._factor, v - self._whitened_mean)
+    def log_density(self, v: np.ndarray) -> float:
+        """Log q at `v` (N,), without log(2 pi) N / 2."""
+        apart = v - self._whitened_mean
+        seen = self._roots * dtrmv(self.prior.cholesky.T, apart, lower=0, trans=1)
+        return -0.5 * float(apart @ apart + seen @ seen) - self.log_root_determinant
+
+    def standardised(self, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw eta, shape (2, N), given the whitened function `v` (N,)."""
+        eta = rng.standard_normal((2, self.size))
+        apart = v - self.restored(eta)
+        eta[0] += apart
+        eta[1] += self._roots * dtrmv(self.prior.cholesky.T, apart, lower=0, trans=1)
+        return eta
 
     def restored(self, eta: np.ndarray) -> np.ndarray:
-        """Return v (N,) where the standardised function is `eta` (N,)."""
-        return self._whitened_mean + dtrsv(self._factor, eta)
+        """Return v (N,) where the standardised function is `eta` (2, N)."""
+        pulled = dtrmv(self.prior.cholesky.T, self._roots * eta[1], lower=0)
+        return self._whitened_mean + self._solved(eta[0] + pulled)
 
     def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Draws (n, N) of f about its mean."""
-        normals = np.asfortranarray(rng.standard_normal((n, self.size)).T)
-        solved = dtrsm(1.0, self._factor, normals, lower=0, overwrite_b=1)
-        return dtrmm(1.0, self.prior.cholesky.T, solved, lower=0, trans_a=1, overwrite_b=1).T
+        upper, roots = self.prior.cholesky.T, self._roots[:, None]
+        normals = rng.standard_normal((2, n, self.size))
+        x = dtrmm(1.0, upper, np.asfortranarray(roots * normals[1].T), lower=0, overwrite_b=1)
+        x += normals[0].T
+        seen = roots * dtrmm(1.0, upper, x, lower=0, trans_a=1)
+        solved = dtrsm(1.0, self._factor, np.asfortranarray(seen), lower=1, overwrite_b=1)
+        solved = dtrsm(1.0, self._factor, solved, lower=1, trans_a=1, overwrite_b=1)
+        x -= dtrmm(1.0, upper, np.asfortranarray(roots * solved), lower=0, overwrite_b=1)
+        return dtrmm(1.0, upper, x, lower=0, trans_a=1, overwrite_b=1).T
+
+    def _solved(self, x):
+        """B^-1 x."""
+        upper = self.prior.cholesky.T
+        seen = self._roots * dtrmv(upper, x, lower=0, trans=1)
+        solved = dtrsv(self._factor, dtrsv(self._factor, seen, lower=1), lower=1, trans=1)
+        return x - dtrmv(upper, self._roots * solved, lower=0)
 
 
 def whitened(prior: Gaussian, f: np.ndarray) -> np.ndarray:

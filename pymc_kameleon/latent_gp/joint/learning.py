@@ -110,10 +110,9 @@ def _variance(model, sites, pilots, rng):
         except ValueError:
             continue
         for _ in range(N_DRAWS):
-            v = own.restored(rng.standard_normal(prior.size))
+            v = own.restored(rng.standard_normal((2, prior.size)))
             likelihood = model.likelihood.value(unwhitened(prior, v))
-            eta = other.standardised(v)
-            log_density = likelihood - 0.5 * v @ v + 0.5 * eta @ eta + other.log_root_determinant
+            log_density = likelihood - 0.5 * v @ v - other.log_density(v)
             excess.append(log_density + model.log_prior(x) - value)
     excess = np.array(excess)
     finite = excess[np.isfinite(excess)]

@@ -51,9 +51,7 @@ class JointModel:
         f, named = named_variables(model, vars)
         point = model.initial_point() if initial_point is None else initial_point
         _check_size(model, f)
-        self.function = LatentFunction(
-            model, f, initial_point=point, compile_kwargs=compile_kwargs
-        )
+        self.function = LatentFunction(model, f, initial_point=point, compile_kwargs=compile_kwargs)
         values = self._hyperparameters(model, named)
         self.hyperparameters = values
         self.shapes = [np.shape(point[value.name]) for value in values]
@@ -213,7 +211,11 @@ def _of_model(model, var):
 
 def _is_function(model, rv) -> bool:
     """Whether a free variable is, or stands behind, a function with a covariance matrix."""
-    if rv.ndim != 1 or rv not in model.free_RVs or not isinstance(rv.owner.op, NormalRV | MvNormalRV):
+    if (
+        rv.ndim != 1
+        or rv not in model.free_RVs
+        or not isinstance(rv.owner.op, NormalRV | MvNormalRV)
+    ):
         return False
     try:
         _, function = free_variable(model, rv)

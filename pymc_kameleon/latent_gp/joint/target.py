@@ -1,12 +1,15 @@
 r"""Hyperparameters moved with the latent function carried along: the density of (theta, eta).
 
-For any Gaussian q that is a function of theta alone, with f = m + C v and v = mu + L eta,
+For any Gaussian q that is a function of theta alone, with f = m + C v and v = mu + L eta, let eta
+be drawn from what q says of it given v. Then (theta, eta) have the density
 
-.. math:: \pi(\theta, \eta) \propto p(y \mid f, \theta)\, N(v; 0, I)\, p(\theta)\, |L_\theta|,
+.. math:: \pi(\theta, \eta) \propto p(\theta) \frac{p(y \mid f, \theta)\, N(v; 0, I)}{q(v)}
+    N(\eta; 0, I),
 
 so a Metropolis-Hastings move of theta at fixed eta, accepted by the ratio of this density, leaves
-the posterior of (theta, f) invariant, whatever q is. Where q is p(f | y, theta) the ratio is that
-of the marginal posterior p(theta | y).
+the posterior of (theta, f) invariant, whatever q is. Its 1 / q(v) holds the determinant of L: for
+a square L, N(eta) / q(v) = |L|, the Jacobian of the change of variables. Where q is
+p(f | y, theta) the ratio is that of the marginal posterior p(theta | y).
 
 References
 ----------
@@ -27,7 +30,7 @@ from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened, whitened
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
-__all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms"]
+__all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms", "log_posterior"]
 
 
 class HyperparameterModel(Protocol):
@@ -77,10 +80,16 @@ class Place:
 
 
 def log_density_terms(place: Place) -> tuple[float, float, float]:
-    """Log prior of theta, log likelihood, and log N(v; 0, I) |L| without a constant."""
+    """Log prior of theta, log likelihood, and log N(v; 0, I) / q(v)."""
     v = place.whitened
-    last = -0.5 * float(v @ v) + place.conditional.log_root_determinant
+    last = -0.5 * float(v @ v) - place.conditional.log_density(v)
     return place.log_prior, place.log_likelihood, last
+
+
+def log_posterior(place: Place) -> float:
+    """Log density of theta and v, without a constant."""
+    v = place.whitened
+    return place.log_prior + place.log_likelihood - 0.5 * float(v @ v)
 
 
 class JointTarget:
@@ -94,7 +103,7 @@ class JointTarget:
 
     Attributes
     ----------
-    eta : array, shape (N,)
+    eta : array, shape (2, N)
         The standardised function of `hold`.
     proposed : Place
         Of the last evaluation that succeeded.
@@ -107,9 +116,9 @@ class JointTarget:
         self.eta = self.proposed = None
         self.n_failed = 0
 
-    def hold(self, place: Place) -> None:
-        """Fix eta at that of a place."""
-        self.eta = place.conditional.standardised(place.whitened)
+    def hold(self, place: Place, rng: np.random.Generator) -> None:
+        """Draw an eta of a place, and fix it."""
+        self.eta = place.conditional.standardised(place.whitened, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the three terms of the log density at `x` (d,) into `value`, -inf if there is none.

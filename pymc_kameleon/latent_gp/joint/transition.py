@@ -62,7 +62,7 @@ def move_hyperparameters(
     Place
         The one that was given if the proposal was rejected.
     """
-    target.hold(place)
+    target.hold(place, rng)
     chain.value[:] = log_density_terms(place)
     accepted = chain.outcome[ACCEPTED]
     run_plain(
@@ -81,7 +81,7 @@ def move_hyperparameters(
 
 def place_of_draw(model: HyperparameterModel, place: Place, rng: np.random.Generator) -> Place:
     """Return the place of a draw of the conditional Gaussian, at the same theta, which is set."""
-    v = place.conditional.restored(rng.standard_normal(place.function.size))
+    v = place.conditional.restored(rng.standard_normal((2, place.function.size)))
     f = unwhitened(place.prior.gaussian, v)
     return replace(place, function=f, whitened=v, log_likelihood=model.likelihood.value(f))
 

@@ -64,6 +64,7 @@ class LatentGPState(LatentFunctionState):
     sites: SiteFunction | None
     history: History | None
     pilots: Pilots | None
+    method: str
     transition: int
     next_fit: int | None
     next_lesson: int
@@ -95,8 +96,9 @@ class LatentGPStep(LatentFunctionStep):
         variables that its prior and its likelihood depend on. Not needed if the model has one
         latent function.
     approximation : {"ep", "laplace"}
-        What the sites come from. Without a gradient of the likelihood there are none, and
-        hyperparameters move at a fixed whitened function.
+        What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
+        Without a gradient of the likelihood there are none, and hyperparameters move at a fixed
+        whitened function.
     steps_per_draw : int
         Transitions for each draw that is kept.
     n_slices : int
@@ -127,7 +129,11 @@ class LatentGPStep(LatentFunctionStep):
     ================ ==================================================================
 
     The posterior is invariant for any sites that are a function of the hyperparameters alone. They
-    are fitted where the chain has been, at draws 0, 1, 2, 4, 8, ... of tuning, and fixed after it.
+    are fitted where the chain has been, first at draws 0, 1, 2, 4, ... of tuning. After 150 + 50 d
+    transitions and at twice, four times, ... as many, pilots are approximated where the chain has
+    been. They teach a surrogate of log p(theta | y), which makes proposals beside those of
+    differences of earlier points, and sites as a quadratic function of theta, which take the place
+    of constant ones if they make the ratio vary less. Tuning ends all that. Ratios are exact.
 
     References
     ----------
@@ -219,6 +225,7 @@ class LatentGPStep(LatentFunctionStep):
     def _begin_learning(self):
         self.whitened = self.chain = self.learner = self.sites = None
         self.history = self.pilots = None
+        self.method = self.approximation
         self.transition = 0
         self.next_fit = 0
         self.next_lesson = FIRST_LESSON + MORE * self.joint.dim
@@ -250,10 +257,8 @@ class LatentGPStep(LatentFunctionStep):
         if self.learner is not None:
             with all_or_nothing(self.learner):
                 self.learner.end_tuning(self.chain.position, self.rng)
-        if self.n_fits == 0:
-            self.next_fit = self.draw
-        else:
-            self.next_fit = None
+        # Without pilots, sites that cost more than those of tuning are worth their time now.
+        self.next_fit = None if isinstance(self.learner, EvidenceLearner) else self.draw
         self.history = self.pilots = None
 
     # a draw ---------------------------------------------------------------------------------------
@@ -261,30 +266,30 @@ class LatentGPStep(LatentFunctionStep):
     def astep(self, q0: RaveledVars):
         """Make the transitions of a draw from `q0`, given the other variables."""
         self._arrive(q0.data)
+        # Until the draw is complete: if it is interrupted, theta and the function may not belong
+        # together.
+        self.returned = None
         self.chain.outcome[:] = 0.0
         self.position, statistics = self._transitions()
         self.draw += 1
         is_unmoved = statistics["accepted"] == 0.0
-        self.returned = self._packed(q0.data.dtype)
+        self.returned = self._packed(self.chain.position, self._place.prior, q0.data.dtype)
         self._report(statistics, moved=not is_unmoved)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
     def _arrive(self, q):
         """Find the place that `q`, theta and the free variable, stands for."""
-        dim = self.joint.dim
-        is_first = self.returned is None
-        is_here = not is_first and np.array_equal(q, self.returned)
+        dim, is_first = self.joint.dim, self.chain is None
+        is_here = self.returned is not None and np.array_equal(q, self.returned)
         x = self.chain.position if is_here else q[:dim].astype(float)
         self.joint.set_hyperparameters(x)
         version = self._others.follow()
         if is_here and self._place is not None and version == self._seen_version:
             return
         prior, self._seen_version = self.joint.prior(), version
-        v = q[dim:].astype(float)
-        if not is_here or not np.array_equal(
-            prior.to_variable(self.position).astype(q.dtype), q[dim:]
-        ):
-            self.position = prior.to_function(v)
+        # Kept where it is the same: the way to the free variable and back rounds.
+        if not is_here or not np.array_equal(self._packed(x, prior, q.dtype), q):
+            self.position = prior.to_function(q[dim:].astype(float))
             self.whitened = whitened(prior.gaussian, self.position)
         if is_first:
             self._check_start()
@@ -348,10 +353,9 @@ class LatentGPStep(LatentFunctionStep):
         if self.tune and self.history is not None:
             record(self.history, chain.position)
 
-    def _packed(self, dtype):
-        """Return theta and the free variable as `pm.sample` has them."""
-        variable = self._place.prior.to_variable(self.position)
-        return np.concatenate([self.chain.position, variable]).astype(dtype)
+    def _packed(self, x, prior, dtype):
+        """Return theta and the free variable behind the function as `pm.sample` has them."""
+        return np.concatenate([x, prior.to_variable(self.position)]).astype(dtype)
 
     # what is learnt -------------------------------------------------------------------------------
 
@@ -395,9 +399,11 @@ class LatentGPStep(LatentFunctionStep):
         normal = self.learner.normal()
         x = self._place.x if normal is None else normal[0].copy()
         start = self.sites(x) if self.n_fits else None
-        pilot = approximate(self.joint, x, self.approximation, start)
+        # While tuning Laplace's, which are cheap, and are soon others.
+        method = "laplace" if self.tune else self.approximation
+        pilot = approximate(self.joint, x, method, start)
         if pilot is None and normal is not None:
-            pilot = approximate(self.joint, self._place.x, self.approximation, None)
+            pilot = approximate(self.joint, self._place.x, method)
         if pilot is not None:
             self.sites = constant_sites(pilot.sites, self.joint.dim)
         elif not self.n_fits and "center_told" not in self.report:

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 from scipy.linalg import LinAlgError, lapack
-from scipy.linalg.blas import dtrmm, dtrmv, dtrsm, dtrsv
+from scipy.linalg.blas import dtrmv, dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 
@@ -98,15 +98,9 @@ class ConditionalGaussian:
 
     def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Draws (n, N) of f about its mean."""
-        upper, roots = self.prior.cholesky.T, self._roots[:, None]
-        normals = rng.standard_normal((2, n, self.size))
-        x = dtrmm(1.0, upper, np.asfortranarray(roots * normals[1].T), lower=0, overwrite_b=1)
-        x += normals[0].T
-        seen = roots * dtrmm(1.0, upper, x, lower=0, trans_a=1)
-        solved = dtrsm(1.0, self._factor, np.asfortranarray(seen), lower=1, overwrite_b=1)
-        solved = dtrsm(1.0, self._factor, solved, lower=1, trans_a=1, overwrite_b=1)
-        x -= dtrmm(1.0, upper, np.asfortranarray(roots * solved), lower=0, overwrite_b=1)
-        return dtrmm(1.0, upper, x, lower=0, trans_a=1, overwrite_b=1).T
+        # Triangular products with a few vectors are faster one by one than all at a time.
+        draws = [self.restored(eta) for eta in rng.standard_normal((n, 2, self.size))]
+        return np.array([unwhitened(self.prior, v) for v in draws]) - self.mean
 
     def _solved(self, x):
         """B^-1 x."""

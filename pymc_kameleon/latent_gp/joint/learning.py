@@ -1,4 +1,4 @@
-"""What tuning learns from approximations at pilot points: a surrogate of p(theta | y), and sites."""
+"""What tuning learns from pilots: a surrogate of p(theta | y), and sites."""
 
 from typing import NamedTuple
 
@@ -22,13 +22,28 @@ WORTH = 0.8
 this times what it is with constant ones."""
 
 
+N_COMPARED, AGREEMENT = 8, 0.05
+"""Pilots at which expectation propagation and Laplace's approximation are compared, and standard
+deviation of the difference of their log evidences up to which the cheaper is as good."""
+
+
 class Lesson(NamedTuple):
-    """What was learnt; `sites_variance` are those of constant and of learnt sites, NaN if unknown."""
+    """What was learnt.
+
+    Attributes
+    ----------
+    pilots : Pilots
+    sites : SiteFunction or None
+        None without pilots.
+    is_surrogate_fitted : bool
+    method : {"ep", "laplace"}
+        Of the lessons to come.
+    """
 
     pilots: Pilots
     sites: SiteFunction | None
     is_surrogate_fitted: bool
-    sites_variance: tuple[float, float]
+    method: str
 
 
 def learn(
@@ -54,6 +69,8 @@ def learn(
     """
     past = thinned(np.unique(learner.history.later_half(), axis=0), n_pilots, rng)
     scale = past.std(axis=0) + 1e-12
+    if method == "ep" and len(pilots.values) == 0 and _agree(model, thinned(past, N_COMPARED, rng)):
+        method = "laplace"
     pilots = _approximated(model, learner, pilots, past, scale, method)
     fitted = learner.fit(rng)
     if fitted is not None:
@@ -62,20 +79,34 @@ def learn(
         if len(wanted):
             learner.fit(rng)
     if len(pilots.values) == 0:
-        return Lesson(pilots, None, fitted is not None, (np.nan, np.nan))
+        return Lesson(pilots, None, fitted is not None, method)
     best = pilots.among_the_best(typical_depth(model.dim))
     centre = best.sites_near(best.points.mean(axis=0), scale)
     constant = constant_sites(centre, model.dim)
     if fitted is None:
-        return Lesson(pilots, constant, False, (np.nan, np.nan))
+        return Lesson(pilots, constant, False, method)
     coordinates = learner.surrogate.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
     learnt = _fitted(halves[0], coordinates)
     if learnt is None:
-        return Lesson(pilots, constant, True, (np.nan, np.nan))
-    variances = tuple(_variance(model, sites, halves[1], rng) for sites in (constant, learnt))
+        return Lesson(pilots, constant, True, method)
+    variances = [_variance(model, sites, halves[1], rng) for sites in (constant, learnt)]
     sites = _fitted(best, coordinates) if variances[1] < WORTH * variances[0] else constant
-    return Lesson(pilots, sites, True, variances)
+    return Lesson(pilots, sites, True, method)
+
+
+def _agree(model, points):
+    """Whether Laplace's approximation is as good as that of expectation propagation, and cheaper."""
+    if model.likelihood.probit_labels is not None:
+        return False
+    differences, sites = [], None
+    for x in points:
+        both = [approximate(model, x, "ep", sites), approximate(model, x, "laplace")]
+        if None in both:
+            return False
+        differences.append(both[0].log_density - both[1].log_density)
+        sites = both[0].sites
+    return len(differences) > 1 and float(np.std(differences)) < AGREEMENT
 
 
 def _fitted(pilots, coordinates):

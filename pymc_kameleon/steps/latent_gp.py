@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pymc.blocking import RaveledVars
+from pymc.exceptions import SamplingError
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 
@@ -37,7 +38,7 @@ from pymc_kameleon.steps.latent_function import (
 from pymc_kameleon.steps.life_cycle import all_or_nothing
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
-from pymc_kameleon.validation import checked_choice, checked_integer
+from pymc_kameleon.validation import checked_choice, checked_integer, checked_share
 
 __all__ = ["LatentGPState", "LatentGPStep"]
 
@@ -195,6 +196,8 @@ class LatentGPStep(LatentFunctionStep):
             initial_covariance=None,
             default_scaling=lambda dim: 2.38**2 / dim,
         )
+        if target_accept is not None:
+            checked_share("target_accept", target_accept, open_interval=True)
         self.target_accept = target_accept
         super().__init__(
             vars,
@@ -286,7 +289,11 @@ class LatentGPStep(LatentFunctionStep):
         version = self._others.follow()
         if is_here and self._place is not None and version == self._seen_version:
             return
-        prior, self._seen_version = self.joint.prior(), version
+        try:
+            self.joint.recompute()
+        except ValueError as error:
+            raise SamplingError(str(error)) from error
+        prior, self._seen_version = self.function.prior.at, version
         # Kept where it is the same: the way to the free variable and back rounds.
         if not is_here or not np.array_equal(self._packed(x, prior, q.dtype), q):
             self.position = prior.to_function(q[dim:].astype(float))

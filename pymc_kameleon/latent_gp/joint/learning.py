@@ -17,11 +17,6 @@ __all__ = ["Lesson", "learn"]
 N_DRAWS = 4
 """Functions drawn at each pilot to compare sites by."""
 
-WORTH = 0.8
-"""Sites are learnt as a function of theta if that makes the variance of the log ratio less than
-this times what it is with constant ones."""
-
-
 N_COMPARED, AGREEMENT = 8, 0.05
 """Pilots at which expectation propagation and Laplace's approximation are compared, and standard
 deviation of the difference of their log evidences up to which the cheaper is as good."""
@@ -91,12 +86,12 @@ def learn(
     if learnt is None:
         return Lesson(pilots, constant, True, method)
     variances = [_variance(model, sites, halves[1], rng) for sites in (constant, learnt)]
-    sites = _fitted(best, coordinates) if variances[1] < WORTH * variances[0] else constant
+    sites = _fitted(best, coordinates) if variances[1] < variances[0] else constant
     return Lesson(pilots, sites, True, method)
 
 
 def _agree(model, points):
-    """Whether Laplace's approximation is as good as that of expectation propagation, and cheaper."""
+    """Whether Laplace's approximation is cheaper than expectation propagation, and as good."""
     if model.likelihood.probit_labels is not None:
         return False
     differences, sites = [], None

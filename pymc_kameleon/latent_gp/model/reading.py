@@ -83,7 +83,8 @@ def free_variable(model, var) -> tuple:
         found = ", ".join(rv.name for rv in candidates) or "none"
         raise ValueError(
             f"vars: {var.name} should be an affine function of one normal vector of its own "
-            f"length, and of these {found} was found. Name the free variable, vars=[...]."
+            f"length, and of these {found} was found. Name the free variable, vars=[...]. If this "
+            "is a function of pm.gp.HSGP, it is linear in its coefficients: take NUTS."
         )
     return candidates[0], var
 

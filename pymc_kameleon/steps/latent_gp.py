@@ -29,7 +29,7 @@ from pymc_kameleon.latent_gp.joint.transition import (
 )
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
 from pymc_kameleon.steps.latent_function import (
     LatentFunctionState,
     LatentFunctionStep,
@@ -100,8 +100,8 @@ class LatentGPStep(LatentFunctionStep):
         What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
         Without a gradient of the likelihood there are none, and hyperparameters move at a fixed
         whitened function.
-    steps_per_draw : int
-        Transitions for each draw that is kept.
+    steps_per_draw : int, optional
+        Transitions for each draw that is kept; default as many as hyperparameters, at least 2.
     n_slices : int
         Elliptical slices of the function in each transition.
     target_accept : float, optional
@@ -177,7 +177,7 @@ class LatentGPStep(LatentFunctionStep):
         vars=None,
         *,
         approximation: Literal["ep", "laplace"] = "ep",
-        steps_per_draw: int = 2,
+        steps_per_draw: int | None = None,
         n_slices: int = 3,
         target_accept: float | None = None,
         model=None,
@@ -187,7 +187,14 @@ class LatentGPStep(LatentFunctionStep):
         blocked: bool = True,
     ):
         self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
-        self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        if not blocked:
+            raise ValueError(
+                "blocked=False: LatentGPStep moves a function and its hyperparameters together. "
+                "Leave it out, and name those that belong to this step, vars=[f, ...]."
+            )
+        if steps_per_draw is not None:
+            steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        self.steps_per_draw = steps_per_draw
         self.n_slices = checked_integer("n_slices", n_slices, 1)
         self.adaptation = MomentsAdaptation(
             scaling=None,
@@ -203,7 +210,7 @@ class LatentGPStep(LatentFunctionStep):
             vars,
             configuration={
                 "approximation": approximation,
-                "steps_per_draw": self.steps_per_draw,
+                "steps_per_draw": steps_per_draw,
                 "n_slices": self.n_slices,
                 "target_accept": target_accept,
             },
@@ -219,6 +226,8 @@ class LatentGPStep(LatentFunctionStep):
             model, vars, initial_point=initial_point, compile_kwargs=compile_kwargs
         )
         self.function = self.joint.function
+        if self.steps_per_draw is None:
+            self.steps_per_draw = max(2, self.joint.dim)
         self._others = OtherVariables(self.joint)
         own = [*self.joint.hyperparameters, self.function.value_variable]
         return own, [*self.joint.shapes, (self.function.size,)], self.joint.others
@@ -345,7 +354,7 @@ class LatentGPStep(LatentFunctionStep):
             "n_center": self.n_fits,
             "log_likelihood": self._place.log_likelihood,
         }
-        self._count_failures(target.n_failed, chain.counts[NONFINITE])
+        self._count_failures(target.n_failed)
         chain.counts[:] = 0
         return self._place.function, statistics
 
@@ -392,8 +401,8 @@ class LatentGPStep(LatentFunctionStep):
             learner = self._taught_learner(self.chain.position)
             learner.history = self.history
         n_pilots = 10 + 5 * self.joint.dim
-        lesson = learn(self.joint, learner, self.pilots, self.approximation, self.rng, n_pilots)
-        self.pilots = lesson.pilots
+        lesson = learn(self.joint, learner, self.pilots, self.method, self.rng, n_pilots)
+        self.pilots, self.method = lesson.pilots, lesson.method
         self.next_lesson *= 2
         if lesson.sites is not None:
             self.sites, self.next_fit = lesson.sites, None
@@ -428,7 +437,7 @@ class LatentGPStep(LatentFunctionStep):
         if log_posterior(drawn) > log_posterior(place):
             self._place = drawn
 
-    def _count_failures(self, n_failed, n_nonfinite):
+    def _count_failures(self, n_failed):
         report = self.report
         report["failed"] = report.get("failed", 0) + int(n_failed)
         share = report["failed"] / self.transition

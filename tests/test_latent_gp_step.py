@@ -29,7 +29,7 @@ from scipy.special import logsumexp
 
 from pymc_kameleon import LatentGPStep
 from pymc_kameleon.latent_gp.joint.target import log_posterior
-from pymc_kameleon.steps import latent_gp
+from pymc_kameleon.steps import latent_gp_tuning
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
 
@@ -274,13 +274,13 @@ def test_a_start_without_a_covariance():
 def test_lessons_come_at_doubling_transitions(monkeypatch):
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED, steps_per_draw=10)
-    taken, learn = [], latent_gp.learn
+    taken, learn = [], latent_gp_tuning.learn
 
     def spy(*arguments):
         taken.append(step.transition)
         return learn(*arguments)
 
-    monkeypatch.setattr(latent_gp, "learn", spy)
+    monkeypatch.setattr(latent_gp_tuning, "learn", spy)
     begin(step)
     drive(step, model.initial_point(), 120, tune=-1)
     assert taken == [250, 500, 1000]
@@ -293,7 +293,7 @@ def test_failed_approximations_are_no_pilots(monkeypatch):
     """A chain without any goes on with what it has, and says so."""
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
-    monkeypatch.setattr(latent_gp, "approximate", lambda *_: None)
+    monkeypatch.setattr(latent_gp_tuning, "approximate", lambda *_: None)
     monkeypatch.setattr("pymc_kameleon.latent_gp.joint.learning.approximate", lambda *_: None)
     points, statistics, _ = run(step, model, 250, tune=200)
     told = [s["warning"].message for s in statistics if "warning" in s]

@@ -138,7 +138,7 @@ def test_beside_other_steps():
     for name in ("parent", "amplitude", "level", "apart", "f"):
         assert len(np.unique(values(idata, name))) > 5
     prediction = pm.sample_posterior_predictive(
-        idata, model=model, progressbar=False, random_seed=1, compile_kwargs=UNCOMPILED
+        idata, model=model, progressbar=False, random_seed=1, compile_kwargs=dict(UNCOMPILED)
     )
     assert prediction["posterior_predictive"]["y"].shape == (1, 20, len(COUNTS))
 

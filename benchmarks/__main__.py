@@ -19,6 +19,7 @@ COMMANDS = {
     "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
     "latent-gp-metric": "milliseconds of the Riemannian metric of a latent Gaussian process",
     "latent-gp-sampling": "effective draws a second of a latent function, against NUTS",
+    "latent-gp-joint": "effective draws a second of hyperparameters and function, against NUTS",
     "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
     "estimate-cost": "milliseconds and precision of a Gaussian-process classifier's estimate",
     "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",

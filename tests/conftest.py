@@ -17,6 +17,7 @@ from pymc_kameleon import (
     EllipticalSliceStep,
     FastKameleonStep,
     KameleonStep,
+    LatentGPStep,
     MALAStep,
     PCAKameleonStep,
     RiemannianHMCStep,
@@ -34,6 +35,32 @@ def _counts(name, parent):
     f = models.latent(name, lengthscale=pt.exp(parent))
     pm.Poisson(f"data of {name}", pt.exp(f), observed=COUNTS)
     return f
+
+
+def _counts_of_unknown_amplitude(name, parent):
+    """The same, of an amplitude that the step moves too."""
+    amplitude = pm.HalfNormal(f"{name}_amplitude", 2.0)
+    f = models.latent(name, lengthscale=pt.exp(parent), amplitude=amplitude)
+    pm.Poisson(f"data of {name}", pt.exp(f), observed=COUNTS)
+    return f
+
+
+def _needle_of_unknown_amplitude():
+    """The function may be 0 only, whatever its amplitude, and that may be what it is only."""
+    with pm.Model() as model:
+        amplitude = pm.Normal("amplitude", 1.0, 1.0, initval=1.0)
+        f = models.latent("g", amplitude=amplitude)
+        away = pt.neq(f, 0) | pt.neq(amplitude, 1)
+        pm.Potential("needle", pt.switch(away, -np.inf, 0.0) - 0.5 * f**2)
+    return model
+
+
+def _latent_gp(vars=None, **options):
+    """A step for a function and its amplitude, and not for a parent of its lengthscale."""
+    if vars is not None:
+        name = getattr(vars[0], "name", vars[0])
+        vars = [name, f"{name}_amplitude"]
+    return LatentGPStep(vars, **options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,6 +172,23 @@ STEPS = {
         constant="step_size",
         told_of_a_needle=("failed",),
     ),
+    "latent_gp": Kind(
+        make=functools.partial(_latent_gp, compile_kwargs=PLAIN),
+        different=(
+            {"approximation": "laplace"},
+            {"steps_per_draw": 3},
+            {"n_slices": 5},
+            {"target_accept": 0.3},
+        ),
+        columns=("Acceptance", "Surrogate share", "Evals/draw"),
+        constant="n_center",
+        told_of_a_needle=(),
+        variable="g",
+        add=_counts_of_unknown_amplitude,
+        needle=_needle_of_unknown_amplitude,
+        tune=130,
+        draws=12,
+    ),
     "slice_ep": _latent(
         EllipticalSliceStep,
         different=({"center": "laplace"}, {"steps_per_draw": 3}),
@@ -206,7 +250,7 @@ LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
     # How other variables reach a log density does not depend on the proposal.
     f"{name}-beside": Case(name, beside=True)
-    for name in ["kameleon", "mala", *LATENT]
+    for name in ["kameleon", "mala", "latent_gp", *LATENT]
 }
 
 _BUILT = {}

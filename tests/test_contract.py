@@ -165,7 +165,11 @@ def test_shallow_copies_are_independent(case):
     np.testing.assert_array_equal(np.array(first), expected)
 
 
-FAMILIES = {"metropolis_hastings": METROPOLIS_HASTINGS, "latent": LATENT}
+FAMILIES = {
+    "metropolis_hastings": METROPOLIS_HASTINGS,
+    "latent": LATENT,
+    "latent_gp": ["latent_gp"],
+}
 
 
 @functools.cache
@@ -191,7 +195,7 @@ def test_processes_give_the_same_chains(family, method):
     """
     model, steps = all_steps(family)
     rounds = method == "spawn" and family == "metropolis_hastings"
-    draws, tune = (20, 20) if method == "spawn" or family == "latent" else (80, 150)
+    draws, tune = (20, 20) if method == "spawn" or "latent" in family else (80, 150)
     if rounds:
         draws, tune = 34, 6
     options = {"chains": 2, "draws": draws, "tune": tune, "random_seed": 7}
@@ -413,7 +417,8 @@ def learnt(step):
     """All that a step has learnt, as bytes; not what is computed for the present position."""
     state = step.sampling_state
     if hasattr(state, "learner"):
-        found = {**vars(state.learner), "stage": state.stage}
+        besides = {name: getattr(state, name, None) for name in ("stage", "sites", "n_fits")}
+        found = {**vars(state.learner), **besides}
         found.pop("here", None)
     else:
         names = ("averaging", "site_precision", "site_shift", "n_fits", "next_fit")

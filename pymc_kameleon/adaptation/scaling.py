@@ -18,6 +18,7 @@ __all__ = [
     "ScalingAdaptation",
     "ScalingBounds",
     "ScalingRecursion",
+    "scaling_of_a_random_walk",
     "target_acceptance",
 ]
 
@@ -27,6 +28,11 @@ LARGEST_LOG_SCALING = 20.0
 def target_acceptance(dim: int) -> float:
     """Return the acceptance that a scaling is learnt for: 0.44 in one dimension, else 0.234."""
     return 0.44 if dim == 1 else 0.234
+
+
+def scaling_of_a_random_walk(dim: int) -> float:
+    """Return what multiplies a Gaussian target's covariance in the best of random walks."""
+    return 2.38**2 / dim
 
 
 class ScalingBounds(NamedTuple):

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, cholesky, eigvalsh, solve_triangular
+from scipy.linalg import LinAlgError, cho_solve, cholesky, eigvalsh, lapack, solve_triangular
 
-__all__ = ["Gaussian", "Sites", "factorised", "with_sites"]
+__all__ = ["Gaussian", "Sites", "cholesky_of", "factorised", "with_sites"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class Gaussian:
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Draw from the Gaussian: an array (N,)."""
         return self.mean + self.cholesky @ rng.standard_normal(self.size)
+
+    def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Draws (n, N) of the Gaussian about its mean."""
+        return rng.standard_normal((n, self.size)) @ self.cholesky.T
 
     def log_density(self, x: np.ndarray) -> float:
         """Normalised log density at `x` (N,)."""
@@ -76,6 +80,21 @@ class Sites:
         return x * (self.shift - 0.5 * self.precision * x)
 
 
+def cholesky_of(matrix: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factor (N, N), in C order, of a symmetric matrix in C order, which is kept.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        If the matrix is not positive definite, or not finite.
+    """
+    # The upper factor in Fortran order is the lower one in C order, without a copy.
+    upper, failed = lapack.dpotrf(matrix.T, lower=0, clean=1)
+    if failed:
+        raise LinAlgError("The matrix is not positive definite.")
+    return upper.T
+
+
 def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
     """N(mean, covariance) with the Cholesky factor computed.
 
@@ -89,7 +108,7 @@ def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
     if not np.all(np.isfinite(covariance)):
         raise ValueError(f"The covariance of {name} has NaN or infinite entries.")
     try:
-        factor = cholesky(covariance, lower=True, check_finite=False)
+        factor = cholesky_of(covariance)
     except LinAlgError as error:
         smallest = float(eigvalsh(covariance, subset_by_index=[0, 0])[0])
         scale = float(np.mean(np.diagonal(covariance)))

@@ -23,9 +23,22 @@ from scipy.linalg import LinAlgError
 
 from pymc_kameleon.mcmc.numba_bridge import as_pointer, caller, machine_code_address
 
-__all__ = ["ModelFunction", "SharedValues", "black_boxes", "has_black_box"]
+__all__ = [
+    "ENDLESS",
+    "IN_PYTHON",
+    "ModelFunction",
+    "SharedValues",
+    "black_boxes",
+    "has_black_box",
+]
 
 _log = logging.getLogger("pymc.kameleon")
+
+ENDLESS = "local_zero_div"
+"""Rewrite of PyTensor 2 that undoes itself without end on second derivatives of some densities."""
+
+IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
+"""For what is evaluated once: compiling would take longer."""
 
 CHECKED = Mode(linker="py", optimizer=None)
 """NumPy checks every shape and every index; for one evaluation, compiling takes longer."""

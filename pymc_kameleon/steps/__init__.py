@@ -4,6 +4,7 @@ from pymc_kameleon.steps.adaptive_metropolis import AdaptiveMetropolisStep
 from pymc_kameleon.steps.elliptical_slice import EllipticalSliceStep
 from pymc_kameleon.steps.fast_kameleon import FastKameleonStep
 from pymc_kameleon.steps.kameleon import KameleonStep
+from pymc_kameleon.steps.latent_gp import LatentGPStep
 from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
@@ -15,6 +16,7 @@ __all__ = [
     "EllipticalSliceStep",
     "FastKameleonStep",
     "KameleonStep",
+    "LatentGPStep",
     "MALAStep",
     "MetropolisHastingsStep",
     "PCAKameleonStep",

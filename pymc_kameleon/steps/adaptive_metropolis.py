@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.adaptation.scaling import scaling_of_a_random_walk
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
@@ -103,7 +104,7 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
                 learn_scaling=learn_scaling,
                 covariance=covariance,
                 initial_covariance=initial_covariance,
-                default_scaling=_scaling_of_a_random_walk,
+                default_scaling=scaling_of_a_random_walk,
             ),
             target_accept=target_accept,
             adapt_after_tune=adapt_after_tune,
@@ -119,7 +120,3 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
             compile_kwargs=compile_kwargs,
             blocked=blocked,
         )
-
-
-def _scaling_of_a_random_walk(dim: int) -> float:
-    return 2.38**2 / dim

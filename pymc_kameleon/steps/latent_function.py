@@ -16,7 +16,7 @@ from pymc_kameleon.latent_gp.model.reading import LatentFunction
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 
-__all__ = ["LatentFunctionState", "LatentFunctionStep"]
+__all__ = ["LatentFunctionState", "LatentFunctionStep", "OtherVariables"]
 
 
 @dataclass_state
@@ -44,23 +44,21 @@ class LatentFunctionStep(Step):
     """Attributes that follow from the state and the other variables."""
 
     def __init__(self, vars, *, configuration, model, rng, initial_point, compile_kwargs, blocked):
-        model = modelcontext(model)
+        own = self._read(modelcontext(model), vars, initial_point, compile_kwargs)
+        self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))
+        super().__init__(*own, blocked=blocked, rng=rng)
+        self._begin_chain(None)
+
+    def _read(self, model, vars, initial_point, compile_kwargs) -> tuple[list, list, dict]:
+        """Read the model; return the variables of this step, their shapes and the shared ones."""
         self.function = LatentFunction(
             model,
             _one_variable(model, vars),
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
         )
-        self._others = _OtherVariables(self.function)
-        self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))
-        super().__init__(
-            [self.function.value_variable],
-            [(self.function.size,)],
-            self.function.shared,
-            blocked=blocked,
-            rng=rng,
-        )
-        self._begin_chain(None)
+        self._others = OtherVariables(self.function)
+        return [self.function.value_variable], [(self.function.size,)], self.function.shared
 
     @abstractmethod
     def _begin_learning(self) -> None:
@@ -180,13 +178,17 @@ class LatentFunctionStep(Step):
         self.report["pending"] = (kind, message)
 
 
-class _OtherVariables:
+class OtherVariables:
     """Follows the other variables, for a step and its shallow copies, which share the function.
 
     A copy is told by the version that another one has seen a change before it.
+
+    Parameters
+    ----------
+    function : LatentFunction or JointModel
     """
 
-    def __init__(self, function: LatentFunction):
+    def __init__(self, function):
         self.function = function
         self.version = 0
         self._failed = False
@@ -203,7 +205,7 @@ class _OtherVariables:
             changed = self.function.refresh()
             if self._failed:
                 # The values that made it fail count as seen, and the prior is still an older one.
-                self.function.prior.refresh()
+                self.function.recompute()
         except ValueError as error:
             self._failed = True
             raise SamplingError(str(error)) from error

@@ -38,6 +38,7 @@ def expectation_propagation_approximation(
     tolerance: float = 1e-6,
     max_sweeps: int = 200,
     n_nodes: int = 33,
+    moment_tolerance: float = 1e-6,
     sites: Sites | None = None,
 ) -> GaussianApproximation:
     r"""Gaussian whose sites match the moments of each term against all other sites.
@@ -61,6 +62,8 @@ def expectation_propagation_approximation(
     max_sweeps : int
     n_nodes : int
         Quadrature nodes to begin with; see `quadrature_moments`.
+    moment_tolerance : float
+        Of the quadrature, or `tolerance` if that is smaller; see there.
     sites : Sites, optional
         Where to start, the sites of a neighbouring problem say; none by default.
 
@@ -108,12 +111,14 @@ def expectation_propagation_approximation(
     checked_number("tolerance", tolerance, above=0.0)
     checked_integer("max_sweeps", max_sweeps, 1)
     checked_integer("n_nodes", n_nodes, 9)
+    checked_number("moment_tolerance", moment_tolerance, above=0.0)
+    moment_tolerance = min(moment_tolerance, tolerance)
     if likelihood.size != prior.size:
         raise ValueError(f"The prior has {prior.size} values and the likelihood {likelihood.size}.")
     if sites is None:
         sites = Sites.flat(prior.size)
     try:
-        state = PropagationState(prior, likelihood, sites, n_nodes, tolerance)
+        state = PropagationState(prior, likelihood, sites, n_nodes, moment_tolerance)
     except LinAlgError as error:
         raise ValueError(
             "The prior and the cavities of `sites` are not all Gaussian, because some precisions "
@@ -158,7 +163,8 @@ def best_seen(state, sweep, tolerance: float, max_sweeps: int):
 class PropagationState:
     """Sites, the Gaussian that they make, its cavities and their tilted moments.
 
-    Without `n_nodes` the moments are those that the likelihood itself gives.
+    Without `n_nodes` the moments are those that the likelihood itself gives; `tolerance` is that of
+    the quadrature otherwise.
 
     Raises
     ------
@@ -191,9 +197,7 @@ class PropagationState:
             return probit_moments(labels, mean, variance)
         if self.n_nodes is None:
             return self.likelihood.tilted_moments(mean, variance)
-        return quadrature_moments(
-            self.likelihood, mean, variance, self.n_nodes, min(1e-6, self.tolerance)
-        )
+        return quadrature_moments(self.likelihood, mean, variance, self.n_nodes, self.tolerance)
 
     def with_sites(self, sites):
         """Return the state of other sites."""

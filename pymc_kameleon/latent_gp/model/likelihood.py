@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.compile.mode import Mode
 from pytensor.gradient import NullTypeGradError, grad
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -13,15 +12,9 @@ from scipy.special import log_ndtr
 
 from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.model.model_function import ModelFunction, black_boxes
+from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction, black_boxes
 
 __all__ = ["ModelLikelihood"]
-
-ENDLESS = "local_zero_div"
-"""Rewrite of PyTensor 2 that undoes itself without end on second derivatives of some densities."""
-
-IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
-"""For what is evaluated once: compiling would take longer."""
 
 PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 """Standard deviations of the points, about the prior mean, where a likelihood is probed."""
@@ -49,6 +42,8 @@ class ModelLikelihood:
     Attributes
     ----------
     size : int
+    names : list of str
+        Of the variables whose log densities depend on the function.
     has_gradient : bool
         Whether there are derivatives; without, only `value` and `elementwise` serve.
     probit_labels : array (N,) of -1 and +1, or None
@@ -62,7 +57,7 @@ class ModelLikelihood:
     def __init__(self, model, name, terms, function, size, centre, compile_kwargs):
         self._model, self._compile_kwargs = model, compile_kwargs
         self.name, self.size = name, size
-        self._names = list(terms)
+        self.names = list(terms)
         graphs = _in_double_precision([pt.as_tensor(t) for t in terms.values()])
         graphs = with_stable_normal_cdf([t.astype("float64") for t in graphs])
         self._count = model.compile_fn(
@@ -205,7 +200,7 @@ class ModelLikelihood:
         ends = np.cumsum(self._counts)
         term = int(np.searchsorted(ends, first, side="right"))
         raise ValueError(
-            f"{self._names[term]}: the log likelihood of its value number "
+            f"{self.names[term]}: the log likelihood of its value number "
             f"{first - (ends[term - 1] if term else 0)} is {values[0, first]} wherever {self.name} "
             "was tried, near its prior mean. Is the observed value one that the likelihood can "
             "produce? Bernoulli takes 0 and 1, not -1 and 1."
@@ -222,7 +217,7 @@ class ModelLikelihood:
             if not np.allclose(product, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max()):
                 raise ValueError(
                     f"The log likelihood of {self.name} does not factorise: its Hessian has "
-                    f"entries off the diagonal. Each of {', '.join(self._names)} may depend on one "
+                    f"entries off the diagonal. Each of {', '.join(self.names)} may depend on one "
                     f"value of {self.name} only. Take NUTS or KameleonStep for this model."
                 )
             moving = np.abs(ones) > 0

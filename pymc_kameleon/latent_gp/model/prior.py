@@ -1,6 +1,10 @@
 """The Gaussian prior of a latent function, as a function of a model's other variables."""
 
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import jacobian
 from pytensor.graph.replace import clone_replace
@@ -9,10 +13,63 @@ from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 from scipy.linalg import LinAlgError, lu_factor, lu_solve
 from scipy.linalg.blas import dtrsv
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, factorised
-from pymc_kameleon.model.model_function import ModelFunction
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, cholesky_of, factorised
+from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 
-__all__ = ["ModelPrior"]
+__all__ = ["ModelPrior", "PriorAt"]
+
+PERTURBATIONS = (0.3, 0.03, 0.0)
+"""Standard deviations of the values, about the model's start, at which a graph is taken apart: the
+covariance need not be positive definite everywhere."""
+
+
+class Factorised(NamedTuple):
+    """A symmetric matrix (N, N) and its lower Cholesky factor."""
+
+    product: np.ndarray
+    factor: np.ndarray
+
+    @classmethod
+    def of(cls, matrix):
+        """Factorise a matrix, which is kept."""
+        return cls(matrix, cholesky_of(matrix))
+
+
+@dataclass(frozen=True)
+class PriorAt:
+    """The prior of a latent function f at some values of the other variables.
+
+    Attributes
+    ----------
+    gaussian : Gaussian
+        Of f.
+    offset : array (N,) or None
+    matrix : array (N, N) or None
+        f = offset + matrix v for the model's free variable v; None if f is v.
+    is_triangular : bool
+        Whether the matrix is lower triangular.
+    """
+
+    gaussian: Gaussian
+    offset: np.ndarray | None
+    matrix: np.ndarray | None
+    is_triangular: bool
+    _decomposition: list = field(default_factory=list, repr=False)
+
+    def to_function(self, v: np.ndarray) -> np.ndarray:
+        """Values f (N,) of the latent function where the free variable is `v` (N,)."""
+        return v.copy() if self.matrix is None else self.offset + self.matrix @ v
+
+    def to_variable(self, f: np.ndarray) -> np.ndarray:
+        """Free variable (N,) at which the latent function is `f` (N,)."""
+        if self.matrix is None:
+            return f.copy()
+        if self.is_triangular:
+            # The transpose is in Fortran order, so BLAS reads it where it is.
+            return dtrsv(self.matrix.T, f - self.offset, lower=0, trans=1)
+        if not self._decomposition:
+            self._decomposition.append(lu_factor(self.matrix, check_finite=False))
+        return lu_solve(self._decomposition[0], f - self.offset, check_finite=False)
 
 
 class ModelPrior:
@@ -59,15 +116,21 @@ class ModelPrior:
             spread_length = (self.size, self.size)
         else:
             spread_length = (self.size,)
-        outputs = [
+        given = [
             pt.broadcast_to(mean, (self.size,)),
             pt.broadcast_to(spread, spread_length).flatten(),
         ]
+        root = None if self._is_identity else _covariance_root(function, value, others, self.size)
+        self._takes_covariance = root is not None
         if self._is_identity:
-            outputs.append(value)
+            affine = [value]
+        elif root is not None:
+            # The factor is computed here, once: it is not in what these depend on.
+            offset = clone_replace(function, {root: pt.zeros_like(root)}, rebuild_strict=False)
+            affine = [offset, root.owner.inputs[0].flatten()]
         else:
-            outputs += [function, jacobian(function, value, vectorize=True).flatten()]
-        replaced = clone_replace(outputs, replace=others, rebuild_strict=False)
+            affine = [function, jacobian(function, value, vectorize=True).flatten()]
+        replaced = clone_replace([*given, *affine], replace=others, rebuild_strict=False)
         self._function = ModelFunction(model, replaced, value, self.size, compile_kwargs)
         self._covariances = _factorised_matrices(function, others)
         self._n_outputs = sum(self._lengths())
@@ -84,6 +147,11 @@ class ModelPrior:
         """The compiled function behind the moments."""
         return self._function
 
+    @property
+    def gaussian(self) -> Gaussian:
+        """N(m, K) at the values of the other variables at the last `refresh`."""
+        return self.at.gaussian
+
     def refresh(self) -> None:
         """Compute the prior at the present values of the other variables.
 
@@ -92,21 +160,38 @@ class ModelPrior:
         ValueError
             If the covariance is not positive definite.
         """
+        try:
+            self.at = self.evaluate()
+        except LinAlgError as error:
+            raise self._not_positive_definite() from error
+
+    def evaluate(self) -> "PriorAt":
+        """Return the prior at the present values of the other variables, and keep what there was.
+
+        Raises
+        ------
+        ValueError, scipy.linalg.LinAlgError
+            If the covariance is not positive definite.
+        """
         mean, spread, offset, matrix = self._evaluate(np.zeros(self.size))
-        n = self.size
+        if self._takes_covariance and np.all(spread == 1.0):
+            centre = offset + matrix.factor @ mean if np.any(mean) else offset
+            gaussian = Gaussian(centre, matrix.product, matrix.factor)
+            return PriorAt(gaussian, offset, matrix.factor, is_triangular=True)
+        if self._takes_covariance:
+            matrix = matrix.factor
         if self._is_independent:
             factor = np.diag(spread) if matrix is None else matrix * spread
-            self.gaussian = self._from_factor(mean, offset, matrix, factor)
+            gaussian = self._from_factor(mean, offset, matrix, factor)
         else:
-            covariance = spread.reshape(n, n)
+            covariance = spread.reshape(self.size, self.size)
             centre = mean
             if matrix is not None:
                 covariance = matrix @ covariance @ matrix.T
                 centre = offset + matrix @ mean
-            self.gaussian = factorised(centre, covariance, self.name)
-        self._offset, self._matrix = offset, matrix
-        self._is_triangular = matrix is not None and not np.any(np.triu(matrix, 1))
-        self._decomposition = None
+            gaussian = factorised(centre, covariance, self.name)
+        is_triangular = matrix is not None and not np.any(np.triu(matrix, 1))
+        return PriorAt(gaussian, offset, matrix, is_triangular)
 
     def _from_factor(self, mean, offset, matrix, factor):
         centre = mean if matrix is None else offset + matrix @ mean
@@ -119,21 +204,17 @@ class ModelPrior:
 
     def to_function(self, v: np.ndarray) -> np.ndarray:
         """Values f (N,) of the latent function where the free variable is `v` (N,)."""
-        return v.copy() if self._matrix is None else self._offset + self._matrix @ v
+        return self.at.to_function(v)
 
     def to_variable(self, f: np.ndarray) -> np.ndarray:
         """Free variable (N,) at which the latent function is `f` (N,)."""
-        if self._matrix is None:
-            return f.copy()
-        if self._is_triangular:
-            # The transpose is in Fortran order, so BLAS reads it where it is.
-            return dtrsv(self._matrix.T, f - self._offset, lower=0, trans=1)
-        if self._decomposition is None:
-            self._decomposition = lu_factor(self._matrix, check_finite=False)
-        return lu_solve(self._decomposition, f - self._offset, check_finite=False)
+        return self.at.to_variable(f)
 
     def _evaluate(self, v):
-        """Mean and spread of v, and f and its Jacobian at `v` (None if f is v)."""
+        """Mean and spread of v, and f and its Jacobian at `v` (None if f is v).
+
+        The Jacobian is a `Factorised` where the model has its product with its transpose.
+        """
         out = np.empty(self._n_outputs)
         try:
             self._function.into(v, out)
@@ -142,7 +223,8 @@ class ModelPrior:
         parts = np.split(out, np.cumsum(self._lengths())[:-1])
         if self._is_identity:
             return parts[0], parts[1], None, None
-        return parts[0], parts[1], parts[2], parts[3].reshape(self.size, self.size)
+        matrix = parts[3].reshape(self.size, self.size)
+        return *parts[:3], Factorised.of(matrix) if self._takes_covariance else matrix
 
     def _not_positive_definite(self):
         """Return the error that tells of the smallest eigenvalue of the matrix that failed."""
@@ -154,8 +236,8 @@ class ModelPrior:
         return ValueError(f"The covariance of {self.name} is not finite or not positive definite.")
 
     def _check_affine(self):
-        if self._is_identity:
-            return
+        if self._is_identity or self._takes_covariance:
+            return  # `_covariance_root` has compared values of the function
         v, w = np.random.default_rng(0).standard_normal((2, self.size))
         (_, _, at_v, matrix), (_, _, at_w, other) = self._evaluate(v), self._evaluate(w)
         if not np.all(np.isfinite(matrix)):
@@ -183,15 +265,64 @@ def _check_gaussian(model, variable):
         raise ValueError(f"{name} has a transform, so it is no Gaussian. Leave the transform out.")
 
 
-def _factorised_matrices(function, others):
-    """Functions without arguments that return the matrices whose Cholesky factors f needs."""
-    if function is None:
-        return []
-    matrices = []
+def _cholesky_factors(function) -> list:
+    """Cholesky factors in a graph."""
+    factors = []
     for variable in ancestors([function]):
         if variable.owner is not None:
             operation = getattr(variable.owner.op, "core_op", variable.owner.op)
             if type(operation).__name__ == "Cholesky":
-                matrices.append(variable.owner.inputs[0])
+                factors.append(variable)
+    return factors
+
+
+def _factorised_matrices(function, others):
+    """Functions without arguments that return the matrices whose Cholesky factors f needs."""
+    if function is None:
+        return []
+    matrices = [factor.owner.inputs[0] for factor in _cholesky_factors(function)]
     replaced = clone_replace(matrices, replace=others, rebuild_strict=False)
     return [matrix.eval for matrix in replaced]
+
+
+def _covariance_root(function, value, others, size):
+    """Return L, the Cholesky factor of a matrix in the model, if f is offset + L v; else None.
+
+    So it is for `pm.gp.Latent`. The covariance of f is then known without a product, and one
+    factorisation gives it all.
+    """
+    factors = _cholesky_factors(function)
+    if len(factors) != 1 or value in ancestors(factors):
+        return None
+    (root,) = factors
+    operation = getattr(root.owner.op, "core_op", root.owner.op)
+    if root.ndim != 2 or not operation.lower:
+        return None
+    offset = clone_replace(function, {root: pt.zeros_like(root)}, rebuild_strict=False)
+    compare = pytensor.function(
+        [value, *others],
+        [function, offset, root],
+        mode=IN_PYTHON,
+        on_unused_input="ignore",
+    )
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal(size).astype(value.dtype)
+    for scale in PERTURBATIONS:
+        points = [_perturbed(shared.get_value(), scale, rng) for shared in others.values()]
+        try:
+            found, start, factor = compare(v, *points)
+        except (LinAlgError, ValueError):
+            continue
+        if np.all(np.isfinite(found)):
+            scale = np.abs(factor).max(initial=1.0) * len(v)
+            rtol = 1e-9 if found.dtype == np.float64 else 1e-4
+            is_root = np.allclose(found, start + factor @ v, rtol=rtol, atol=rtol * scale)
+            return root if is_root else None
+    return None
+
+
+def _perturbed(value, scale, rng):
+    value = np.asarray(value)
+    if value.dtype.kind != "f":
+        return value
+    return (value + scale * rng.standard_normal(value.shape)).astype(value.dtype)

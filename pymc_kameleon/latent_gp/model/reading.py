@@ -12,10 +12,10 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.latent_gp.model.likelihood import IN_PYTHON, ModelLikelihood
+from pymc_kameleon.latent_gp.model.likelihood import ModelLikelihood
 from pymc_kameleon.latent_gp.model.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
-from pymc_kameleon.model.model_function import SharedValues
+from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
 
 __all__ = ["LatentFunction", "free_variable"]
 
@@ -83,7 +83,8 @@ def free_variable(model, var) -> tuple:
         found = ", ".join(rv.name for rv in candidates) or "none"
         raise ValueError(
             f"vars: {var.name} should be an affine function of one normal vector of its own "
-            f"length, and of these {found} was found. Name the free variable, vars=[...]."
+            f"length, and of these {found} was found. Name the free variable, vars=[...]. If this "
+            "is a function of pm.gp.HSGP, it is linear in its coefficients: take NUTS."
         )
     return candidates[0], var
 
@@ -133,9 +134,12 @@ class LatentFunction:
         self.likelihood = ModelLikelihood(
             model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
         )
-        others = set(self.shared.values())
-        self._seen_prior = SharedValues(self.prior.function, others)
-        self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others)
+        self.follow_only(set(self.shared.values()))
+
+    def follow_only(self, others: set, ignored: set = frozenset()) -> None:
+        """Let `refresh` follow the shared variables of `others`, and leave those of `ignored`."""
+        self._seen_prior = SharedValues(self.prior.function, others, ignored)
+        self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others, ignored)
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed.
@@ -156,6 +160,16 @@ class LatentFunction:
             self.likelihood.data_changed(self.prior.gaussian.mean)
             self._seen_likelihood.are_data_new = False
         return prior_changed or likelihood_changed
+
+    def recompute(self) -> None:
+        """Compute the prior anew, though nothing may have changed since the last `refresh`.
+
+        Raises
+        ------
+        ValueError
+            If its covariance is not positive definite.
+        """
+        self.prior.refresh()
 
     def set_point(self, point: dict[str, np.ndarray]) -> None:
         """Give the other variables their values in `point` (by value variables' names)."""

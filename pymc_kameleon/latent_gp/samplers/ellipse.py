@@ -62,7 +62,7 @@ def elliptical_slice(
     """
     base, likelihood = target.base, target.likelihood
     sites = Sites.flat(base.size) if target.sites is None else target.sites
-    directions = rng.standard_normal((n_transitions, base.size)) @ base.cholesky.T
+    directions = base.directions(rng, n_transitions)
     uniforms = rng.random((n_transitions, 1 + most_evaluations))
     moved, counts = np.array(x, dtype=float), np.zeros(2, dtype=np.int64)
     function = getattr(likelihood, "compiled_value", None)

@@ -1,0 +1,1 @@
+"""Hyperparameters and latent function together."""

@@ -1,0 +1,145 @@
+"""What tuning learns from pilots: a surrogate of p(theta | y), and sites."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_kameleon.adaptation.history import thinned
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened
+from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
+from pymc_kameleon.latent_gp.joint.pilots import Pilot, Pilots, approximate
+from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites, fit_sites
+from pymc_kameleon.surrogate.regression import typical_depth
+
+__all__ = ["Lesson", "learn"]
+
+N_DRAWS = 4
+"""Functions drawn at each pilot to compare sites by."""
+
+N_COMPARED, AGREEMENT = 8, 0.05
+"""Pilots at which expectation propagation and Laplace's approximation are compared, and standard
+deviation of the difference of their log evidences up to which the cheaper is as good."""
+
+
+class Lesson(NamedTuple):
+    """What was learnt.
+
+    Attributes
+    ----------
+    pilots : Pilots
+    sites : SiteFunction or None
+        None without pilots.
+    is_surrogate_fitted : bool
+    method : {"ep", "laplace"}
+        Of the lessons to come.
+    """
+
+    pilots: Pilots
+    sites: SiteFunction | None
+    is_surrogate_fitted: bool
+    method: str
+
+
+def learn(
+    model,
+    learner: EvidenceLearner,
+    pilots: Pilots,
+    method: str,
+    rng: np.random.Generator,
+    n_pilots: int,
+) -> Lesson:
+    """Approximate at points where the chain was and where the surrogate is uncertain, and fit.
+
+    Parameters
+    ----------
+    model : HyperparameterModel
+    learner : EvidenceLearner
+        Its history is where the chain was. It is fitted.
+    pilots : Pilots
+    method : {"ep", "laplace"}
+    rng : numpy.random.Generator
+    n_pilots : int
+        New pilots where the chain was; half as many more are where the surrogate is uncertain.
+    """
+    past = thinned(np.unique(learner.history.later_half(), axis=0), n_pilots, rng)
+    scale = past.std(axis=0) + 1e-12
+    if method == "ep" and len(pilots.values) == 0 and _agree(model, thinned(past, N_COMPARED, rng)):
+        method = "laplace"
+    pilots = _approximated(model, learner, pilots, past, scale, method)
+    fitted = learner.fit(rng)
+    if fitted is not None:
+        wanted = learner.uncertain_points(fitted, n_pilots // 2)
+        pilots = _approximated(model, learner, pilots, wanted, scale, method)
+        if len(wanted):
+            learner.fit(rng)
+    if len(pilots.values) == 0:
+        return Lesson(pilots, None, fitted is not None, method)
+    best = pilots.among_the_best(typical_depth(model.dim))
+    centre = best.sites_near(best.points.mean(axis=0), scale)
+    constant = constant_sites(centre, model.dim)
+    if fitted is None:
+        return Lesson(pilots, constant, False, method)
+    coordinates = learner.standardization
+    halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
+    learnt = _fitted(halves[0], coordinates)
+    if learnt is None:
+        return Lesson(pilots, constant, True, method)
+    variances = [_variance(model, sites, halves[1], rng) for sites in (constant, learnt)]
+    sites = _fitted(best, coordinates) if variances[1] < variances[0] else constant
+    return Lesson(pilots, sites, True, method)
+
+
+def _agree(model, points):
+    """Whether Laplace's approximation is cheaper than expectation propagation, and as good."""
+    if model.likelihood.probit_labels is not None:
+        return False
+    differences, sites = [], None
+    for x in points:
+        both = [approximate(model, x, "ep", sites), approximate(model, x, "laplace")]
+        if None in both:
+            return False
+        differences.append(both[0].log_density - both[1].log_density)
+        sites = both[0].sites
+    return len(differences) > 1 and float(np.std(differences)) < AGREEMENT
+
+
+def _fitted(pilots, coordinates):
+    return fit_sites(pilots.points, pilots.precision, pilots.shift, coordinates)
+
+
+def _approximated(model, learner, pilots, points, scale, method):
+    """Add approximations at the rows of `points` to the pilots, and teach the learner."""
+    found: list[Pilot] = []
+    for x in points:
+        nearby = Pilots(*pilots).joined(found) if len(pilots.values) == 0 else pilots
+        pilot = approximate(model, x, method, nearby.sites_near(x, scale))
+        if pilot is not None:
+            learner.keep(x, np.array([pilot.log_density, 0.0, 0.0]))
+            found.append(pilot)
+    return pilots.joined(found)
+
+
+def _variance(model, sites, pilots, rng):
+    """Variance of the log ratio that moves of theta would meet, less what theta itself explains.
+
+    At each pilot, functions are drawn from its own approximation, and the log density of theta at
+    their eta is compared with the pilot's log evidence.
+    """
+    excess = []
+    for x, value, precision, shift in zip(*pilots, strict=True):
+        model.set_hyperparameters(x)
+        try:
+            prior = model.prior().gaussian
+            own = ConditionalGaussian(prior, Sites(precision, shift))
+            other = ConditionalGaussian(prior, sites(x))
+        except ValueError:
+            continue
+        for _ in range(N_DRAWS):
+            v = own.restored(rng.standard_normal((2, prior.size)))
+            likelihood = model.likelihood.value(unwhitened(prior, v))
+            log_density = likelihood - 0.5 * v @ v - other.log_density(v)
+            excess.append(log_density + model.log_prior(x) - value)
+    excess = np.array(excess)
+    finite = excess[np.isfinite(excess)]
+    return float(finite.var()) if len(finite) > N_DRAWS else np.inf

@@ -1,0 +1,260 @@
+"""From a PyMC model to its latent function and the hyperparameters of that function."""
+
+import numpy as np
+from pymc.pytensorf import join_nonshared_inputs
+from pymc.vartypes import discrete_types
+from pytensor.tensor.random.basic import MvNormalRV, NormalRV
+
+from pymc_kameleon.latent_gp.model.prior import PriorAt
+from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
+from pymc_kameleon.model.estimated_loglikelihood import estimates
+from pymc_kameleon.model.model_function import ModelFunction, SharedValues
+
+__all__ = ["MOST_VALUES", "JointModel", "named_variables"]
+
+MOST_VALUES = 10_000
+"""Values of a function beyond which its matrices, of 0.8 GB each, are refused."""
+
+
+class JointModel:
+    """A latent function of a PyMC model, and the continuous variables that it depends on.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    vars : list or None
+        The latent function, and hyperparameters if not all of them are to be moved.
+    initial_point, compile_kwargs
+        As for `LatentFunction`.
+
+    Attributes
+    ----------
+    function : LatentFunction
+        Its `shared` variables are those of the hyperparameters too.
+    hyperparameters : list
+        Value variables of theta, in the model's order.
+    shapes : list of tuple
+        Their shapes.
+    dim : int
+        Length d of theta, raveled.
+    others : dict
+        Value variables moved by other steps -> shared variables.
+
+    Raises
+    ------
+    ValueError
+        If there is no latent function, or more than one, or a variable is none of its
+        hyperparameters: it says which, and what to write.
+    """
+
+    def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
+        f, named = named_variables(model, vars)
+        point = model.initial_point() if initial_point is None else initial_point
+        _check_size(model, f)
+        self.function = LatentFunction(model, f, initial_point=point, compile_kwargs=compile_kwargs)
+        values = self._hyperparameters(model, named)
+        self.hyperparameters = values
+        self.shapes = [np.shape(point[value.name]) for value in values]
+        sizes = [int(np.prod(shape)) for shape in self.shapes]
+        self.dim = sum(sizes)
+        ends = np.cumsum(sizes)
+        self._slices = [slice(end - n, end) for end, n in zip(ends, sizes, strict=True)]
+        shared = self.function.shared
+        self._shared = [shared[value] for value in values]
+        self.others = {value: s for value, s in shared.items() if value not in set(values)}
+        self.function.follow_only(set(self.others.values()), ignored=set(self._shared))
+        self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
+        self._seen_log_prior = SharedValues(self._log_prior, set(self.others.values()))
+
+    @property
+    def likelihood(self):
+        """Log likelihood of the function, at the hyperparameters that were set last."""
+        return self.function.likelihood
+
+    def refresh(self) -> bool:
+        """Follow the other variables, at the theta set last; return whether anything changed.
+
+        Raises
+        ------
+        ValueError
+            As for `LatentFunction.refresh`.
+        """
+        function_changed = self.function.refresh()
+        return self._seen_log_prior.changed() or function_changed
+
+    def recompute(self) -> None:
+        """As for `LatentFunction`."""
+        self.function.recompute()
+
+    def log_prior(self, x: np.ndarray) -> float:
+        """Log prior of theta at `x` (d,), with the Jacobians of its transforms.
+
+        It holds every other term of the model that depends on theta but not on the function.
+        """
+        out = np.empty(1)
+        self._log_prior.into(x, out)
+        return float(out[0])
+
+    def set_hyperparameters(self, x: np.ndarray) -> None:
+        """Set theta to `x` (d,), raveled and unconstrained, in prior and likelihood."""
+        for shared, part, shape in zip(self._shared, self._slices, self.shapes, strict=True):
+            shared.set_value(x[part].reshape(shape).astype(shared.dtype), borrow=True)
+
+    def prior(self) -> PriorAt:
+        """Return the prior of the function at the theta set last.
+
+        Raises
+        ------
+        ValueError, scipy.linalg.LinAlgError
+            If its covariance is not positive definite.
+        """
+        return self.function.prior.evaluate()
+
+    def _hyperparameters(self, model, named):
+        """Value variables of theta: the named ones, or all that the function depends on."""
+        function, name = self.function, self.function.name
+        used = {*function.prior.function.shared(), *function.likelihood.compiled_value.shared()}
+        found = [v for v, shared in function.shared.items() if shared in used]
+        found = [v for v in model.value_vars if v in found and v.dtype not in discrete_types]
+        if named is not None:
+            strange = [v.name for v in named if v not in found]
+            if strange:
+                raise ValueError(
+                    f"vars: neither the prior of {name} nor its likelihood depends on "
+                    f"{', '.join(strange)} directly. Leave {'it' if len(strange) == 1 else 'them'} "
+                    f"out, vars=[{', '.join([name, *(v.name for v in named if v in found)])}]: "
+                    "PyMC gives what is left a step of its own."
+                )
+            found = [v for v in found if v in named]
+        else:
+            _refuse_functions(model, name, found)
+        if not found:
+            raise ValueError(
+                f"vars: {name} has no continuous hyperparameters: its prior and likelihood are "
+                f"known. Take EllipticalSliceStep([{name}]), which needs none."
+            )
+        return found
+
+    def _compile_log_prior(self, model, values, point, compile_kwargs):
+        f = model.values_to_rvs[self.function.value_variable]
+        of_function = {f.name, *self.function.likelihood.names}
+        terms = [*model.basic_RVs, *model.potentials]
+        terms = [v for v in terms if v.name not in of_function]
+        graph = model.logp(vars=terms)
+        if estimates([graph]):
+            raise ValueError(
+                "A term of the model is an estimate, and this step takes log densities for exact. "
+                "Take KameleonStep(pseudo_marginal=True)."
+            )
+        outputs, joined = join_nonshared_inputs(
+            point, [graph.astype("float64")], values, self.others
+        )
+        # Flat priors leave nothing that depends on the input.
+        return ModelFunction(
+            model, [outputs[0] + 0.0 * joined.sum()], joined, self.dim, compile_kwargs
+        )
+
+
+def named_variables(model, vars):
+    """Split what a user named into the latent function and the value variables of hyperparameters.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    vars : list, variable, str or None
+
+    Returns
+    -------
+    variable
+        The latent function.
+    list of value variables, or None
+        None if no hyperparameter was named, which means all of them.
+
+    Raises
+    ------
+    ValueError
+        If there is no latent function, or more than one, or a variable is discrete.
+    """
+    if vars is None:
+        functions = [rv for rv in model.free_RVs if _is_function(model, rv)]
+        if len(functions) != 1:
+            raise ValueError(_none_or_many(functions))
+        return functions[0], None
+    vars = list(vars) if isinstance(vars, list | tuple) else [vars]
+    vars = [_of_model(model, var) for var in vars]
+    if len(vars) == 1:
+        return vars[0], None
+    functions = [var for var in vars if var in model.deterministics or _is_function(model, var)]
+    if len(functions) != 1:
+        raise ValueError(_none_or_many(functions))
+    others = [var for var in vars if var is not functions[0]]
+    discrete = [var.name for var in others if var.dtype in discrete_types]
+    if discrete:
+        raise ValueError(
+            f"vars: {', '.join(discrete)} {'is' if len(discrete) == 1 else 'are'} discrete, and "
+            "this step moves continuous hyperparameters. Leave such variables out: PyMC gives "
+            "them a step of their own."
+        )
+    foreign = [var.name for var in others if var not in model.free_RVs]
+    if foreign:
+        raise ValueError(f"vars: {', '.join(foreign)} is no free variable of the model.")
+    return functions[0], [model.rvs_to_values[var] for var in others]
+
+
+def _of_model(model, var):
+    if isinstance(var, str):
+        if var not in model.named_vars:
+            raise ValueError(f"vars: the model has no variable {var!r}.")
+        var = model[var]
+    return model.values_to_rvs.get(var, var)
+
+
+def _is_function(model, rv) -> bool:
+    """Whether a free variable is, or stands behind, a function with a covariance matrix."""
+    if (
+        rv.ndim != 1
+        or rv not in model.free_RVs
+        or not isinstance(rv.owner.op, NormalRV | MvNormalRV)
+    ):
+        return False
+    try:
+        _, function = free_variable(model, rv)
+    except ValueError:
+        return True  # It has several functions: whoever takes it apart says which.
+    return function is not None or isinstance(rv.owner.op, MvNormalRV)
+
+
+def _none_or_many(functions) -> str:
+    if functions:
+        names = ", ".join(f.name for f in functions)
+        return (
+            f"vars: {names} are all latent functions, and this step moves one. Name it and its "
+            "hyperparameters, vars=[f, lengthscale, ...]; if the likelihood depends on a sum of "
+            "processes, write it as one, gp = gp1 + gp2."
+        )
+    return (
+        "vars: no latent function was found in the model. This step takes "
+        "pm.gp.Latent(...).prior(...) or pm.MvNormal. pm.gp.Marginal has integrated its function "
+        "out and pm.gp.HSGP is a linear model in its coefficients: take NUTS, or KameleonStep() if "
+        "there is no gradient."
+    )
+
+
+def _refuse_functions(model, name, found):
+    functions = [v.name for v in found if _is_function(model, model.values_to_rvs[v])]
+    if functions:
+        raise ValueError(
+            f"The likelihood or the prior of {name} depends on another latent function too: "
+            f"{', '.join(functions)}. Write the sum of two processes as one, gp = gp1 + gp2; or "
+            f"name the hyperparameters that belong to {name}, vars=[{name}, ...], and give the "
+            "other function a step of its own."
+        )
+
+
+def _check_size(model, f):
+    size = int(np.prod(f.shape.eval()))
+    if size > MOST_VALUES:
+        raise ValueError(
+            f"{f.name} has {size} values: a covariance matrix of {8e-9 * size**2:.1f} GB, and "
+            f"this step needs several. Take at most {MOST_VALUES}, or pm.gp.HSGP and NUTS."
+        )

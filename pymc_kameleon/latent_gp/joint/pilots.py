@@ -1,0 +1,137 @@
+"""Approximations of the latent function's posterior at pilot values of its hyperparameters."""
+
+import warnings
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+    expectation_propagation_approximation,
+)
+from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.mcmc.layout import floats
+
+__all__ = ["MOST_PILOTS", "Pilot", "Pilots", "approximate", "no_pilots"]
+
+MOST_PILOTS = 150
+"""Approximations that are kept; beyond, the least probable go."""
+
+TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17
+"""Of expectation propagation: the sites are exact enough long before they have converged."""
+
+
+class Pilot(NamedTuple):
+    """Sites, and log p(y | theta) + log p(theta) as they give it, at hyperparameters theta."""
+
+    x: np.ndarray
+    sites: Sites
+    log_density: float
+
+
+class Pilots(NamedTuple):
+    """What is kept of approximations, one row each.
+
+    Attributes
+    ----------
+    points : array, shape (P, d)
+    values : array, shape (P,)
+        Log densities of theta.
+    precision, shift : array, shape (P, N)
+        Of the sites.
+    """
+
+    points: Annotated[np.ndarray, floats("pilots", "d")]
+    values: Annotated[np.ndarray, floats("pilots")]
+    precision: Annotated[np.ndarray, floats("pilots", "N")]
+    shift: Annotated[np.ndarray, floats("pilots", "N")]
+
+    def joined(self, new: list[Pilot]) -> "Pilots":
+        """Return these and new ones, at most `MOST_PILOTS`."""
+        if not new:
+            return self
+        parts = [
+            np.concatenate([old, rows])
+            for old, rows in zip(
+                self,
+                (
+                    [pilot.x for pilot in new],
+                    [pilot.log_density for pilot in new],
+                    [pilot.sites.precision for pilot in new],
+                    [pilot.sites.shift for pilot in new],
+                ),
+                strict=True,
+            )
+        ]
+        kept = np.sort(np.argsort(-parts[1])[:MOST_PILOTS])
+        return Pilots(*(np.ascontiguousarray(part[kept]) for part in parts))
+
+    def among_the_best(self, depth: float) -> "Pilots":
+        """Return those whose log density is within `depth` of the largest."""
+        kept = self.values > self.values.max() - depth
+        return Pilots(*(part[kept] for part in self))
+
+    def sites_near(self, x: np.ndarray, scale: np.ndarray) -> Sites | None:
+        """Sites of the pilot nearest to `x` (d,) in units of `scale` (d,); None without pilots."""
+        if len(self.values) == 0:
+            return None
+        i = int(np.argmin(np.sum(((self.points - x) / scale) ** 2, axis=1)))
+        return Sites(self.precision[i], self.shift[i])
+
+
+def no_pilots(dim: int, size: int) -> Pilots:
+    """Return no pilots of `dim` hyperparameters and a function of `size` values."""
+    return Pilots(np.zeros((0, dim)), np.zeros(0), np.zeros((0, size)), np.zeros((0, size)))
+
+
+def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
+    """Approximate p(f | y, theta) at `x` (d,), by `method` or, where it fails, by Laplace's.
+
+    Parameters
+    ----------
+    model : HyperparameterModel
+        Its hyperparameters are set to `x`.
+    x : array, shape (d,)
+    method : {"ep", "laplace"}
+    start : Sites, optional
+        Of a point nearby, where expectation propagation begins.
+
+    Returns
+    -------
+    Pilot or None
+        None if neither gives a Gaussian.
+    """
+    log_prior = model.log_prior(x)
+    if not np.isfinite(log_prior):
+        return None
+    model.set_hyperparameters(x)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            prior = model.prior().gaussian
+        except (ArithmeticError, ValueError):
+            return None
+        for name in dict.fromkeys([method, "laplace"]):
+            try:
+                if name == "ep":
+                    found = expectation_propagation_approximation(
+                        prior,
+                        model.likelihood,
+                        tolerance=TOLERANCE,
+                        max_sweeps=MAX_SWEEPS,
+                        n_nodes=N_NODES,
+                        moment_tolerance=TOLERANCE,
+                        sites=start,
+                    )
+                else:
+                    found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
+            except (ArithmeticError, ValueError, NotImplementedError):
+                continue
+            sites, value = found.sites, found.log_evidence + log_prior
+            if found.converged and np.isfinite(value) and _are_finite(sites):
+                return Pilot(x.copy(), sites, float(value))
+    return None
+
+
+def _are_finite(sites: Sites) -> bool:
+    return bool(np.all(np.isfinite(sites.precision)) and np.all(np.isfinite(sites.shift)))

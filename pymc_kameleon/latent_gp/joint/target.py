@@ -1,0 +1,160 @@
+r"""Hyperparameters moved with the latent function carried along: the density of (theta, eta).
+
+For any Gaussian q that is a function of theta alone, with f = m + C v and v = mu + L eta, let eta
+be drawn from what q says of it given v. Then (theta, eta) have the density
+
+.. math:: \pi(\theta, \eta) \propto p(\theta) \frac{p(y \mid f, \theta)\, N(v; 0, I)}{q(v)}
+    N(\eta; 0, I),
+
+so a Metropolis-Hastings move of theta at fixed eta, accepted by the ratio of this density, leaves
+the posterior of (theta, f) invariant, whatever q is. Its 1 / q(v) holds the determinant of L: for
+a square L, N(eta) / q(v) = |L|, the Jacobian of the change of variables. Where q is
+p(f | y, theta) the ratio is that of the marginal posterior p(theta | y).
+
+References
+----------
+I. Murray and R. P. Adams (2010), Slice sampling covariance hyperparameters of latent Gaussian
+models, NIPS 23, arXiv:1006.0868: the same change of variables, with a slice sampler.
+M. Filippone and M. Girolami (2014), Pseudo-marginal Bayesian inference for Gaussian processes, IEEE
+Transactions on Pattern Analysis and Machine Intelligence 36, doi:10.1109/TPAMI.2014.2316530.
+C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, chapter 3.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened, whitened
+from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
+
+__all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms", "log_posterior"]
+
+
+class HyperparameterModel(Protocol):
+    """Prior and likelihood of a latent function as functions of its hyperparameters theta (d,).
+
+    Attributes
+    ----------
+    likelihood : FactorisingLikelihood
+        At the hyperparameters that were set last.
+    """
+
+    likelihood: FactorisingLikelihood
+
+    def log_prior(self, x: np.ndarray) -> float:
+        """Log p(theta), in unconstrained coordinates; -inf where there is no density."""
+
+    def set_hyperparameters(self, x: np.ndarray) -> None:
+        """Set theta for the likelihood and for `prior`."""
+
+    def prior(self):
+        """Return the `PriorAt` of the function, or raise ValueError or LinAlgError."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Hyperparameters, a latent function, and what is known of the model there.
+
+    Attributes
+    ----------
+    x : array, shape (d,)
+    function : array, shape (N,)
+        f.
+    whitened : array, shape (N,)
+        v = C^-1 (f - m).
+    prior : PriorAt
+    conditional : ConditionalGaussian
+    log_prior, log_likelihood : float
+    """
+
+    x: np.ndarray
+    function: np.ndarray
+    whitened: np.ndarray
+    prior: object
+    conditional: ConditionalGaussian
+    log_prior: float
+    log_likelihood: float
+
+
+def log_density_terms(place: Place) -> tuple[float, float, float]:
+    """Log prior of theta, log likelihood, and log N(v; 0, I) / q(v)."""
+    v = place.whitened
+    last = -0.5 * float(v @ v) - place.conditional.log_density(v)
+    return place.log_prior, place.log_likelihood, last
+
+
+def log_posterior(place: Place) -> float:
+    """Log density of theta and v, without a constant."""
+    v = place.whitened
+    return place.log_prior + place.log_likelihood - 0.5 * float(v @ v)
+
+
+class JointTarget:
+    """The density of theta at a fixed eta, as `mcmc.run` evaluates it in plain Python.
+
+    Parameters
+    ----------
+    model : HyperparameterModel
+    sites : callable
+        Gaussian sites as a function of theta (d,). It must not depend on anything else.
+
+    Attributes
+    ----------
+    eta : array, shape (2, N)
+        The standardised function of `hold`.
+    proposed : Place
+        Of the last evaluation that succeeded.
+    n_failed : int
+        Evaluations at which a covariance was not positive definite.
+    """
+
+    def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
+        self.model, self.sites = model, sites
+        self.eta = self.proposed = None
+        self.n_failed = 0
+
+    def hold(self, place: Place, rng: np.random.Generator) -> None:
+        """Draw an eta of a place, and fix it."""
+        self.eta = place.conditional.standardised(place.whitened, rng)
+
+    def into(self, x: np.ndarray, value: np.ndarray) -> None:
+        """Write the three terms of the log density at `x` (d,) into `value`, -inf if there is none.
+
+        The function is carried along, eta fixed.
+        """
+        value[:] = 0.0
+        value[0] = -np.inf
+        log_prior = self.model.log_prior(x)
+        if not np.isfinite(log_prior):
+            return
+        try:
+            prior, conditional = self._gaussians(x)
+            v = conditional.restored(self.eta)
+            f = unwhitened(prior.gaussian, v)
+        except ValueError:  # of which LinAlgError is one
+            self.n_failed += 1
+            return
+        likelihood = self.model.likelihood.value(f)
+        self.proposed = Place(x.copy(), f, v, prior, conditional, log_prior, likelihood)
+        value[:3] = log_density_terms(self.proposed)
+
+    def place(self, x: np.ndarray, f: np.ndarray) -> Place:
+        """Return the place of hyperparameters `x` (d,) and function `f` (N,).
+
+        Raises
+        ------
+        ValueError, scipy.linalg.LinAlgError
+            If a covariance is not positive definite there.
+        """
+        prior, conditional = self._gaussians(x)
+        v = whitened(prior.gaussian, f)
+        likelihood = self.model.likelihood.value(f)
+        return Place(x.copy(), f, v, prior, conditional, self.model.log_prior(x), likelihood)
+
+    def _gaussians(self, x):
+        self.model.set_hyperparameters(x)
+        prior = self.model.prior()
+        return prior, ConditionalGaussian(prior.gaussian, self.sites(x))

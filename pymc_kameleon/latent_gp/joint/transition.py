@@ -1,0 +1,109 @@
+"""The moves of hyperparameters and of the function, one given the other."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pymc_kameleon.adaptation.learner import Learner
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian
+from pymc_kameleon.latent_gp.joint.conditional import unwhitened, whitened
+from pymc_kameleon.latent_gp.joint.target import (
+    HyperparameterModel,
+    JointTarget,
+    Place,
+    log_density_terms,
+)
+from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
+from pymc_kameleon.mcmc.moves import N_UNIFORMS
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.run import run_plain
+
+__all__ = ["move_hyperparameters", "new_chain", "place_of_draw", "slices"]
+
+
+def new_chain(x: np.ndarray) -> Chain:
+    """Return a chain of hyperparameters that begins at `x` (d,)."""
+    return Chain(
+        position=x.copy(),
+        value=np.zeros(N_TERMS),
+        proposal=x.copy(),
+        proposed_value=np.zeros(N_TERMS),
+        counts=np.zeros(2, dtype=np.int64),
+        outcome=np.zeros(2),
+    )
+
+
+def move_hyperparameters(
+    target: JointTarget,
+    place: Place,
+    chain: Chain,
+    learner: Learner,
+    rng: np.random.Generator,
+    adapts: bool,
+) -> Place:
+    """Make a Metropolis-Hastings transition of theta, with the function carried along at fixed eta.
+
+    Parameters
+    ----------
+    target : JointTarget
+    place : Place
+    chain : Chain
+        Of theta; at the place.
+    learner : Learner
+        Its proposal and its mixture of moves are used.
+    rng : numpy.random.Generator
+    adapts : bool
+        Whether the learner learns from the transition.
+
+    Returns
+    -------
+    Place
+        The one that was given if the proposal was rejected.
+    """
+    target.hold(place, rng)
+    chain.value[:] = log_density_terms(place)
+    accepted = chain.outcome[ACCEPTED]
+    run_plain(
+        (target.into,),
+        None,
+        chain,
+        learner.mixture(adapts),
+        learner.proposal(False),
+        learner.observer(),
+        adapts,
+        rng.standard_normal((1, place.x.size + learner.n_more_normals)),
+        rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),
+    )
+    return target.proposed if chain.outcome[ACCEPTED] > accepted else place
+
+
+def place_of_draw(model: HyperparameterModel, place: Place, rng: np.random.Generator) -> Place:
+    """Return the place of a draw of the conditional Gaussian, at the same theta, which is set."""
+    v = place.conditional.restored(rng.standard_normal((2, place.function.size)))
+    f = unwhitened(place.prior.gaussian, v)
+    return replace(place, function=f, whitened=v, log_likelihood=model.likelihood.value(f))
+
+
+def slices(
+    model: HyperparameterModel, place: Place, rng: np.random.Generator, n: int
+) -> tuple[Place, int]:
+    """Move the function by elliptical slices about its conditional Gaussian, at fixed theta.
+
+    Returns
+    -------
+    Place
+    int
+        Likelihood evaluations.
+    """
+    model.set_hyperparameters(place.x)
+    conditional, likelihood = place.conditional, model.likelihood
+    prior: Gaussian = place.prior.gaussian
+    target = TemperedTarget(conditional, likelihood, 1.0, conditional.sites)
+    value = place.log_likelihood - float(conditional.sites.elementwise(place.function).sum())
+    f, _, n_evaluations = elliptical_slice(target, place.function, value, rng, n_transitions=n)
+    if f is place.function:
+        return place, n_evaluations
+    v, log_likelihood = whitened(prior, f), likelihood.value(f)
+    return replace(place, function=f, whitened=v, log_likelihood=log_likelihood), n_evaluations + 1

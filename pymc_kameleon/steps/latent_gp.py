@@ -1,0 +1,302 @@
+"""Latent Gaussian processes with their hyperparameters, moved together."""
+
+from typing import Literal
+
+import numpy as np
+from pymc.blocking import RaveledVars
+from pymc.exceptions import SamplingError
+from pymc.stats.convergence import SamplerWarning, WarningType
+
+from pymc_kameleon.adaptation.history import record
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
+from pymc_kameleon.latent_gp.joint.model import JointModel
+from pymc_kameleon.latent_gp.joint.target import JointTarget, Place
+from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, slices
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
+from pymc_kameleon.steps.latent_function import OtherVariables
+from pymc_kameleon.steps.latent_gp_tuning import LatentGPTuning
+from pymc_kameleon.steps.life_cycle import all_or_nothing
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import checked_choice, checked_integer, checked_share
+
+__all__ = ["LatentGPStep"]
+
+APPROXIMATIONS = ("ep", "laplace")
+
+FAILURES = 0.1
+"""Share of proposals without a covariance from which there is a warning."""
+
+
+@with_shared_parameters
+class LatentGPStep(LatentGPTuning):
+    r"""A latent Gaussian process and its hyperparameters, moved together.
+
+    For `pm.gp.Latent` and `pm.MvNormal` with a likelihood that factorises over the values of the
+    function, up to a few thousand of them. Hyperparameters mix as in their marginal posterior,
+    though the function is never integrated out: it is carried along by a Gaussian that knows where
+    it lies at other hyperparameters. It needs no gradient in the hyperparameters.
+
+    ::
+
+        theta: hyperparameters; f: the function; q(f | theta): prior of f times Gaussian sites
+        repeat steps_per_draw times:
+            draw eta with f = m(theta) + L(theta) eta, standard normal under q
+            propose theta*, and f* = m(theta*) + L(theta*) eta
+            accept by the ratio of p(y | f, theta) p(f | theta) p(theta) / q(f | theta)
+            f: elliptical slices about q(f | theta)
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        The latent function, and the hyperparameters to move with it; default all continuous
+        variables that its prior and its likelihood depend on. Not needed if the model has one
+        latent function.
+    approximation : {"ep", "laplace"}
+        What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
+        Without a gradient of the likelihood there are none, and hyperparameters move at a fixed
+        whitened function.
+    steps_per_draw : int, optional
+        Transitions for each draw that is kept; default as many as hyperparameters, at least 2.
+    n_slices : int
+        Elliptical slices of the function in each transition.
+    target_accept : float, optional
+        Acceptance probability that the scaling is learnt for; default 0.44 for one hyperparameter,
+        else 0.234.
+    %(pymc)s
+
+    Raises
+    ------
+    ValueError
+        If no Gaussian prior or no factorising likelihood is found, there is more than one latent
+        function, or a variable is none of its hyperparameters: it says which, and what to write.
+
+    Notes
+    -----
+    Sampler statistics, all float64:
+
+    ================ ==================================================================
+    `accept`         mean acceptance probability of hyperparameters
+    `accepted`       share of accepted moves
+    `scaling`        of the proposal
+    `n_evals`        likelihood evaluations in the draw
+    `n_failed`       proposals at which a covariance was not positive definite
+    `n_center`       times that the sites were fitted so far in the chain
+    `log_likelihood` of the draw
+    ================ ==================================================================
+
+    The posterior is invariant for any sites that are a function of the hyperparameters alone. They
+    are fitted where the chain has been, first at draws 0, 1, 2, 4, ... of tuning. After 150 + 50 d
+    transitions and at twice, four times, ... as many, pilots are approximated where the chain has
+    been. They teach a surrogate of log p(theta | y), which makes proposals beside those of
+    differences of earlier points, and sites as a quadratic function of theta, which take the place
+    of constant ones if they make the ratio vary less. Tuning ends all that. Ratios are exact.
+
+    References
+    ----------
+    .. [1] I. Murray and R. P. Adams, "Slice sampling covariance hyperparameters of latent Gaussian
+       models", NIPS 23, 2010. arXiv:1006.0868
+    .. [2] M. Filippone and M. Girolami, "Pseudo-marginal Bayesian inference for Gaussian
+       processes", IEEE Transactions on Pattern Analysis and Machine Intelligence 36, 2014.
+       doi:10.1109/TPAMI.2014.2316530
+    .. [3] C. E. Rasmussen and C. K. I. Williams, "Gaussian Processes for Machine Learning", 2006,
+       chapter 3.
+
+    Examples
+    --------
+    >>> with model:  # doctest: +SKIP
+    ...     lengthscale = pm.InverseGamma("lengthscale", 3, 2)
+    ...     f = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(2, lengthscale)).prior("f", X=inputs)
+    ...     pm.Bernoulli("y", logit_p=f, observed=labels)
+    ...     idata = pm.sample(step=LatentGPStep([f]))
+    """
+
+    name = "latent_gp"
+    stats_dtypes_shapes = {
+        "accept": (np.float64, []),
+        "accepted": (np.float64, []),
+        "scaling": (np.float64, []),
+        "surrogate_share": (np.float64, []),
+        "learnt_sites": (np.float64, []),
+        "n_evals": (np.float64, []),
+        "n_failed": (np.float64, []),
+        "n_center": (np.float64, []),
+        "log_likelihood": (np.float64, []),
+        "warning": (SamplerWarning, None),
+    }
+    default_tune_steps = 500
+    _computed = ("_seen_version", "_seen_prior", "_place")
+
+    def __init__(
+        self,
+        vars=None,
+        *,
+        approximation: Literal["ep", "laplace"] = "ep",
+        steps_per_draw: int | None = None,
+        n_slices: int = 3,
+        target_accept: float | None = None,
+        model=None,
+        rng=None,
+        initial_point=None,
+        compile_kwargs=None,
+        blocked: bool = True,
+    ):
+        self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
+        if not blocked:
+            raise ValueError(
+                "blocked=False: LatentGPStep moves a function and its hyperparameters together. "
+                "Leave it out, and name those that belong to this step, vars=[f, ...]."
+            )
+        if steps_per_draw is not None:
+            steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
+        self.steps_per_draw = steps_per_draw
+        self.n_slices = checked_integer("n_slices", n_slices, 1)
+        if target_accept is not None:
+            checked_share("target_accept", target_accept, open_interval=True)
+        self.target_accept = target_accept
+        super().__init__(
+            vars,
+            configuration={
+                "approximation": approximation,
+                "steps_per_draw": steps_per_draw,
+                "n_slices": self.n_slices,
+                "target_accept": target_accept,
+            },
+            model=model,
+            rng=rng,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            blocked=blocked,
+        )
+
+    def _read(self, model, vars, initial_point, compile_kwargs):
+        self.joint = JointModel(
+            model, vars, initial_point=initial_point, compile_kwargs=compile_kwargs
+        )
+        self.function = self.joint.function
+        if self.steps_per_draw is None:
+            self.steps_per_draw = max(2, self.joint.dim)
+        self._others = OtherVariables(self.joint)
+        own = [*self.joint.hyperparameters, self.function.value_variable]
+        return own, [*self.joint.shapes, (self.function.size,)], self.joint.others
+
+    # the life of a chain --------------------------------------------------------------------------
+
+    def _model_changed(self, prior_changed):
+        self._place = None
+
+    # a draw ---------------------------------------------------------------------------------------
+
+    def astep(self, q0: RaveledVars):
+        """Make the transitions of a draw from `q0`, given the other variables."""
+        self._arrive(q0.data)
+        # Until the draw is complete: if it is interrupted, theta and the function may not belong
+        # together.
+        self.returned = None
+        self.chain.outcome[:] = 0.0
+        self.position, statistics = self._transitions()
+        self.draw += 1
+        is_unmoved = statistics["accepted"] == 0.0
+        self.returned = self._packed(self.chain.position, self._place.prior, q0.data.dtype)
+        self._report(statistics, moved=not is_unmoved)
+        return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
+
+    def _arrive(self, q):
+        """Find the place that `q`, theta and the free variable, stands for."""
+        dim, is_first = self.joint.dim, self.chain is None
+        is_here = self.returned is not None and np.array_equal(q, self.returned)
+        x = self.chain.position if is_here else q[:dim].astype(float)
+        self.joint.set_hyperparameters(x)
+        version = self._others.follow()
+        if is_here and self._place is not None and version == self._seen_version:
+            return
+        try:
+            self.joint.recompute()
+        except ValueError as error:
+            raise SamplingError(str(error)) from error
+        prior, self._seen_version = self.function.prior.at, version
+        # Kept where it is the same: the way to the free variable and back rounds.
+        if not is_here or not np.array_equal(self._packed(x, prior, q.dtype), q):
+            self.position = prior.to_function(q[dim:].astype(float))
+            self.whitened = whitened(prior.gaussian, self.position)
+        if is_first:
+            self._check_start()
+            self._begin_at(x)
+        self.chain.position[:] = x
+        self._settle(x, prior)
+        self.learner.invalidate()
+
+    def _settle(self, x, prior):
+        """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
+        self._place = Place(
+            x.copy(),
+            self.position,
+            self.whitened,
+            prior,
+            ConditionalGaussian(prior.gaussian, self.sites(x)),
+            self.joint.log_prior(x),
+            self.joint.likelihood.value(self.position),
+        )
+
+    def _transitions(self):
+        self._learn()
+        target = JointTarget(self.joint, self.sites)
+        n_slice_evaluations = 0
+        for _ in range(self.steps_per_draw):
+            self._move_hyperparameters(target)
+            self._place, n = slices(self.joint, self._place, self.rng, self.n_slices)
+            n_slice_evaluations += n
+        self.whitened = self._place.whitened
+        chain = self.chain
+        statistics = {
+            "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
+            "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
+            "surrogate_share": 0.0,
+            **self.learner.statistics(),
+            "learnt_sites": float(len(self.sites.precision) > 1),
+            "n_evals": float(chain.counts[EVALUATIONS] + n_slice_evaluations),
+            "n_failed": float(target.n_failed),
+            "n_center": self.n_fits,
+            "log_likelihood": self._place.log_likelihood,
+        }
+        self._count_failures(target.n_failed)
+        chain.counts[:] = 0
+        return self._place.function, statistics
+
+    def _move_hyperparameters(self, target):
+        """Make a transition of theta, with the function carried along."""
+        learner, chain, rng = self.learner, self.chain, self.rng
+        if self.tune and learner.transitions_before_update(self.transition, 1, rng) == 0:
+            with all_or_nothing(learner):
+                learner.update(chain.position, True, rng)
+        self._place = move_hyperparameters(target, self._place, chain, learner, rng, self.tune)
+        self.transition += 1
+        if self.tune and self.history is not None:
+            record(self.history, chain.position)
+
+    def _packed(self, x, prior, dtype):
+        """Return theta and the free variable behind the function as `pm.sample` has them."""
+        return np.concatenate([x, prior.to_variable(self.position)]).astype(dtype)
+
+    # warnings and progress ------------------------------------------------------------------------
+
+    def _count_failures(self, n_failed):
+        report = self.report
+        report["failed"] = report.get("failed", 0) + int(n_failed)
+        share = report["failed"] / self.transition
+        if self.transition >= 500 and share > FAILURES and "failures_told" not in report:
+            report["failures_told"] = 1
+            self._warn_later(
+                WarningType.BAD_PARAMS,
+                f"At {share:.0%} of the hyperparameters proposed so far the covariance of "
+                f"{self.function.name} was not positive definite, and they were rejected. The "
+                "draws keep to where it is: give priors that keep lengthscales from infinity, or "
+                "the covariance more jitter.",
+            )
+
+    def _progress_columns(self):
+        return {
+            "accept": ("Acceptance", "0.2f"),
+            "surrogate_share": ("Surrogate share", "0.1f"),
+            "n_evals": ("Evals/draw", "0.0f"),
+        }

@@ -1,0 +1,178 @@
+"""What `LatentGPStep` learns while tuning: proposals, sites, and a surrogate from pilots."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+from pymc.stats.convergence import WarningType
+from pymc.step_methods.state import dataclass_state
+
+from pymc_kameleon.adaptation.history import History, new_history
+from pymc_kameleon.adaptation.learner import LearnerState
+from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.adaptation.scaling import scaling_of_a_random_walk, target_acceptance
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
+from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLearner
+from pymc_kameleon.latent_gp.joint.learning import learn
+from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
+from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
+from pymc_kameleon.latent_gp.joint.target import log_posterior
+from pymc_kameleon.latent_gp.joint.transition import new_chain, place_of_draw
+from pymc_kameleon.mcmc.chain import Chain
+from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
+from pymc_kameleon.steps.life_cycle import all_or_nothing
+from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
+
+__all__ = ["LatentGPState", "LatentGPTuning"]
+
+ACCEPT_ON_SURROGATE = 0.9
+"""Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
+
+FIRST_LESSON, MORE = 150, 50
+"""Transitions before the first lesson from pilots, and more for each hyperparameter; the following
+are at twice, four times, ... as many."""
+
+PILOTS, MORE_PILOTS = 10, 5
+"""Pilots of a lesson where the chain was, and more for each hyperparameter."""
+
+
+@dataclass_state
+class LatentGPState(LatentFunctionState):
+    """All that the next transition of a chain needs."""
+
+    whitened: Annotated[np.ndarray, floats("N")] | None
+    chain: Chain | None
+    learner: LearnerState | None
+    sites: SiteFunction | None
+    history: History | None
+    pilots: Pilots | None
+    method: str
+    transition: int
+    next_fit: int | None
+    next_lesson: int
+    n_fits: float
+
+
+class LatentGPTuning(LatentFunctionStep):
+    """Base of `LatentGPStep` with everything that its transitions take as given.
+
+    A subclass sets `approximation`, `target_accept` and `joint`, and gives the transitions.
+    """
+
+    _state_class = LatentGPState
+
+    adaptation = MomentsAdaptation(
+        scaling=None,
+        learn_scaling=True,
+        covariance="learned",
+        initial_covariance=None,
+        default_scaling=scaling_of_a_random_walk,
+    )
+
+    def _begin_learning(self):
+        self.whitened = self.chain = self.learner = self.sites = None
+        self.history = self.pilots = None
+        self.method = self.approximation
+        self.transition = 0
+        self.next_fit = 0
+        self.next_lesson = FIRST_LESSON + MORE * self.joint.dim
+        self.n_fits = 0.0
+
+    def _begin_at(self, x):
+        self.chain = new_chain(x)
+        self.learner = self._new_learner(x)
+        self.sites = constant_sites(Sites.flat(self.function.size), x.size)
+        self.history = new_history(N_HISTORY, x.size)
+        self.pilots = no_pilots(x.size, self.function.size)
+
+    def _lengths(self):
+        lengths = {"N": self.function.size, "d": self.joint.dim, "values": N_TERMS}
+        lengths |= {"history": N_HISTORY, "recent": 0}
+        return lengths if self.learner is None else lengths | self.learner.lengths()
+
+    def _set_state(self, state):
+        if state.learner is not None:
+            x = np.zeros(self.joint.dim)
+            is_taught = isinstance(state.learner, EvidenceLearner._state_class)
+            self.learner = self._taught_learner(x) if is_taught else self._new_learner(x)
+        super()._set_state(state)
+
+    def _new_learner(self, x):
+        accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept
+        return self.adaptation.start(x, self.rng, None, accept)
+
+    def _taught_learner(self, x):
+        return EvidenceLearner(EVIDENCE, x, ACCEPT_ON_SURROGATE)
+
+    def _end_tuning(self):
+        if self.learner is not None:
+            with all_or_nothing(self.learner):
+                self.learner.end_tuning(self.chain.position, self.rng)
+        # Without pilots, sites that cost more than those of tuning are worth their time now.
+        self.next_fit = None if isinstance(self.learner, EvidenceLearner) else self.draw
+        self.history = self.pilots = None
+
+    def _learn(self):
+        """Learn where the chain has been, and not where the function is, what tuning learns."""
+        if not self.joint.likelihood.has_gradient:
+            return
+        sites = self.sites
+        if self.tune and self.transition >= self.next_lesson:
+            self._take_lesson()
+        elif self.next_fit is not None and self.draw >= self.next_fit:
+            self._fit()
+        if self.sites is sites:
+            return
+        self.n_fits += 1.0
+        place = self._place
+        self.joint.set_hyperparameters(place.x)
+        conditional = ConditionalGaussian(place.prior.gaussian, self.sites(place.x))
+        self._place = replace(place, conditional=conditional)
+        if self.tune:
+            self._leave_tails()
+
+    def _take_lesson(self):
+        """Learn from pilots; from the first on, the surrogate makes proposals."""
+        learner = self.learner
+        if not isinstance(learner, EvidenceLearner):
+            learner = self._taught_learner(self.chain.position)
+            learner.history = self.history
+        n_pilots = PILOTS + MORE_PILOTS * self.joint.dim
+        lesson = learn(self.joint, learner, self.pilots, self.method, self.rng, n_pilots)
+        self.pilots, self.method = lesson.pilots, lesson.method
+        self.next_lesson *= 2
+        if lesson.sites is not None:
+            self.sites, self.next_fit = lesson.sites, None
+        if lesson.is_surrogate_fitted:
+            self.learner, self.history = learner, None
+
+    def _fit(self):
+        """Fit constant sites at the mean of where the chain has been."""
+        self.next_fit = max(1, 2 * self.draw) if self.tune else None
+        normal = self.learner.normal()
+        x = self._place.x if normal is None else normal[0].copy()
+        start = self.sites(x) if self.n_fits else None
+        # While tuning Laplace's, which are cheap, and are soon others.
+        method = "laplace" if self.tune else self.approximation
+        pilot = approximate(self.joint, x, method, start)
+        if pilot is None and normal is not None:
+            pilot = approximate(self.joint, self._place.x, method)
+        if pilot is not None:
+            self.sites = constant_sites(pilot.sites, self.joint.dim)
+        elif not self.n_fits and "center_told" not in self.report:
+            self.report["center_told"] = 1
+            self._warn_later(
+                WarningType.BAD_PARAMS,
+                f"No Gaussian was found that is like the posterior of {self.function.name}, so "
+                "hyperparameters move at a fixed whitened function: slowly, where data say much.",
+            )
+
+    def _leave_tails(self):
+        """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
+        place = self._place
+        drawn = place_of_draw(self.joint, place, self.rng)
+        if log_posterior(drawn) > log_posterior(place):
+            self._place = drawn

@@ -1,0 +1,405 @@
+"""Hyperparameters and latent function together: exactness, on closed-form models.
+
+Simulation-based calibration: hyperparameters, function and data are drawn from the model, frozen
+transitions start from that draw, and where they end is a draw of the same joint distribution. So
+the ranks of hyperparameters in their prior are uniform, and so are those of the log likelihood
+among fresh draws of the model. Each Kolmogorov-Smirnov test fails by chance with probability
+`models.FALSE_ALARM`, 1e-6.
+"""
+
+import numpy as np
+import pytest
+from latent_likelihoods import Poisson, Probit, StudentT, squared_exponential
+from models import FALSE_ALARM
+from scipy import stats
+from scipy.special import logsumexp
+
+from pymc_kameleon.adaptation.history import record
+from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.joint import target as target_module
+from pymc_kameleon.latent_gp.joint import transition
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened, whitened
+from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLearner
+from pymc_kameleon.latent_gp.joint.pilots import approximate
+from pymc_kameleon.latent_gp.joint.sites import constant_sites, fit_sites
+from pymc_kameleon.latent_gp.joint.target import JointTarget, log_density_terms
+from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, new_chain, slices
+from pymc_kameleon.latent_gp.model.prior import PriorAt
+from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc.coordinates import Standardization
+
+N_DATA_SETS = 500
+N_TRANSITIONS = 25
+SIZE = 20
+
+
+class ClosedFormModel:
+    """Squared exponential with log lengthscale and log amplitude, and noise of a likelihood.
+
+    A priori the logs are independent normals.
+    """
+
+    def __init__(self, inputs, make_likelihood, mean, sd):
+        self.inputs, self.make_likelihood = inputs, make_likelihood
+        self.mean, self.sd = np.asarray(mean, dtype=float), np.asarray(sd, dtype=float)
+        self.y = None
+
+    def log_prior(self, x):
+        return float(stats.norm.logpdf(x, self.mean, self.sd).sum())
+
+    def set_hyperparameters(self, x):
+        self.x = x.copy()
+        self.likelihood = self.make_likelihood(self.y, x)
+
+    def prior(self):
+        gaussian = squared_exponential(self.inputs, *np.exp(self.x[:2]), jitter=1e-5)
+        return PriorAt(gaussian, np.zeros(gaussian.size), gaussian.cholesky, True)
+
+    def draw_hyperparameters(self, rng):
+        return rng.normal(self.mean, self.sd)
+
+    def draw_function(self, x, rng):
+        return squared_exponential(self.inputs, *np.exp(x[:2]), jitter=1e-5).draw(rng)
+
+
+def probit_model():
+    inputs = np.random.default_rng(0).uniform(-1, 1, (SIZE, 2))
+    model = ClosedFormModel(inputs, lambda y, x: Probit(y), [-0.5, 0.7], [0.7, 0.8])
+    return model, lambda f, x, rng: np.where(f + rng.standard_normal(SIZE) > 0, 1.0, -1.0)
+
+
+def poisson_model():
+    inputs = np.linspace(0, 5, SIZE)[:, None]
+    model = ClosedFormModel(inputs, lambda y, x: Poisson(y), [0.0, -0.3], [0.7, 0.7])
+    return model, lambda f, x, rng: rng.poisson(np.exp(f)).astype(float)
+
+
+def student_model():
+    """The noise is a hyperparameter of the likelihood."""
+    inputs = np.linspace(0, 5, SIZE)[:, None]
+    model = ClosedFormModel(
+        inputs, lambda y, x: StudentT(y, 4.0, np.exp(x[2])), [0.0, 0.0, -1.0], [0.6, 0.6, 0.6]
+    )
+    return model, lambda f, x, rng: f + np.exp(x[2]) * rng.standard_t(4.0, SIZE)
+
+
+MODELS = {"probit": probit_model, "poisson": poisson_model, "student": student_model}
+
+
+def frozen_learner(model, x, rng):
+    """A random walk as wide as the prior: its moves go far."""
+    adaptation = MomentsAdaptation(
+        scaling=0.5,
+        learn_scaling=False,
+        covariance=np.diag(model.sd**2),
+        initial_covariance=None,
+        default_scaling=None,
+    )
+    adaptation.check(["theta"], len(x))
+    return adaptation.start(x, rng, None, 0.3)
+
+
+def constant(model):
+    """Sites of the approximation at the prior mean: a function of the data alone."""
+    return constant_sites(approximate(model, model.mean, "laplace").sites, model.mean.size)
+
+
+def learnt(model):
+    """Sites as a quadratic in theta, fitted at the points of a fixed design."""
+    dim = model.mean.size
+    offsets = stats.qmc.Sobol(dim, seed=1).random(16) - 0.5
+    points = model.mean + 2.0 * offsets * model.sd
+    pilots = [approximate(model, x, "laplace") for x in points]
+    return fit_sites(
+        np.array([p.x for p in pilots]),
+        np.array([p.sites.precision for p in pilots]),
+        np.array([p.sites.shift for p in pilots]),
+        Standardization(model.mean, np.diag(model.sd)),
+    )
+
+
+def transitions(target, model, x, f, n, rng, move=move_hyperparameters):
+    """Make frozen transitions; return theta and log likelihood at their end."""
+    place, chain, learner = target.place(x, f), new_chain(x), frozen_learner(model, x, rng)
+    for _ in range(n):
+        place = move(target, place, chain, learner, rng, False)
+        place, _ = slices(model, place, rng, 2)
+    return place, chain
+
+
+def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n_data=N_DATA_SETS):
+    """P-values of theta against its prior, and of the log likelihood against fresh draws."""
+    model, draw_data = MODELS[name]()
+    rng = np.random.default_rng(20)
+    ends, likelihoods, fresh = [], [], []
+    for _ in range(n_data):
+        x, again = model.draw_hyperparameters(rng), model.draw_hyperparameters(rng)
+        f, other = model.draw_function(x, rng), model.draw_function(again, rng)
+        model.y = draw_data(other, again, rng)
+        model.set_hyperparameters(again)
+        fresh.append(model.likelihood.value(other))
+        model.y = draw_data(f, x, rng)
+        target = JointTarget(model, make_sites(model))
+        place, _ = transitions(target, model, x, f, N_TRANSITIONS, rng, move)
+        ends.append(place.x)
+        likelihoods.append(place.log_likelihood)
+    ranks = stats.norm.cdf(np.array(ends), model.mean, model.sd)
+    found = {f"theta[{k}]": stats.kstest(column, "uniform") for k, column in enumerate(ranks.T)}
+    found["log likelihood"] = stats.ks_2samp(likelihoods, fresh)
+    return {label: result.pvalue for label, result in found.items()}
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("make_sites", [constant, learnt])
+@pytest.mark.parametrize("name", MODELS)
+def test_frozen_transitions_leave_exact_draws_exact(name, make_sites):
+    p_values = calibration_p_values(name, make_sites)
+    assert min(p_values.values()) > FALSE_ALARM, p_values
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("name", ["probit", "poisson"])
+def test_calibration_sees_a_missing_determinant(name, monkeypatch):
+    def without(place):
+        log_prior, log_likelihood, last = log_density_terms(place)
+        return log_prior, log_likelihood, last - place.conditional.log_root_determinant
+
+    monkeypatch.setattr(target_module, "log_density_terms", without)
+    monkeypatch.setattr(transition, "log_density_terms", without)
+    assert min(calibration_p_values(name).values()) < FALSE_ALARM
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("name", ["probit", "poisson"])
+def test_calibration_sees_sites_that_differ_between_directions(name):
+    """Sites of a proposal that know where it comes from, and of a place that do not."""
+
+    def move(target, place, chain, learner, rng, adapts):
+        def directed(x):
+            sites = target.sites(x)
+            return sites if x[1] > place.x[1] else sites.scaled(0.1)
+
+        one_way = JointTarget(target.model, directed)
+        moved = move_hyperparameters(one_way, place, chain, learner, rng, adapts)
+        return moved if moved is place else target.place(moved.x, moved.function)
+
+    assert min(calibration_p_values(name, move=move).values()) < FALSE_ALARM
+
+
+# surrogate transitions ----------------------------------------------------------------------------
+
+
+def taught_learner(model, rng):
+    """Moves on a surrogate that is narrower than the prior, and beside its middle."""
+    learner = EvidenceLearner(EVIDENCE, model.mean, 0.9)
+    middle, sd = model.mean + 0.5 * model.sd, 0.6 * model.sd
+    for x in middle + 1.5 * sd * rng.standard_normal((60, model.mean.size)):
+        learner.keep(x, np.array([-0.5 * float(np.sum(((x - middle) / sd) ** 2)), 0.0, 0.0]))
+        record(learner.history, x)
+    assert learner.fit(rng) is not None
+    learner.end_tuning(model.mean, rng)
+    learner.difference_share = 0.0
+    return learner
+
+
+@pytest.fixture(scope="module")
+def taught():
+    """One for each model: what it knows depends on no data set."""
+    return {name: taught_learner(MODELS[name]()[0], np.random.default_rng(4)) for name in MODELS}
+
+
+def move_by(learner):
+    def move(target, place, chain, _, rng, adapts):
+        return move_hyperparameters(target, place, chain, learner, rng, adapts)
+
+    return move
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("name", ["probit", "poisson"])
+def test_surrogate_transitions_leave_exact_draws_exact(name, taught):
+    p_values = calibration_p_values(name, move=move_by(taught[name]))
+    assert min(p_values.values()) > FALSE_ALARM, p_values
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("name", ["probit", "poisson"])
+def test_calibration_sees_that_the_surrogates_ratio_is_missing(name, taught, monkeypatch):
+    exact = run.propose
+
+    def without(proposal, chain, normals, uniforms):
+        log_ratio, index = exact(proposal, chain, normals, uniforms)
+        return (0.0 if log_ratio > -np.inf else log_ratio), index
+
+    monkeypatch.setattr(run, "propose", without)
+    assert min(calibration_p_values(name, move=move_by(taught[name])).values()) < FALSE_ALARM
+
+
+# quadrature ---------------------------------------------------------------------------------------
+
+
+def importance_log_evidence(model, x, rng, n=4000):
+    """Log p(y | theta) by importance sampling from Laplace's Gaussian: known to about 1 %."""
+    sites = approximate(model, x, "laplace").sites
+    prior = model.prior().gaussian
+    proposal = with_sites(prior, sites)[0]
+    f = proposal.mean + rng.standard_normal((n, prior.size)) @ proposal.cholesky.T
+    weights = [
+        model.likelihood.value(row) + prior.log_density(row) - proposal.log_density(row)
+        for row in f
+    ]
+    return float(logsumexp(weights) - np.log(n))
+
+
+@pytest.mark.numerics
+@pytest.mark.slow
+@pytest.mark.parametrize("make_sites", [constant, learnt])
+def test_marginal_posterior_agrees_with_quadrature(make_sites):
+    """N = 8: means and second moments of theta on a grid, within 4 standard errors of 30 batches.
+
+    Each of four numbers fails by chance with probability 4e-4.
+    """
+    rng = np.random.default_rng(5)
+    inputs = np.linspace(0, 4, 8)[:, None]
+    model = ClosedFormModel(inputs, lambda y, x: Poisson(y), [0.0, 0.0], [0.6, 0.7])
+    model.y = np.array([0, 1, 4, 7, 3, 1, 0, 2.0])
+    axes = [m + s * np.linspace(-4, 4, 17) for m, s in zip(model.mean, model.sd, strict=True)]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+    logs = [model.log_prior(x) + importance_log_evidence(model, x, rng, 1000) for x in grid]
+    weights = np.exp(np.array(logs) - logsumexp(logs))
+    mean = weights @ grid
+    expected = np.concatenate([mean, weights @ (grid - mean) ** 2])
+    target = JointTarget(model, make_sites(model))
+    x = model.mean.copy()
+    place, chain = target.place(x, np.zeros(8)), new_chain(x)
+    learner = frozen_learner(model, x, rng)
+    draws = np.empty((15_000, 2))
+    for i in range(len(draws)):
+        place = move_hyperparameters(target, place, chain, learner, rng, False)
+        place, _ = slices(model, place, rng, 1)
+        draws[i] = place.x
+    found = np.hstack([draws, (draws - mean) ** 2]).reshape(30, -1, 4).mean(axis=1)
+    error = found.std(axis=0, ddof=1) / np.sqrt(30)
+    z = (found.mean(axis=0) - expected) / error
+    assert np.all(np.abs(z) < 4.0), z
+
+
+# algebra ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dense():
+    """A prior, sites with one that says nothing, and their product in plain NumPy."""
+    rng = np.random.default_rng(6)
+    prior = squared_exponential(rng.uniform(-1, 1, (9, 2)), 0.6, 1.7, jitter=1e-4)
+    prior = Gaussian(rng.standard_normal(9), prior.covariance, prior.cholesky)
+    sites = Sites(rng.uniform(0, 3, 9) * (np.arange(9) > 0), rng.standard_normal(9))
+    inverse = np.linalg.inv(prior.covariance)
+    covariance = np.linalg.inv(inverse + np.diag(sites.precision))
+    mean = covariance @ (inverse @ prior.mean + sites.shift)
+    return prior, sites, mean, covariance
+
+
+@pytest.mark.numerics
+def test_conditional_gaussian_against_dense_algebra(dense):
+    prior, sites, mean, covariance = dense
+    found = ConditionalGaussian(prior, sites)
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-8)
+    log_root = found.log_root_determinant + 0.5 * prior.log_determinant
+    np.testing.assert_allclose(2 * log_root, np.linalg.slogdet(covariance)[1], rtol=1e-8)
+    f = np.random.default_rng(7).standard_normal(9)
+    v = whitened(prior, f)
+    np.testing.assert_allclose(unwhitened(prior, v), f, rtol=1e-9, atol=1e-12)
+    eta = found.standardised(v, np.random.default_rng(8))
+    np.testing.assert_allclose(found.restored(eta), v, rtol=1e-9, atol=1e-12)
+    product = with_sites(prior, sites)[0]
+    expected = product.log_density(f) + 0.5 * prior.log_determinant + 4.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(found.log_density(v), expected, rtol=1e-8)
+
+
+@pytest.mark.numerics
+def test_standardised_functions_are_standard_normal(dense):
+    """1e4 draws of f and eta: Kolmogorov-Smirnov for each of 18, and their correlations."""
+    prior, sites, _, _ = dense
+    found, rng = ConditionalGaussian(prior, sites), np.random.default_rng(11)
+    draws = []
+    for direction in found.directions(rng, 10_000):
+        draws.append(found.standardised(whitened(prior, found.mean + direction), rng).ravel())
+    draws = np.array(draws)
+    assert min(stats.kstest(column, "norm").pvalue for column in draws.T) > FALSE_ALARM
+    assert np.all(np.abs(np.corrcoef(draws.T) - np.eye(18)) < 0.06)
+
+
+@pytest.mark.numerics
+def test_directions_are_draws_about_the_mean(dense):
+    """1e5 draws: an entry of their covariance is 5 standard errors off with probability 6e-7."""
+    prior, sites, _, covariance = dense
+    draws = ConditionalGaussian(prior, sites).directions(np.random.default_rng(8), 100_000)
+    found, scale = draws.T @ draws / len(draws), np.diagonal(covariance)
+    error = np.sqrt((covariance**2 + np.outer(scale, scale)) / len(draws))
+    assert np.all(np.abs(found - covariance) < 5 * error)
+
+
+@pytest.mark.numerics
+def test_log_density_is_that_of_theta_and_eta():
+    """Its change from one theta to another at fixed eta is that of the posterior over q."""
+    model, draw_data = poisson_model()
+    rng = np.random.default_rng(9)
+    model.y = draw_data(model.draw_function(model.mean, rng), model.mean, rng)
+    sites = constant(model)
+    target = JointTarget(model, sites)
+    place = target.place(model.mean, model.draw_function(model.mean, rng))
+    target.hold(place, np.random.default_rng(1))
+    value = np.empty(3)
+    target.into(model.mean + np.array([0.3, -0.2]), value)
+    moved = target.proposed
+
+    def log_posterior_over_q(at):
+        gaussian = at.prior.gaussian
+        model.set_hyperparameters(at.x)
+        log_joint = model.likelihood.value(at.function) + gaussian.log_density(at.function)
+        conditional = with_sites(gaussian, sites(at.x))[0]
+        return log_joint + model.log_prior(at.x) - conditional.log_density(at.function)
+
+    expected = log_posterior_over_q(moved) - log_posterior_over_q(place)
+    np.testing.assert_allclose(value.sum() - sum(log_density_terms(place)), expected, rtol=1e-8)
+
+
+@pytest.mark.numerics
+def test_fitted_sites_repeat_a_quadratic_and_do_not_leave_the_pilots():
+    rng = np.random.default_rng(10)
+    points = rng.standard_normal((20, 2))
+    coefficients = rng.standard_normal((2, 6, 4))
+
+    def sites(x):
+        basis = np.array([1, x[0], x[1], x[0] ** 2, x[0] * x[1], x[1] ** 2])
+        return Sites(np.exp(0.3 * basis @ coefficients[0]), basis @ coefficients[1])
+
+    exact = [sites(x) for x in points]
+    fitted = fit_sites(
+        points,
+        np.array([s.precision for s in exact]),
+        np.array([s.shift for s in exact]),
+        Standardization(np.array([0.5, -0.5]), np.array([[2.0, 0.0], [0.5, 1.0]])),
+    )
+    for x in points:
+        np.testing.assert_allclose(fitted(x).precision, sites(x).precision, rtol=1e-6)
+        np.testing.assert_allclose(fitted(x).shift, sites(x).shift, rtol=1e-6, atol=1e-8)
+    centre, far = np.array([0.5, -0.5]), np.array([30.0, 40.0])
+    np.testing.assert_allclose(
+        fitted(centre + far).shift, fitted(centre + 2 * far).shift, rtol=1e-9
+    )
+
+
+@pytest.mark.numerics
+def test_a_covariance_that_is_not_positive_definite_is_a_counted_rejection():
+    model, _ = poisson_model()
+    model.y = np.ones(SIZE)
+    target = JointTarget(model, constant(model))
+    place = target.place(model.mean, np.zeros(SIZE))
+    target.hold(place, np.random.default_rng(1))
+    value = np.empty(3)
+    target.into(np.array([0.0, -1000.0]), value)
+    assert value[0] == -np.inf and value.sum() == -np.inf
+    assert target.n_failed == 1

@@ -1,0 +1,301 @@
+"""What is peculiar to `LatentGPStep`; `test_contract` has the rest, `test_latent_gp_joint` proofs.
+
+Statistical assertions state their null probability.
+"""
+
+import functools
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from models import (
+    COUNTS,
+    INPUTS,
+    PLAIN,
+    BlackBox,
+    assert_mean,
+    begin,
+    drive,
+    latent,
+    negative_half_square,
+    run,
+    sample,
+    values,
+)
+from pymc.exceptions import SamplingError
+from scipy import stats
+from scipy.special import logsumexp
+
+from pymc_kameleon import LatentGPStep
+from pymc_kameleon.latent_gp.joint.target import log_posterior
+from pymc_kameleon.steps import latent_gp_tuning
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
+
+UNCOMPILED = {"mode": "FAST_COMPILE"}
+LINE = np.linspace(0, 4, 10)[:, None]
+VALUES = np.array([0.3, 0.9, 1.4, 0.8, -0.2, -0.9, -1.1, -0.3, 0.5, 0.2])
+
+
+def regression(**kwargs):
+    """Normal noise of unknown size: p(y | lengthscale, noise) is known."""
+    with pm.Model() as model:
+        lengthscale = pm.LogNormal("lengthscale", 0.0, 0.7)
+        noise = pm.HalfNormal("noise", 0.5)
+        f = latent(lengthscale=lengthscale, amplitude=1.0, inputs=LINE, **kwargs)
+        pm.Normal("y", f, noise, observed=VALUES)
+    return model
+
+
+@functools.cache
+def regression_moments():
+    """Posterior means of the logs of lengthscale and noise, and of their squares, on a grid."""
+    grid = np.stack(
+        np.meshgrid(np.linspace(-3, 3, 121), np.linspace(-5, 1.5, 121), indexing="ij"), axis=-1
+    ).reshape(-1, 2)
+    logs = np.empty(len(grid))
+    for i, (log_lengthscale, log_noise) in enumerate(grid):
+        covariance = np.exp(-0.5 * (LINE - LINE.T) ** 2 / np.exp(2 * log_lengthscale))
+        covariance += (1e-6 + np.exp(2 * log_noise)) * np.eye(len(LINE))
+        logs[i] = stats.multivariate_normal.logpdf(VALUES, cov=covariance)
+        logs[i] += stats.norm.logpdf(log_lengthscale, 0.0, 0.7)
+        logs[i] += stats.halfnorm.logpdf(np.exp(log_noise), scale=0.5) + log_noise
+    weights = np.exp(logs - logsumexp(logs))
+    return weights @ np.hstack([grid, grid**2])
+
+
+def hierarchical():
+    """Amplitude with a parent of its own, a trend in the likelihood, and something apart."""
+    with pm.Model() as model:
+        parent = pm.HalfNormal("parent", 1.0)
+        amplitude = pm.HalfNormal("amplitude", parent)
+        level = pm.Normal("level", 0.0, 1.0)
+        apart = pm.Normal("apart", 0.0, 1.0)
+        category = pm.Bernoulli("category", 0.5)
+        f = latent(amplitude=amplitude)
+        pm.Poisson("y", pt.exp(f + level + 0.1 * category), observed=COUNTS)
+        pm.Normal("z", apart, 1.0, observed=0.3)
+    return model
+
+
+# what it moves ------------------------------------------------------------------------------------
+
+
+def names_of(step):
+    return [v.name for v in step.vars]
+
+
+def test_hyperparameters_are_found():
+    model = hierarchical()
+    with model:
+        step = LatentGPStep(compile_kwargs=UNCOMPILED)
+        assert names_of(step) == ["amplitude_log__", "level", "f_rotated_"]
+        for vars in ("f", [model["f"]], ["f_rotated_"]):
+            assert names_of(LatentGPStep(vars, compile_kwargs=UNCOMPILED)) == names_of(step)
+        named = LatentGPStep([model["level"], model["f"]], compile_kwargs=UNCOMPILED)
+    assert names_of(named) == ["level", "f_rotated_"]
+    assert [v.name for v in named.joint.others] == [
+        "parent_log__",
+        "amplitude_log__",
+        "apart",
+        "category",
+    ]
+
+
+def test_density_is_that_of_the_model():
+    """With the Jacobians of the transforms: differences between points are those of the model."""
+    model = regression()
+    step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
+    log_density, rng = model.compile_logp(), np.random.default_rng(0)
+    found = []
+    for _ in range(3):
+        start = model.initial_point()
+        point = {name: v + 0.3 * rng.standard_normal(v.shape) for name, v in start.items()}
+        begin(step, tune=0)
+        step._arrive(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
+        found.append(log_posterior(step._place) - log_density(point))
+    np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("reparameterize", [True, False])
+def test_posterior_of_a_regression(reparameterize):
+    """Whitened or not, with a hyperparameter of the likelihood, through `pm.sample`."""
+    model = regression(reparameterize=reparameterize)
+    with model:
+        step = LatentGPStep()
+    idata = sample(step, model, draws=3000, tune=400)
+    draws = np.log(np.stack([values(idata, n)[0] for n in ("lengthscale", "noise")], axis=-1))
+    assert_mean(np.hstack([draws, draws**2]), regression_moments(), "log hyperparameters:")
+    assert values(idata, "surrogate_share", "sample_stats")[0, -1] > 0
+
+
+def test_beside_other_steps():
+    model = hierarchical()
+    with model:
+        step = LatentGPStep(compile_kwargs=PLAIN)
+    idata = sample([step], model, draws=20, tune=20)
+    for name in ("parent", "amplitude", "level", "apart", "f"):
+        assert len(np.unique(values(idata, name))) > 5
+    prediction = pm.sample_posterior_predictive(
+        idata, model=model, progressbar=False, random_seed=1, compile_kwargs=dict(UNCOMPILED)
+    )
+    assert prediction["posterior_predictive"]["y"].shape == (1, 20, len(COUNTS))
+
+
+def test_without_a_gradient_it_moves_at_a_fixed_whitened_function():
+    with pm.Model() as model:
+        f = latent(amplitude=pm.HalfNormal("amplitude", 1.0))
+        pm.Potential("simulator", BlackBox(negative_half_square)(f))
+    step = LatentGPStep(model=model)
+    points, statistics, _ = run(step, model, 300, tune=100)
+    assert statistics[-1]["n_center"] == 0
+    assert len(np.unique(points[:, 0])) > 30
+
+
+# bad input ----------------------------------------------------------------------------------------
+
+
+def refused(build, match, vars=None):
+    with pm.Model() as model:
+        build()
+        with pytest.raises((ValueError, NotImplementedError), match=match):
+            LatentGPStep(vars, model=model, compile_kwargs=UNCOMPILED)
+
+
+def unknown():
+    return pm.HalfNormal("amplitude", 1.0)
+
+
+def test_models_without_a_latent_function():
+    def marginal():
+        process = pm.gp.Marginal(cov_func=unknown() ** 2 * pm.gp.cov.ExpQuad(1, 1.0))
+        process.marginal_likelihood("y", X=INPUTS, y=COUNTS.astype(float), sigma=0.1)
+
+    def hilbert():
+        process = pm.gp.HSGP(m=[4], c=1.5, cov_func=unknown() ** 2 * pm.gp.cov.ExpQuad(1, 1.0))
+        pm.Poisson("y", pt.exp(process.prior("f", X=INPUTS)), observed=COUNTS)
+
+    refused(marginal, r"pm.gp.Marginal.*NUTS")
+    refused(hilbert, r"pm.gp.HSGP.*NUTS")
+    refused(hilbert, r"HSGP", ["f"])
+
+
+def test_several_latent_functions():
+    def two():
+        amplitude = unknown()
+        f, g = latent("f", amplitude=amplitude), latent("g", amplitude=amplitude)
+        pm.Poisson("y", pt.exp(f + g), observed=COUNTS)
+
+    refused(two, r"are all latent functions.*gp1 \+ gp2")
+    refused(two, r"another latent function too: g_rotated_", ["f"])
+    refused(two, "are all latent functions", ["f_rotated_", "g_rotated_"])
+
+
+def test_variables_that_are_no_hyperparameters():
+    def apart():
+        pm.Normal("apart", 0, 1)
+        pm.Bernoulli("category", 0.5)
+        pm.Poisson("y", pt.exp(latent(amplitude=unknown())), observed=COUNTS)
+
+    refused(apart, r"depends on apart directly.*vars=\[f, amplitude", ["f", "amplitude", "apart"])
+    refused(apart, "category is discrete", ["f", "category"])
+    refused(apart, "no variable 'nothing'", ["nothing"])
+    refused(apart, "no latent function", ["amplitude", "apart"])
+
+
+def test_no_hyperparameters():
+    refused(
+        lambda: pm.Poisson("y", pt.exp(latent()), observed=COUNTS),
+        r"no continuous hyperparameters.*EllipticalSliceStep",
+    )
+
+
+def test_a_likelihood_that_does_not_factorise():
+    refused(
+        lambda: pm.Normal("y", latent(amplitude=unknown()).cumsum(), 1.0, observed=COUNTS),
+        "does not factorise",
+    )
+
+
+def test_too_many_values(monkeypatch):
+    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.model.MOST_VALUES", 5)
+    refused(
+        lambda: pm.Poisson("y", pt.exp(latent(amplitude=unknown())), observed=COUNTS),
+        r"f_rotated_ has 6 values.*pm.gp.HSGP",
+    )
+
+
+def test_wrong_options():
+    model = regression()
+    for options in ({"approximation": "exact"}, {"steps_per_draw": 0}, {"n_slices": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            LatentGPStep(model=model, compile_kwargs=UNCOMPILED, **options)
+
+
+def test_target_accept_is_checked():
+    with pytest.raises(ValueError, match="target_accept"):
+        LatentGPStep(model=regression(), compile_kwargs=UNCOMPILED, target_accept=1.5)
+
+
+# covariances that fail ----------------------------------------------------------------------------
+
+
+def wide():
+    """A lengthscale whose prior reaches where the covariance is singular."""
+    with pm.Model() as model:
+        log_lengthscale = pm.Normal("log_lengthscale", 0.0, 10.0)
+        f = latent(lengthscale=pt.exp(log_lengthscale), jitter=0.0)
+        pm.Poisson("y", pt.exp(f), observed=COUNTS)
+    return model
+
+
+def test_failing_covariances_are_rejected_and_told_of_once():
+    model = wide()
+    step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
+    points, statistics, _ = run(step, model, 700, tune=100)
+    told = [s["warning"].message for s in statistics if "warning" in s]
+    assert sum(s["n_failed"] for s in statistics) > 0
+    assert sum("not positive definite" in message and "%" in message for message in told) == 1
+    assert np.all(np.isfinite(points)) and len(np.unique(points[:, 0])) > 50
+
+
+def test_a_start_without_a_covariance():
+    model = wide()
+    step = begin(LatentGPStep(model=model, compile_kwargs=UNCOMPILED))
+    point = model.initial_point() | {"log_lengthscale": np.array(20.0)}
+    with pytest.raises(SamplingError, match="not positive definite"):
+        step.step(point)
+
+
+# tuning -------------------------------------------------------------------------------------------
+
+
+def test_lessons_come_at_doubling_transitions(monkeypatch):
+    model = regression()
+    step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED, steps_per_draw=10)
+    taken, learn = [], latent_gp_tuning.learn
+
+    def spy(*arguments):
+        taken.append(step.transition)
+        return learn(*arguments)
+
+    monkeypatch.setattr(latent_gp_tuning, "learn", spy)
+    begin(step)
+    drive(step, model.initial_point(), 120, tune=-1)
+    assert taken == [250, 500, 1000]
+    assert len(step.pilots.values) > 30
+    step.stop_tuning()
+    assert step.pilots is None and step.history is None
+
+
+def test_failed_approximations_are_no_pilots(monkeypatch):
+    """A chain without any goes on with what it has, and says so."""
+    model = regression()
+    step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
+    monkeypatch.setattr(latent_gp_tuning, "approximate", lambda *_: None)
+    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.learning.approximate", lambda *_: None)
+    points, statistics, _ = run(step, model, 250, tune=200)
+    told = [s["warning"].message for s in statistics if "warning" in s]
+    assert len(told) == 1 and "No Gaussian" in told[0]
+    assert np.all(np.isfinite(points)) and len(np.unique(points[:, 0])) > 30

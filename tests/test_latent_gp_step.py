@@ -44,11 +44,14 @@ VALUES = np.array([0.3, 0.9, 1.4, 0.8, -0.2, -0.9, -1.1, -0.3, 0.5, 0.2])
 
 
 def regression(**kwargs):
-    """Normal noise of unknown size: p(y | lengthscale, noise) is known."""
+    """Normal noise of unknown size: p(y | lengthscale, noise) is known.
+
+    The function is between its hyperparameters in the model's order, which is that of a point.
+    """
     with pm.Model() as model:
         lengthscale = pm.LogNormal("lengthscale", 0.0, 0.7)
-        noise = pm.HalfNormal("noise", 0.5)
         f = latent(lengthscale=lengthscale, amplitude=1.0, inputs=LINE, **kwargs)
+        noise = pm.HalfNormal("noise", 0.5)
         pm.Normal("y", f, noise, observed=VALUES)
     return model
 
@@ -106,6 +109,14 @@ def test_hyperparameters_are_found():
         "apart",
         "category",
     ]
+
+
+def test_points_keep_the_order_of_the_model():
+    """PyMC records the values of a point by their order."""
+    model = regression()
+    step = LatentGPStep(["noise", "f", "lengthscale"], model=model, compile_kwargs=UNCOMPILED)
+    point, _ = begin(step).step(dict(reversed(model.initial_point().items())))
+    assert list(point) == [value.name for value in model.value_vars]
 
 
 def test_density_is_that_of_the_model():

@@ -38,7 +38,7 @@ def add_arguments(parser):
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--tune", type=int, default=1000)
     parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
+    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS), choices=PROBLEMS)
     parser.add_argument("--samplers", nargs="+", default=[*STEPS, "nutpie"])
     parser.add_argument("--sizes", type=int, nargs="*", default=[100, 500, 1000, 2000])
 
@@ -159,6 +159,7 @@ def transition_cost(size) -> dict:
     model = classification("logit", size)
     driven = DrivenStep(model, lambda: LatentGPStep(steps_per_draw=10))
     driven.tune(2)
+    driven.draw(1)  # in which the sites are fitted
     n = max(2, 2000 // size)
     transition = driven.draw(n)[0] / 10
     covariance = driven.step.joint.prior().gaussian.covariance

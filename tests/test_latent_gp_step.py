@@ -28,6 +28,11 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_kameleon import LatentGPStep
+from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+    expectation_propagation_approximation,
+)
+from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.joint.pilots import approximate
 from pymc_kameleon.latent_gp.joint.target import log_posterior
 from pymc_kameleon.steps import latent_gp_tuning
 
@@ -39,11 +44,14 @@ VALUES = np.array([0.3, 0.9, 1.4, 0.8, -0.2, -0.9, -1.1, -0.3, 0.5, 0.2])
 
 
 def regression(**kwargs):
-    """Normal noise of unknown size: p(y | lengthscale, noise) is known."""
+    """Normal noise of unknown size: p(y | lengthscale, noise) is known.
+
+    The function is between its hyperparameters in the model's order, which is that of a point.
+    """
     with pm.Model() as model:
         lengthscale = pm.LogNormal("lengthscale", 0.0, 0.7)
-        noise = pm.HalfNormal("noise", 0.5)
         f = latent(lengthscale=lengthscale, amplitude=1.0, inputs=LINE, **kwargs)
+        noise = pm.HalfNormal("noise", 0.5)
         pm.Normal("y", f, noise, observed=VALUES)
     return model
 
@@ -103,6 +111,14 @@ def test_hyperparameters_are_found():
     ]
 
 
+def test_points_keep_the_order_of_the_model():
+    """PyMC records the values of a point by their order."""
+    model = regression()
+    step = LatentGPStep(["noise", "f", "lengthscale"], model=model, compile_kwargs=UNCOMPILED)
+    point, _ = begin(step).step(dict(reversed(model.initial_point().items())))
+    assert list(point) == [value.name for value in model.value_vars]
+
+
 def test_density_is_that_of_the_model():
     """With the Jacobians of the transforms: differences between points are those of the model."""
     model = regression()
@@ -116,6 +132,23 @@ def test_density_is_that_of_the_model():
         step._arrive(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
         found.append(log_posterior(step._place) - log_density(point))
     np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
+
+
+def test_new_data_in_the_middle_of_a_chain():
+    """What is kept of the place is computed anew, and is the model's density with the new data."""
+    with pm.Model() as model:
+        observed = pm.Data("observed", VALUES)
+        f = latent(amplitude=pm.HalfNormal("amplitude", 1.0), inputs=LINE)
+        pm.Normal("y", f, 0.5, observed=observed)
+    step, log_density = LatentGPStep(model=model, compile_kwargs=PLAIN), model.compile_logp()
+    found, point = [], model.initial_point()
+    begin(step)
+    for data in (VALUES, VALUES[::-1] + 1.0):
+        with model:
+            pm.set_data({"observed": data})
+        point, _ = step.step(point)
+        found.append(log_posterior(step._place) - log_density(point))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-8)
 
 
 @pytest.mark.parametrize("reparameterize", [True, False])
@@ -233,6 +266,11 @@ def test_wrong_options():
             LatentGPStep(model=model, compile_kwargs=UNCOMPILED, **options)
 
 
+def test_blocked_is_refused():
+    with pytest.raises(ValueError, match="together"):
+        LatentGPStep(["f"], model=regression(), compile_kwargs=UNCOMPILED, blocked=False)
+
+
 def test_target_accept_is_checked():
     with pytest.raises(ValueError, match="target_accept"):
         LatentGPStep(model=regression(), compile_kwargs=UNCOMPILED, target_accept=1.5)
@@ -299,3 +337,24 @@ def test_failed_approximations_are_no_pilots(monkeypatch):
     told = [s["warning"].message for s in statistics if "warning" in s]
     assert len(told) == 1 and "No Gaussian" in told[0]
     assert np.all(np.isfinite(points)) and len(np.unique(points[:, 0])) > 30
+
+
+def test_pilots_of_logistic_regression_take_its_own_moments():
+    """The same as by quadrature, to what either is exact to."""
+    labels = np.array([1, 0, 0, 1, 1, 0])
+    with pm.Model() as model:
+        f = latent(amplitude=pm.HalfNormal("amplitude", 2.0))
+        pm.Bernoulli("y", logit_p=f, observed=labels)
+    joint = LatentGPStep(model=model, compile_kwargs=UNCOMPILED).joint
+    np.testing.assert_array_equal(joint.likelihood.logit_labels, 2 * labels - 1)
+    assert joint.likelihood.probit_labels is None
+    mean, variance = np.linspace(-2, 2, 6), np.geomspace(0.1, 10, 6)
+    found = joint.likelihood.tilted_moments(mean, variance)
+    expected = quadrature_moments(joint.likelihood, mean, variance)
+    for name in ("log_normaliser", "slope", "curvature", "shrinkage"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5)
+    x = np.array([0.5])
+    joint.set_hyperparameters(x)
+    exact = expectation_propagation_approximation(joint.prior().gaussian, joint.likelihood)
+    value = approximate(joint, x, "ep").log_density
+    np.testing.assert_allclose(value, exact.log_evidence + joint.log_prior(x), atol=1e-4)

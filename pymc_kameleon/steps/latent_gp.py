@@ -177,8 +177,15 @@ class LatentGPStep(LatentGPTuning):
         if self.steps_per_draw is None:
             self.steps_per_draw = max(2, self.joint.dim)
         self._others = OtherVariables(self.joint)
-        own = [*self.joint.hyperparameters, self.function.value_variable]
-        return own, [*self.joint.shapes, (self.function.size,)], self.joint.others
+        # In the model's order, which is that of the points that PyMC records.
+        value, joint = self.function.value_variable, self.joint
+        order = model.value_vars.index(value)
+        n_before = sum(model.value_vars.index(v) < order for v in joint.hyperparameters)
+        self._n_before = sum(int(np.prod(shape)) for shape in joint.shapes[:n_before])
+        own, shapes = list(joint.hyperparameters), list(joint.shapes)
+        own.insert(n_before, value)
+        shapes.insert(n_before, (self.function.size,))
+        return own, shapes, joint.others
 
     # the life of a chain --------------------------------------------------------------------------
 
@@ -203,9 +210,10 @@ class LatentGPStep(LatentGPTuning):
 
     def _arrive(self, q):
         """Find the place that `q`, theta and the free variable, stands for."""
-        dim, is_first = self.joint.dim, self.chain is None
+        is_first = self.chain is None
         is_here = self.returned is not None and np.array_equal(q, self.returned)
-        x = self.chain.position if is_here else q[:dim].astype(float)
+        given, v = self._unpacked(q.astype(float))
+        x = self.chain.position if is_here else given
         self.joint.set_hyperparameters(x)
         version = self._others.follow()
         if is_here and self._place is not None and version == self._seen_version:
@@ -217,7 +225,7 @@ class LatentGPStep(LatentGPTuning):
         prior, self._seen_version = self.function.prior.at, version
         # Kept where it is the same: the way to the free variable and back rounds.
         if not is_here or not np.array_equal(self._packed(x, prior, q.dtype), q):
-            self.position = prior.to_function(q[dim:].astype(float))
+            self.position = prior.to_function(v)
             self.whitened = whitened(prior.gaussian, self.position)
         if is_first:
             self._check_start()
@@ -276,7 +284,13 @@ class LatentGPStep(LatentGPTuning):
 
     def _packed(self, x, prior, dtype):
         """Return theta and the free variable behind the function as `pm.sample` has them."""
-        return np.concatenate([x, prior.to_variable(self.position)]).astype(dtype)
+        before, after = x[: self._n_before], x[self._n_before :]
+        return np.concatenate([before, prior.to_variable(self.position), after]).astype(dtype)
+
+    def _unpacked(self, q):
+        """Return theta (d,) and the free variable (N,) of what `_packed` returned."""
+        before, v, after = np.split(q, [self._n_before, self._n_before + self.function.size])
+        return np.concatenate([before, after]), v
 
     # warnings and progress ------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ def expectation_propagation_approximation(
     damping: float = 0.0,
     tolerance: float = 1e-6,
     max_sweeps: int = 200,
-    n_nodes: int = 33,
+    n_nodes: int | None = 33,
     moment_tolerance: float = 1e-6,
     sites: Sites | None = None,
 ) -> GaussianApproximation:
@@ -60,8 +60,9 @@ def expectation_propagation_approximation(
         Converged when no tilted mean differs from the marginal's by more, in its standard
         deviations, and no tilted log standard deviation.
     max_sweeps : int
-    n_nodes : int
-        Quadrature nodes to begin with; see `quadrature_moments`.
+    n_nodes : int or None
+        Quadrature nodes to begin with; see `quadrature_moments`. None takes the moments that the
+        likelihood itself gives, by a method `tilted_moments`.
     moment_tolerance : float
         Of the quadrature, or `tolerance` if that is smaller; see there.
     sites : Sites, optional
@@ -110,7 +111,8 @@ def expectation_propagation_approximation(
         raise ValueError("damping=1 keeps the old sites for ever: take a number in [0, 1).")
     checked_number("tolerance", tolerance, above=0.0)
     checked_integer("max_sweeps", max_sweeps, 1)
-    checked_integer("n_nodes", n_nodes, 9)
+    if n_nodes is not None:
+        checked_integer("n_nodes", n_nodes, 9)
     checked_number("moment_tolerance", moment_tolerance, above=0.0)
     moment_tolerance = min(moment_tolerance, tolerance)
     if likelihood.size != prior.size:

@@ -92,7 +92,8 @@ def learn(
 
 def _agree(model, points):
     """Whether Laplace's approximation is cheaper than expectation propagation, and as good."""
-    if model.likelihood.probit_labels is not None:
+    closed = ("probit_labels", "logit_labels")
+    if any(getattr(model.likelihood, name, None) is not None for name in closed):
         return False
     differences, sites = [], None
     for x in points:

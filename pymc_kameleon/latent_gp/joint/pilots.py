@@ -111,6 +111,7 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
             prior = model.prior().gaussian
         except (ArithmeticError, ValueError):
             return None
+        is_logit = getattr(model.likelihood, "logit_labels", None) is not None
         for name in dict.fromkeys([method, "laplace"]):
             try:
                 if name == "ep":
@@ -119,7 +120,7 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
                         model.likelihood,
                         tolerance=TOLERANCE,
                         max_sweeps=MAX_SWEEPS,
-                        n_nodes=N_NODES,
+                        n_nodes=None if is_logit else N_NODES,
                         moment_tolerance=TOLERANCE,
                         sites=start,
                     )

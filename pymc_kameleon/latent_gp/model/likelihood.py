@@ -10,6 +10,8 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import log_ndtr
 
+from pymc_kameleon.latent_gp.approximations.logit_moments import log_expit, logit_moments
+from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments
 from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction, black_boxes
@@ -46,7 +48,7 @@ class ModelLikelihood:
         Of the variables whose log densities depend on the function.
     has_gradient : bool
         Whether there are derivatives; without, only `value` and `elementwise` serve.
-    probit_labels : array (N,) of -1 and +1, or None
+    probit_labels, logit_labels : array (N,) of -1 and +1, or None
 
     Raises
     ------
@@ -169,11 +171,28 @@ class ModelLikelihood:
     @property
     def probit_labels(self) -> np.ndarray | None:
         """Labels (N,), -1 and +1, if l_n is log Phi(label f_n) for every n."""
+        return self._labels(log_ndtr)
+
+    @property
+    def logit_labels(self) -> np.ndarray | None:
+        """Labels (N,), -1 and +1, if l_n is -log(1 + exp(-label f_n)) for every n."""
+        return self._labels(log_expit)
+
+    def tilted_moments(self, mean: np.ndarray, variance: np.ndarray) -> TiltedMoments:
+        """Moments of N(f; m, v) exp(l(f)) for means and variances (N,), with `logit_labels` only.
+
+        Their fixed rule costs a tenth of what the quadrature for any likelihood does.
+        """
+        return logit_moments(self.logit_labels, mean, variance)
+
+    def _labels(self, log_probability):
+        """Labels (N,) for which each term is `log_probability` (label f_n), or None."""
         if self._owners is None:
             return None
         labels = np.sign(self.terms(self._probes[0])[1])
         for f in self._probes:
-            if not np.allclose(self.elementwise(f), log_ndtr(labels * f), rtol=1e-9, atol=1e-12):
+            expected = log_probability(labels * f)
+            if not np.allclose(self.elementwise(f), expected, rtol=1e-9, atol=1e-12):
                 return None
         return labels
 

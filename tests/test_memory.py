@@ -782,7 +782,7 @@ class Fuzz:
         if not self.has_pickled:
             type(self).has_pickled = True
             self.step = cloudpickle.loads(cloudpickle.dumps(self.step))
-            self.model = self.step.target._model
+            self.model = self.step.target.model
 
     def interrupt(self):
         """Interrupt one of the step's own methods, as a user may at any time."""

@@ -282,10 +282,11 @@ def read(paths: list[Path]) -> list[dict]:
 def table(rows: list[dict], name: str) -> list[dict]:
     """Medians over seeds: MMTV at each budget, the other measures at the largest one."""
     results = pd.DataFrame(rows)
-    lines = []
-    for sampler, found in results[results["target"] == name].groupby("sampler", sort=False):
+    lines, here = [], results[results["target"] == name]
+    budgets = {str(budget): np.nan for budget in sorted(set(here["budget"]) - {OWN})}
+    for sampler, found in here.groupby("sampler", sort=False):
         medians = found.groupby("budget")[["evaluations", *MEASURES]].median()
-        line = {"sampler": sampler}
+        line = {"sampler": sampler} | budgets
         for budget, row in medians.iterrows():
             line["own" if budget == OWN else str(budget)] = row["MMTV"]
         last = medians.iloc[-1]

@@ -57,7 +57,7 @@ def _needle_of_unknown_amplitude():
 
 def _latent_gp(vars=None, **options):
     """A step for a function and its amplitude, and not for a parent of its lengthscale."""
-    if vars is not None:
+    if vars:
         name = getattr(vars[0], "name", vars[0])
         vars = [name, f"{name}_amplitude"]
     return LatentGPStep(vars, **options)

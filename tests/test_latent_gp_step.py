@@ -60,7 +60,7 @@ def regression(**kwargs):
 def regression_moments():
     """Posterior means of the logs of lengthscale and noise, and of their squares, on a grid."""
     grid = np.stack(
-        np.meshgrid(np.linspace(-3, 3, 121), np.linspace(-5, 1.5, 121), indexing="ij"), axis=-1
+        np.meshgrid(np.linspace(-3, 3, 121), np.linspace(-12, 1.5, 201), indexing="ij"), axis=-1
     ).reshape(-1, 2)
     logs = np.empty(len(grid))
     for i, (log_lengthscale, log_noise) in enumerate(grid):

@@ -82,11 +82,12 @@ def learn(
         return Lesson(pilots, constant, False, method)
     coordinates = learner.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
-    learnt = _fitted(halves[0], coordinates)
-    if learnt is None:
-        return Lesson(pilots, constant, True, method)
-    variances = [_variance(model, sites, halves[1], rng) for sites in (constant, learnt)]
-    sites = _fitted(best, coordinates) if variances[1] < variances[0] else constant
+    smallest, sites = _variance(model, constant, halves[1], rng), constant
+    for has_means in (False, True):
+        learnt = _fitted(halves[0], coordinates, has_means)
+        variance = np.inf if learnt is None else _variance(model, learnt, halves[1], rng)
+        if variance < smallest:
+            smallest, sites = variance, _fitted(best, coordinates, has_means)
     return Lesson(pilots, sites, True, method)
 
 
@@ -105,8 +106,8 @@ def _agree(model, points):
     return len(differences) > 1 and float(np.std(differences)) < AGREEMENT
 
 
-def _fitted(pilots, coordinates):
-    return fit_sites(pilots.points, pilots.precision, pilots.shift, coordinates)
+def _fitted(pilots, coordinates, has_means):
+    return fit_sites(pilots.points, pilots.precision, pilots.shift, coordinates, has_means)
 
 
 def _approximated(model, learner, pilots, points, scale, method):

@@ -8,7 +8,7 @@ from scipy.linalg.blas import dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.layout import flags, floats
 
 __all__ = ["SiteFunction", "constant_sites", "fit_sites"]
 
@@ -27,15 +27,19 @@ class SiteFunction(NamedTuple):
         Distance from 0 up to which the polynomials are followed: further out the sites are those
         at that distance in the same direction, so that nothing is extrapolated.
     precision : array, shape (b, N)
-        Coefficients of the logs of the precisions.
+        Coefficients of the logs of the precisions; b = 1 for constant sites.
     shift : array, shape (b, N)
-        Coefficients of the shifts; b = 1 for constant sites.
+        Coefficients of the shifts, or of the means.
+    has_means : bool array, shape (1,)
+        Whether they are those of the means, shift / precision, which do not change with the noise
+        of a normal likelihood.
     """
 
     coordinates: Standardization
     radius: Annotated[np.ndarray, floats(1)]
     precision: Annotated[np.ndarray, floats("basis", "N")]
     shift: Annotated[np.ndarray, floats("basis", "N")]
+    has_means: Annotated[np.ndarray, flags(1)]
 
     def __call__(self, x: np.ndarray) -> Sites:
         """Sites at the hyperparameters `x` (d,)."""
@@ -47,7 +51,8 @@ class SiteFunction(NamedTuple):
         if distance > self.radius[0]:
             u *= self.radius[0] / distance
         basis = _basis(u)
-        return Sites(np.exp(basis @ self.precision), basis @ self.shift)
+        precision, shift = np.exp(basis @ self.precision), basis @ self.shift
+        return Sites(precision, precision * shift if self.has_means[0] else shift)
 
 
 def constant_sites(sites: Sites, dim: int) -> SiteFunction:
@@ -55,12 +60,20 @@ def constant_sites(sites: Sites, dim: int) -> SiteFunction:
     with np.errstate(divide="ignore"):
         logs = np.log(sites.precision)[None]
     return SiteFunction(
-        Standardization(np.zeros(dim), np.eye(dim)), np.zeros(1), logs, sites.shift[None].copy()
+        Standardization(np.zeros(dim), np.eye(dim)),
+        np.zeros(1),
+        logs,
+        sites.shift[None].copy(),
+        np.zeros(1, dtype=np.bool_),
     )
 
 
 def fit_sites(
-    points: np.ndarray, precision: np.ndarray, shift: np.ndarray, coordinates: Standardization
+    points: np.ndarray,
+    precision: np.ndarray,
+    shift: np.ndarray,
+    coordinates: Standardization,
+    has_means: bool = False,
 ) -> SiteFunction | None:
     """Fit quadratics, or linear functions where points are few, to the sites at pilot points.
 
@@ -72,6 +85,8 @@ def fit_sites(
         Of the sites there.
     coordinates : Standardization
         Of the hyperparameters.
+    has_means : bool
+        Fit the means of the sites and not their shifts.
 
     Returns
     -------
@@ -86,7 +101,8 @@ def fit_sites(
     if len(points) < 1.5 * basis.shape[1]:
         return None
     floor = SMALLEST_PRECISION * precision.mean(axis=0).max()
-    logs = np.log(np.maximum(precision, floor))
+    precision = np.maximum(precision, floor)
+    logs, shift = np.log(precision), shift / precision if has_means else shift
     found, *_ = np.linalg.lstsq(basis, np.hstack([logs, shift]), rcond=1e-10)
     coefficients = np.zeros((_basis(u[:1]).shape[1], found.shape[1]))
     coefficients[: len(found)] = found
@@ -96,6 +112,7 @@ def fit_sites(
         np.array([np.sqrt(np.max(np.sum(u**2, axis=1)))]),
         np.ascontiguousarray(coefficients[:, :size]),
         np.ascontiguousarray(coefficients[:, size:]),
+        np.array([has_means]),
     )
 
 

@@ -48,9 +48,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     r"""Hamiltonian Monte Carlo on a surrogate of the log density, with no gradient of the model.
 
     For likelihoods that cost a millisecond or more, have no gradient, and are smooth, in up to
-    about 20 dimensions. Every evaluation, accepted or not, teaches a regression s(x) of the log
-    density; trajectories run on its gradient and cost nothing; one true evaluation accepts the end
-    of a trajectory exactly. Where evaluations cost microseconds, `KameleonStep` is faster.
+    about 20 dimensions. Every evaluation, accepted or not, teaches a regression of the
+    log-likelihood, which with the model's own prior is a surrogate s(x) of the log density;
+    trajectories run on its gradient and cost nothing; one true evaluation accepts the end of a
+    trajectory exactly. Where evaluations cost microseconds, `KameleonStep` is faster.
 
     ::
 

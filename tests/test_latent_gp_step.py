@@ -151,6 +151,8 @@ def test_new_data_in_the_middle_of_a_chain():
     np.testing.assert_allclose(found[0], found[1], rtol=1e-8)
 
 
+@pytest.mark.slow
+@pytest.mark.numerics
 @pytest.mark.parametrize("reparameterize", [True, False])
 def test_posterior_of_a_regression(reparameterize):
     """Whitened or not, with a hyperparameter of the likelihood, through `pm.sample`."""

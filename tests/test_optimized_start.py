@@ -96,6 +96,7 @@ def test_those_that_are_not_finite_are_counted():
     assert position[0] >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [KameleonStep, MALAStep], ids=["values", "gradients"])
 def test_the_first_stage_learns_from_the_search(make):
     with pm.Model() as model:

@@ -546,6 +546,7 @@ def test_differences_make_most_moves_where_they_take_the_chain_further():
     assert not learner.follows
 
 
+@pytest.mark.slow
 def test_few_evaluations_are_enough_for_a_curved_posterior():
     """Errors in units of the Monte Carlo error; null probability about 1e-4 for each bound of 4."""
     target = Banana(0.03, dim=4)

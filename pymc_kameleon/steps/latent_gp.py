@@ -75,15 +75,17 @@ class LatentGPStep(LatentGPTuning):
     -----
     Sampler statistics, all float64:
 
-    ================ ==================================================================
-    `accept`         mean acceptance probability of hyperparameters
-    `accepted`       share of accepted moves
-    `scaling`        of the proposal
-    `n_evals`        likelihood evaluations in the draw
-    `n_failed`       proposals at which a covariance was not positive definite
-    `n_center`       times that the sites were fitted so far in the chain
-    `log_likelihood` of the draw
-    ================ ==================================================================
+    ================= =================================================================
+    `accept`          mean acceptance probability of hyperparameters
+    `accepted`        share of accepted moves
+    `scaling`         of the proposal
+    `surrogate_share` share of moves that a surrogate of log p(theta | y) proposes
+    `learnt_sites`    1 if sites are a function of the hyperparameters, 0 if constant
+    `n_evals`         likelihood evaluations in the draw
+    `n_failed`        proposals at which a covariance was not positive definite
+    `n_center`        times that the sites were fitted so far in the chain
+    `log_likelihood`  of the draw
+    ================= =================================================================
 
     The posterior is invariant for any sites that are a function of the hyperparameters alone. They
     are fitted where the chain has been, first at draws 0, 1, 2, 4, ... of tuning. After 150 + 50 d

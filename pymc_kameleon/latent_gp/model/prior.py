@@ -127,7 +127,9 @@ class ModelPrior:
         elif root is not None:
             # The factor is computed here, once: it is not in what these depend on.
             offset = clone_replace(function, {root: pt.zeros_like(root)}, rebuild_strict=False)
-            affine = [offset, root.owner.inputs[0].flatten()]
+            # Of this size, or new data are told of: nothing else compares it with v.
+            covariance = pt.specify_shape(root.owner.inputs[0], (self.size, self.size))
+            affine = [offset, covariance.flatten()]
         else:
             affine = [function, jacobian(function, value, vectorize=True).flatten()]
         replaced = clone_replace([*given, *affine], replace=others, rebuild_strict=False)

@@ -13,7 +13,7 @@ import pymc as pm
 
 from benchmarks.common import SEED, heading, show, write
 from benchmarks.practice import MODELS
-from benchmarks.sampling import REFERENCE, dataset
+from benchmarks.sampling import REFERENCE, dataset, n_evaluations
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
     FastKameleonStep,
@@ -39,6 +39,7 @@ SAMPLERS: dict[str, Callable | None] = {
 """Name -> step, made without an argument; None leaves the choice to PyMC."""
 
 WITHOUT_GRADIENT = ("lynx-hare",)
+WITH_GRADIENT = ("MALAStep", "NUTS")
 LARGEST_RHAT, SMALLEST_ESS = 1.01, 400
 
 
@@ -66,6 +67,7 @@ def plain_call(name: str, sampler: str, seed: int, steps_per_draw: int | None, o
             step=None if make_step is None else make_step(),
             random_seed=seed,
             progressbar=False,
+            discard_tuned_samples=False,
             **options,
         )
         seconds = time.perf_counter() - start
@@ -83,6 +85,10 @@ def plain_call(name: str, sampler: str, seed: int, steps_per_draw: int | None, o
     row["good"] = row["R-hat"] <= LARGEST_RHAT and row["bulk"] >= SMALLEST_ESS
     if "n_transitions" in statistics:
         row["transitions"] = float(statistics["n_transitions"].mean())
+    if sampler not in WITH_GRADIENT:
+        tuning = dataset(result, "warmup_sample_stats")
+        row["evals"] = sum(n_evaluations(sampler, part, row["d"]) for part in (tuning, statistics))
+        row["bulk/1000 evals"] = 1000 * row["bulk"] / row["evals"]
     return row
 
 
@@ -110,7 +116,8 @@ def run(arguments):
         "making the step to the result, compiling included; sampling-s: PyMC's own count of tuning "
         "and sampling. Largest R-hat, smallest bulk and tail effective sample size over all free "
         f"variables. good: share of runs with R-hat <= {LARGEST_RHAT} and bulk >= {SMALLEST_ESS}. "
-        "advice: share of runs in which a warning says what to change. bulk, s and bulk/s against: "
+        "advice: share of runs in which a warning says what to change. evals: evaluations of the "
+        "log density, tuning included. bulk, s, bulk/s and bulk/eval against: "
         f"ratios to {REFERENCE}. Medians over {arguments.seeds} seeds.",
     )
     rows, context = [], multiprocessing.get_context("fork")
@@ -119,7 +126,7 @@ def run(arguments):
         for name in arguments.models:
             here = []
             for sampler in arguments.samplers:
-                if name in WITHOUT_GRADIENT and sampler in ("MALAStep", "NUTS"):
+                if name in WITHOUT_GRADIENT and sampler in WITH_GRADIENT:
                     continue
                 steps = arguments.steps_per_draw
                 # A short call fills the caches, as they are on a user's second day.
@@ -138,6 +145,9 @@ def run(arguments):
                 row["bulk against"] = row["bulk"] / reference["bulk"]
                 row["s against"] = row["seconds"] / reference["seconds"]
                 row["bulk/s against"] = row["bulk against"] / row["s against"]
+                if "evals" in row:
+                    per_evaluation = row["bulk/1000 evals"] / reference["bulk/1000 evals"]
+                    row["bulk/eval against"] = per_evaluation
             rows += here
             show(here)
     write(rows, lines, arguments.output / "defaults.csv")

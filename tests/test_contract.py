@@ -167,8 +167,7 @@ def test_shallow_copies_are_independent(case):
 
 FAMILIES = {
     "metropolis_hastings": METROPOLIS_HASTINGS,
-    "latent": LATENT,
-    "latent_gp": ["latent_gp"],
+    "latent": [*LATENT, "latent_gp"],
 }
 
 
@@ -383,6 +382,8 @@ def test_state_of_other_variables_is_refused(kind):
         second.sampling_state = first.sampling_state
 
 
+@pytest.mark.slow
+@pytest.mark.numerics
 def test_state_and_step_stay_small(step_class):
     """At most 2 MB for d = 8 by default, and hardly more after 1e5 transitions than after 1e3."""
     model, _, _ = models.normal(8)
@@ -929,6 +930,7 @@ def test_black_box_falls_back_by_itself(make_gradient_free, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.numerics
 def test_black_box_posterior(make_gradient_free):
     model, _ = models.black_box(dim=2)
     with model:
@@ -1019,6 +1021,8 @@ def test_regions_without_density(make_step, value, compile_kwargs):
     assert counted == 0 if value == -np.inf else 20 < counted < 500
 
 
+@pytest.mark.slow
+@pytest.mark.numerics
 def test_truncated_moments_are_right(make_step):
     model = models.not_finite()
     step = built(make_step, model, steps_per_draw=10)

@@ -118,6 +118,7 @@ def test_the_first_stage_learns_from_the_search(make):
 # where the chain is put ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_step
 @pytest.mark.parametrize("dim", [1, 2, 8, 20])
 def test_from_afar_the_first_draw_is_in_the_typical_set(make, dim):

@@ -1,0 +1,82 @@
+"""What the pages of the documentation hold: programs, names of code, and texts of warnings."""
+
+import importlib
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "pymc_kameleon"
+
+PROGRAM = re.compile(
+    r"^```python\n(?P<code>.*?)^```"
+    r"|^```\{literalinclude\} (?P<file>\S+\.py)$",
+    re.MULTILINE | re.DOTALL,
+)
+CODE_TABLE = re.compile(r"^## In the code\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+WARNING_TABLE = re.compile(r"^\| warning \|.*?\n\|[-| ]+\n((?:\|.*\n)+)", re.MULTILINE)
+LITERAL = re.compile(r"`([^`\n]+)`")
+ADJACENT = re.compile(r'"\s*\n\s*f?"')
+
+
+def pages():
+    """Paths of all pages that are written by hand, README included; empty if there are no docs."""
+    found = [
+        page
+        for page in sorted(DOCS.rglob("*.md"))
+        if not {"_build", "generated", "notebooks"} & set(page.relative_to(DOCS).parts)
+    ]
+    return [*found, ROOT / "README.md"] if found else []
+
+
+def program(page):
+    """All Python of a page, in order: blocks, and files that it includes."""
+    parts = []
+    for match in PROGRAM.finditer(page.read_text(encoding="utf-8")):
+        if match["code"] is not None:
+            parts.append(match["code"])
+        else:
+            parts.append((page.parent / match["file"]).read_text(encoding="utf-8"))
+    return "\n\n".join(parts)
+
+
+def names_of_code(page):
+    """Dotted names in the tables "In the code" of a page, without the name of the package."""
+    parts = {path.stem for path in PACKAGE.iterdir()}
+    return [
+        name
+        for table in CODE_TABLE.findall(page.read_text(encoding="utf-8"))
+        for name in LITERAL.findall(table)
+        if re.fullmatch(r"\w+(\.\w+)+", name) and name.split(".")[0] in parts
+    ]
+
+
+def exists(name):
+    """Whether a dotted name below the package is a module, or something in one."""
+    parts = ["pymc_kameleon", *name.split(".")]
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def quoted_warnings(page):
+    """Texts in the first column of the tables of warnings of a page."""
+    return [
+        row.split("|")[1].strip().strip("`")
+        for table in WARNING_TABLE.findall(page.read_text(encoding="utf-8"))
+        for row in table.splitlines()
+    ]
+
+
+def texts_of_the_package():
+    """All source of the package, string literals that are split over lines joined."""
+    sources = (path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py")))
+    return ADJACENT.sub("", "\n".join(sources))

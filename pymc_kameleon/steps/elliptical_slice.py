@@ -50,9 +50,10 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     ::
 
-        x_n: the function; base: prior x sites; log_ratio: likelihood / sites draw nu ~ N(0, base
-        covariance), u ~ U(0, 1), an angle a ~ U(0, 2 pi) until log_ratio(m + (x - m) cos a + nu sin
-        a) > log_ratio(x) + log u: shrink the angle's bracket
+        x: the function; base: prior x sites, of mean m; log_ratio: log of likelihood / sites
+        draw nu ~ N(0, base covariance), u ~ U(0, 1), an angle a ~ U(0, 2 pi)
+        until log_ratio(m + (x - m) cos a + nu sin a) > log_ratio(x) + log u:
+            shrink the angle's bracket
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     ============= =====================================================================
     `n_evals`     likelihood evaluations in the draw
     `n_center`    times that the Gaussian's sites were fitted so far in the chain
-    `log_ratio`    log of likelihood over sites at the draw, without a constant
+    `log_ratio`   log of likelihood over sites at the draw, without a constant
     ============= =====================================================================
 
     The target is invariant for any Gaussian that does not depend on the function's values. Where

@@ -1,8 +1,10 @@
-"""What the pages of the documentation hold: programs, names of code, and texts of warnings."""
+"""What the documentation holds: programs, names of code, texts of warnings; and how to run it."""
 
 import importlib
 import re
 from pathlib import Path
+
+import pymc as pm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -17,6 +19,20 @@ CODE_TABLE = re.compile(r"^## In the code\n(.*?)(?=^## |\Z)", re.MULTILINE | re.
 WARNING_TABLE = re.compile(r"^\| warning \|.*?\n\|[-| ]+\n((?:\|.*\n)+)", re.MULTILINE)
 LITERAL = re.compile(r"`([^`\n]+)`")
 ADJACENT = re.compile(r'"\s*\n\s*f?"')
+
+
+def sample_little(monkeypatch, folder):
+    """Let `pm.sample` make a few draws, in a folder where files may be left."""
+    plain = pm.sample
+
+    def sample(*args, **kwargs):
+        if "initvals" not in kwargs:
+            kwargs["chains"] = min(kwargs.get("chains", 2), 2)
+        kwargs |= {"tune": 20, "draws": 10, "cores": 1, "progressbar": False}
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(pm, "sample", sample)
+    monkeypatch.chdir(folder)
 
 
 def pages():

@@ -6,9 +6,10 @@ import runpy
 
 import documentation
 import numpy as np
-import pymc as pm
 import pytest
 from documentation import DOCS, ROOT
+
+import pymc_kameleon
 
 PAGES = documentation.pages()
 pytestmark = pytest.mark.skipif(not PAGES, reason="the tests are not in a clone")
@@ -24,18 +25,7 @@ def having(find):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """`pm.sample` in a few draws, in an empty folder."""
-    plain = pm.sample
-
-    def sample(*args, **kwargs):
-        if "initvals" not in kwargs:
-            kwargs["chains"] = min(kwargs.get("chains", 2), 2)
-        kwargs |= {"tune": 20, "draws": 10, "cores": 1, "progressbar": False}
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(pm, "sample", sample)
-    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
-    monkeypatch.chdir(tmp_path)
+    documentation.sample_little(monkeypatch, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
@@ -104,8 +94,6 @@ def test_the_surrogate_predicts_the_simulator_between_its_points():
 
 
 def test_the_picture_of_decisions_names_steps_that_exist():
-    import pymc_kameleon
-
     module = example("draw_decision")
     steps = [step.split("(")[0] for _, step in module.QUESTIONS] + [module.LAST]
     for step in set(steps) - {"NUTS of PyMC"}:

@@ -83,7 +83,8 @@ def dispersed_starts(
     Examples
     --------
     >>> with model:
-    ...     idata = pm.sample(step=KameleonStep(), initvals=dispersed_starts(model, chains=4))
+    ...     starts = dispersed_starts(model, chains=4)
+    ...     idata = pm.sample(chains=4, step=KameleonStep(), initvals=starts)
     """
     if not isinstance(chains, Integral) or isinstance(chains, bool) or chains < 1:
         raise ValueError(f"chains={chains!r} must be a whole number of at least 1, as in chains=4.")

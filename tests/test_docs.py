@@ -23,13 +23,23 @@ def having(find):
     return [pytest.param(page, id=named(page)) for page in PAGES if find(page)]
 
 
+def programs():
+    """Those of the README are a newcomer's first lines: they run with every PyMC."""
+    site = [pytest.mark.slow, pytest.mark.documentation]
+    return [
+        pytest.param(page, id=named(page), marks=site if DOCS in page.parents else [])
+        for page in PAGES
+        if documentation.program(page)
+    ]
+
+
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     documentation.sample_little(monkeypatch, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
-@pytest.mark.parametrize("page", having(documentation.program))
+@pytest.mark.parametrize("page", programs())
 def test_the_programs_of_a_page_run(page, small):
     source = documentation.program(page)
     exec(compile(source, named(page), "exec"), {"__name__": "page"})

@@ -81,6 +81,7 @@ def test_an_example_that_stands_alone(documented):
 
 
 @pytest.mark.slow
+@pytest.mark.documentation
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("documented", OF_ANY_MODEL, ids=named)
 def test_an_example_of_any_model(documented, small):
@@ -93,6 +94,7 @@ def test_an_example_of_any_model(documented, small):
 
 
 @pytest.mark.slow
+@pytest.mark.documentation
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("documented", OF_THEIR_OWN_MODEL, ids=named)
 def test_an_example_of_a_model_of_its_own(documented, small):

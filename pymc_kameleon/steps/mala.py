@@ -8,7 +8,6 @@ import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it reg
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.mcmc import langevin
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.steps import surrogate_stage
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
@@ -88,6 +87,7 @@ class MALAStep(MetropolisHastingsStep):
     """
 
     name = "mala"
+    takes_gradients = True
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
         "step_size": (np.float64, [])
     }
@@ -140,19 +140,13 @@ class MALAStep(MetropolisHastingsStep):
         _ = self.target.with_gradients  # raises an error where there is none
 
     def _density(self):
-        return self.target.with_gradients
+        return self.target.with_gradients if self.stored is None else self.stored
 
     def _prior(self):
         return self.target.prior_with_gradient
 
     def _n_values(self):
         return N_TERMS + 2 * self.dim
-
-    def _check_surrogate(self):
-        surrogate_stage.check(self.surrogate, self.target, False, gradients=True)
-
-    def _new_stage(self):
-        return surrogate_stage.new_stage(self.surrogate, self.dim, gradients=True)
 
     def _loop(self, proposal, is_compiled):
         return langevin.run_compiled if is_compiled else langevin.run_plain

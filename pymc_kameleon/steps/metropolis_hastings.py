@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,9 @@ _log = logging.getLogger("pymc.kameleon")
 
 USUAL_ENDS = (200, 1000)
 """Draws after which mixing is judged where PyMC does not say how many there will be."""
+
+N_READ = 6000
+"""Evaluations of other chains and runs that are read at a time, at most: the last ones."""
 
 DISPERSAL_TRIES = 60
 """Points tried around the model's default start, ten at each width."""
@@ -100,6 +103,9 @@ class MetropolisHastingsStep(Step):
     _state_class = MetropolisHastingsState
     default_tune_steps = 2000
 
+    takes_gradients = False
+    """Whether gradients of prior and likelihood follow the terms of the log density."""
+
     def __init__(
         self,
         vars=None,
@@ -136,7 +142,6 @@ class MetropolisHastingsStep(Step):
             compile_kwargs=compile_kwargs,
             separate_estimates=self.pseudo_marginal,
         )
-        self.stored = None if store is None else StoredDensity(self.target, store)
         self.dim = self.target.dim
         adaptation.check(self.target.names, self.dim)
         kernel = adaptation.transition_kernel
@@ -149,7 +154,14 @@ class MetropolisHastingsStep(Step):
             kept_estimate.warn_without(type(self).__name__, self.target)
         self.surrogate = surrogate
         if surrogate is not None:
-            self._check_surrogate()
+            surrogate_stage.check(
+                surrogate, self.target, self.pseudo_marginal, self.takes_gradients
+            )
+            store = surrogate_stage.configuration(surrogate).store
+        self.stored = None
+        if store is not None:
+            self.stored = StoredDensity(self.target, store, self.takes_gradients)
+            self._prior()  # compiled once, before PyMC forks a process for each chain
         self.target_accept = (
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
@@ -168,7 +180,7 @@ class MetropolisHastingsStep(Step):
             "shapes": self.target.shapes,
             "surrogate": None
             if surrogate is None
-            else repr(surrogate_stage.configuration(surrogate)),
+            else repr(replace(surrogate_stage.configuration(surrogate), store=None)),
         }
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(options.items()))
         super().__init__(
@@ -228,6 +240,7 @@ class MetropolisHastingsStep(Step):
     def stop_tuning(self):
         """Freeze the adaptation (or let it go on with vanishing steps, `adapt_after_tune=True`)."""
         if self.chain is not None and self.tune:
+            self._learn_from_others()
             with all_or_nothing(self.learner):
                 self.learner.end_tuning(self.chain.position, self.rng)
             self._check_tuning()
@@ -255,6 +268,10 @@ class MetropolisHastingsStep(Step):
         self.returned = chain.position.astype(q0.data.dtype)
         evaluations, nonfinite = (int(chain.counts[i]) for i in (EVALUATIONS, NONFINITE))
         chain.counts[:] = 0
+        if self.stored is not None:
+            known = self.stored.taken_n_known()
+            evaluations -= known
+            self.report.known += known
         self.target.n_evaluations += evaluations
         statistics = {
             "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
@@ -337,6 +354,8 @@ class MetropolisHastingsStep(Step):
                 "model.debug()."
             )
         self.learner = self._new_learner(position, self.warm)
+        if self.stage is not None:
+            self._learn_from_others()
         if self.tune and self.warm is None:
             self._begin_tuning(x)
         if not self.tune:
@@ -387,6 +406,16 @@ class MetropolisHastingsStep(Step):
         chain = self.chain
         chain.proposal[:] = x
         return evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
+
+    def _learn_from_others(self):
+        """Teach the first stage what other chains and runs have stored since the last time."""
+        if self.stored is None:
+            return
+        stage = self.stage
+        found = self.stored.from_others(N_READ)
+        if len(found.points):
+            surrogate_stage.teach_best(stage, self.chain, *found)
+            surrogate_stage.refit(stage, self.surrogate, self.chain)
 
     def _new_learner(self, position, warm):
         return self.adaptation.start(position, self.rng, warm, self.target_accept)
@@ -504,11 +533,8 @@ class MetropolisHastingsStep(Step):
         """Return the function that makes transitions."""
         return runner(type(proposal)) if is_compiled else run_plain
 
-    def _check_surrogate(self):
-        surrogate_stage.check(self.surrogate, self.target, self.pseudo_marginal)
-
     def _new_stage(self):
-        return surrogate_stage.new_stage(self.surrogate, self.dim)
+        return surrogate_stage.new_stage(self.surrogate, self.dim, self.takes_gradients)
 
     def _stage(self, form):
         """Return the first stage as transitions take it, with the log prior in the same form."""
@@ -516,6 +542,8 @@ class MetropolisHastingsStep(Step):
         return self.stage._replace(log_prior=form(self._prior()))
 
     def _teach(self):
+        if self.tune and self.stored is not None and self.stored.is_reading_due:
+            self._learn_from_others()
         if self.adapts:
             surrogate_stage.refit(self.stage, self.surrogate, self.chain)
 
@@ -551,13 +579,10 @@ class MetropolisHastingsStep(Step):
         if report.pending is not None:
             message, report.pending = report.pending, None
             return message
-        if (
-            report.evaluations >= 500
-            and report.nonfinite > 0.1 * report.evaluations
-            and "nonfinite" not in report.told
-        ):
+        found = report.evaluations + report.known
+        if found >= 500 and report.nonfinite > 0.1 * found and "nonfinite" not in report.told:
             report.told.add("nonfinite")
-            share = report.nonfinite / report.evaluations
+            share = report.nonfinite / found
             return (
                 WarningType.BAD_PARAMS,
                 f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "

@@ -20,7 +20,9 @@ class Report:
     acceptance : float
         Mean acceptance of late.
     evaluations, nonfinite : float
-        Log-density evaluations, and those that were NaN or +inf.
+        Log-density evaluations; and log densities that were NaN or +inf, evaluated or known.
+    known : float
+        Log densities that were known from a store.
     foreign_seed : float
         `kept_estimate.foreign_seed` at the start of the chain.
     calls_made, calls_saved : int
@@ -40,6 +42,7 @@ class Report:
     acceptance: float = 0.0
     evaluations: float = 0.0
     nonfinite: float = 0.0
+    known: float = 0.0
     foreign_seed: float = 0.0
     calls_made: int = 0
     calls_saved: int = 0

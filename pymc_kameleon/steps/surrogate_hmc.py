@@ -223,15 +223,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if self.stored is None:
             return
         known = {point.tobytes() for point in self.learner.evaluations.stored()[0]}
-        for found in self.stored.new_from_others()[-N_EVALUATIONS:]:
-            if found.failure is None and found.point.tobytes() not in known:
-                terms = np.array([self.stored.log_prior(found.point), found.value, 0.0])
-                self.learner.keep_foreign(found.point, terms)
-
-    def stop_tuning(self):  # noqa: D102
-        if self.chain is not None and self.tune:
-            self._learn_from_others()
-        super().stop_tuning()
+        found = self.stored.from_others(N_EVALUATIONS)
+        for point, terms in zip(found.points, found.values, strict=True):
+            if point.tobytes() not in known:
+                self.learner.keep_foreign(point, terms)
 
     def _search(self, from_anywhere):
         """Search for a mode.

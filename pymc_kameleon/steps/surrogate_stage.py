@@ -18,6 +18,7 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     FirstStage,
     no_prediction,
 )
+from pymc_kameleon.surrogate.selection import most_informative
 
 __all__ = [
     "LARGE_JITTER",
@@ -30,6 +31,7 @@ __all__ = [
     "refit",
     "statistics",
     "teach",
+    "teach_best",
 ]
 
 ENOUGH = 1000
@@ -170,6 +172,27 @@ def teach(stage, chain, points, values, log_densities) -> None:
         if log_densities[i] > lowest:
             chain.proposal[:], chain.proposed_value[:] = points[i], values[i]
             remember(stage, chain, False)
+
+
+def teach_best(stage, chain, points, values, log_densities) -> None:
+    """Teach what others found: of more than the process holds, those that say most.
+
+    Parameters
+    ----------
+    stage : FirstStage
+    chain : Chain
+        Proposal and its value are overwritten.
+    points : array, shape (n, d)
+    values : array, shape (n, values)
+        What a step keeps of each.
+    log_densities : array, shape (n,)
+        -inf where they are not finite.
+    """
+    size = stage.process.values.size
+    if len(points) > size:
+        chosen = most_informative(points, log_densities, size)
+        points, values, log_densities = points[chosen], values[chosen], log_densities[chosen]
+    teach(stage, chain, points, values, log_densities)
 
 
 def refit(stage, surrogate, chain) -> None:

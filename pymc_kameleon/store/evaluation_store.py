@@ -1,6 +1,5 @@
 """Every evaluation of a likelihood in an SQLite file, which several processes read and write."""
 
-import functools
 import json
 import logging
 import os
@@ -16,9 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import pymc as pm
 import xarray as xr
+from pytensor.graph.op import Op
 
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.store.fingerprint import describe
+from pymc_kameleon.store.wrapped import stored_function
 
 __all__ = ["EvaluationStore", "StoredEvaluation"]
 
@@ -30,7 +31,8 @@ CREATE TABLE IF NOT EXISTS models (
 );
 CREATE TABLE IF NOT EXISTS evaluations (
     id INTEGER PRIMARY KEY, model INTEGER NOT NULL REFERENCES models, chain TEXT NOT NULL,
-    point BLOB NOT NULL, value REAL, failure TEXT, seconds REAL NOT NULL, finished REAL NOT NULL
+    point BLOB NOT NULL, value REAL, failure TEXT, seconds REAL NOT NULL, finished REAL NOT NULL,
+    gradient BLOB
 );
 CREATE INDEX IF NOT EXISTS by_point ON evaluations (model, point);
 """
@@ -55,19 +57,23 @@ class StoredEvaluation(NamedTuple):
         Log-likelihood; NaN where it was, and where the evaluation failed.
     failure : str or None
         Name and message of the exception, if one was raised.
+    gradient : array, shape (d,), or None
+        Of the log-likelihood, if it was evaluated.
     """
 
     number: int
     point: np.ndarray
     value: float
     failure: str | None
+    gradient: np.ndarray | None
 
 
 class EvaluationStore:
     """Keep evaluations of a likelihood in a file, for other chains, later runs and other priors.
 
     Each evaluation is written at once, so a run that is killed loses none that were finished. Only
-    log-likelihoods are stored, with their unconstrained points.
+    log-likelihoods, and their gradients where a step takes them, are stored with their
+    unconstrained points.
 
     Parameters
     ----------
@@ -87,6 +93,10 @@ class EvaluationStore:
     --------
     >>> with model:
     ...     idata = pm.sample(step=SurrogateHMCStep(store=EvaluationStore("run.sqlite")))
+
+    >>> with model:
+    ...     surrogate = GPSurrogate(store=EvaluationStore("run.sqlite"))
+    ...     idata = pm.sample(step=AdaptiveMetropolisStep(surrogate=surrogate))
     """
 
     def __init__(self, path: str | os.PathLike | None = None, *, new_model: bool = False):
@@ -157,6 +167,7 @@ class EvaluationStore:
         value: float,
         seconds: float,
         failure: str | None = None,
+        gradient: np.ndarray | None = None,
     ) -> None:
         """Store one evaluation; where it cannot be written, log a warning and go on.
 
@@ -172,16 +183,22 @@ class EvaluationStore:
             How long it took.
         failure : str, optional
             Name and message of an exception.
+        gradient : array, shape (d,), optional
+            Of the log-likelihood.
         """
-        row = (model, chain, np.asarray(point, dtype=np.float64).tobytes(), float(value))
         try:
             self._execute(
-                "INSERT INTO evaluations (model, chain, point, value, failure, seconds, finished) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                *row,
+                "INSERT INTO evaluations "
+                "(model, chain, point, value, failure, seconds, finished, gradient) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                model,
+                chain,
+                _bytes(point),
+                float(value),
                 failure,
                 seconds,
                 time.time(),
+                None if gradient is None else _bytes(gradient),
             )
         except ValueError as error:
             if not self._has_failed:
@@ -193,11 +210,25 @@ class EvaluationStore:
         found = self._execute(
             "SELECT value FROM evaluations WHERE model = ? AND point = ? AND failure IS NULL",
             model,
-            np.asarray(point, dtype=np.float64).tobytes(),
+            _bytes(point),
         )
         return _number(found[0][0]) if found else None
 
-    def read(self, model: int, after: int = 0, not_by: str = "") -> list[StoredEvaluation]:
+    def find_with_gradient(
+        self, model: int, point: np.ndarray
+    ) -> tuple[float, np.ndarray] | None:
+        """Return log-likelihood and gradient (d,) at exactly this point, or None if not known."""
+        found = self._execute(
+            "SELECT value, gradient FROM evaluations "
+            "WHERE model = ? AND point = ? AND failure IS NULL AND gradient IS NOT NULL",
+            model,
+            _bytes(point),
+        )
+        return (_number(found[0][0]), np.frombuffer(found[0][1])) if found else None
+
+    def read(
+        self, model: int, after: int = 0, not_by: str = "", most: int | None = None
+    ) -> list[StoredEvaluation]:
         """Return the evaluations of a model with numbers above `after`, in the order of storing.
 
         Parameters
@@ -206,17 +237,26 @@ class EvaluationStore:
         after : int
         not_by : str
             A chain whose evaluations are left out.
+        most : int, optional
+            Return the last ones only where there are more; by default all.
         """
         rows = self._execute(
-            "SELECT id, point, value, failure FROM evaluations "
-            "WHERE model = ? AND id > ? AND chain != ? ORDER BY id",
+            "SELECT id, point, value, failure, gradient FROM evaluations "
+            "WHERE model = ? AND id > ? AND chain != ? ORDER BY id DESC LIMIT ?",
             model,
             after,
             not_by,
+            -1 if most is None else most,
         )
         return [
-            StoredEvaluation(number, np.frombuffer(point), _number(value), failure)
-            for number, point, value, failure in rows
+            StoredEvaluation(
+                number,
+                np.frombuffer(point),
+                _number(value),
+                failure,
+                None if gradient is None else np.frombuffer(gradient),
+            )
+            for number, point, value, failure, gradient in reversed(rows)
         ]
 
     def summary(self) -> dict[str, float]:
@@ -237,32 +277,44 @@ class EvaluationStore:
         names = ("chains", "evaluations", "nonfinite", "failed", "seconds")
         return {"models": models} | {k: v or 0 for k, v in zip(names, row, strict=True)}
 
-    def wrap(self, function: Callable[..., float]) -> Callable[..., float]:
-        """Return a function that looks for its value in the store before it calls `function`.
+    def wrap(self, function: Callable[..., float] | Op, name: str | None = None):
+        """Return a function or operation that looks for its value before `function` is called.
 
-        For black boxes of models that any step samples, those of PyMC too.
+        For black boxes of models that any step samples, those of PyMC too. Values are shared at
+        once between chains, forked or spawned, and with later runs.
 
         Parameters
         ----------
-        function : callable
-            Takes numbers or arrays of fixed shapes; returns one number. It is known by its name.
+        function : callable or pytensor Op
+            A callable takes numbers or arrays of fixed shapes, and returns one number. An operation
+            has one output, a scalar; what `wrap_py` returns is one.
+        name : str, optional
+            What it is known by in the file. By default its module and its own name, of an operation
+            those of its class, or of the function in it. Not what it does: give another name, or
+            take another file, where the code or what it reads has changed.
+
+        Returns
+        -------
+        callable or pytensor Op
+            As was given. A gradient of an operation is that of the operation, and is not stored.
+
+        Raises
+        ------
+        TypeError
+            If it is neither.
+        ValueError
+            If the file has evaluations of other functions or models only; and, when an operation is
+            applied, if it has not one scalar output.
         """
-        model = self.model_number({"function": f"{function.__module__}.{function.__qualname__}"})
-        chains = {}
-
-        @functools.wraps(function)
-        def stored(*arguments):
-            point = np.concatenate([np.ravel(argument) for argument in arguments])
-            known = self.find(model, point)
-            if known is not None:
-                return known
-            chain = chains.setdefault(os.getpid(), uuid.uuid4().hex)
-            return self.timed(model, chain, point, lambda: float(function(*arguments)))
-
-        return stored
+        return stored_function(self, function, name)
 
     def timed(
-        self, model: int, chain: str, point: np.ndarray, evaluate: Callable[[], float]
+        self,
+        model: int,
+        chain: str,
+        point: np.ndarray,
+        evaluate: Callable[[], float],
+        gradient: np.ndarray | None = None,
     ) -> float:
         """Call `evaluate`, which returns a log-likelihood, and store what came of it.
 
@@ -273,6 +325,8 @@ class EvaluationStore:
         point : array, shape (d,)
         evaluate : callable
             An exception is stored, and raised again.
+        gradient : array, shape (d,), optional
+            Where `evaluate` writes the gradient.
 
         Returns
         -------
@@ -286,7 +340,7 @@ class EvaluationStore:
             failure, seconds = f"{type(error).__name__}: {error}", time.perf_counter() - begin
             self.add(model, chain, point, np.nan, seconds, failure)
             raise
-        self.add(model, chain, point, value, time.perf_counter() - begin)
+        self.add(model, chain, point, value, time.perf_counter() - begin, None, gradient)
         return value
 
     def to_dataset(self, model: pm.Model, vars=None) -> xr.Dataset:
@@ -341,7 +395,26 @@ class EvaluationStore:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(TABLES)
+        _add_gradients(connection)
+        connection.execute("BEGIN IMMEDIATE")  # which raises an error if it cannot be written
+        connection.execute("COMMIT")
         self._connection, self._process = connection, os.getpid()
+
+
+def _add_gradients(connection: sqlite3.Connection) -> None:
+    """Add the column of gradients to a file that is older than they are."""
+    columns = connection.execute("SELECT name FROM pragma_table_info('evaluations')").fetchall()
+    if ("gradient",) in columns:
+        return
+    try:
+        connection.execute("ALTER TABLE evaluations ADD COLUMN gradient BLOB")
+    except sqlite3.OperationalError as error:
+        if "duplicate column" not in str(error):  # another process was faster
+            raise
+
+
+def _bytes(numbers: np.ndarray) -> bytes:
+    return np.asarray(numbers, dtype=np.float64).tobytes()
 
 
 def _number(value: float | None) -> float:

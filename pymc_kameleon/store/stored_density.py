@@ -1,14 +1,35 @@
 """The function of a target that transitions evaluate, with all that it found kept in a store."""
 
 import uuid
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.store.evaluation_store import EvaluationStore, StoredEvaluation
+from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.store.fingerprint import describe
 
-__all__ = ["StoredDensity"]
+__all__ = ["Found", "StoredDensity"]
+
+READ_GROWTH = 1.05
+"""Factor by which the evaluations of a chain grow from one reading of the others' to the next."""
+
+
+class Found(NamedTuple):
+    """What others evaluated, with the prior of this model.
+
+    Attributes
+    ----------
+    points : array, shape (n, d)
+    values : array, shape (n, 3) or (n, 3 + 2 d)
+        What `StoredDensity.into` writes.
+    log_densities : array, shape (n,)
+        -inf where they are not finite.
+    """
+
+    points: np.ndarray
+    values: np.ndarray
+    log_densities: np.ndarray
 
 
 class StoredDensity:
@@ -18,9 +39,18 @@ class StoredDensity:
     ----------
     target : LogDensity
     store : EvaluationStore
+    gradients : bool
+        Whether the gradients of log prior and log-likelihood follow the terms.
+
+    Attributes
+    ----------
+    n_evaluated : int
+        Evaluations of the chain.
 
     Raises
     ------
+    TypeError
+        If the store is none.
     ValueError
         If the store has other models only, or the likelihood depends on variables that another step
         moves.
@@ -28,7 +58,9 @@ class StoredDensity:
 
     is_compilable = False
 
-    def __init__(self, target, store: EvaluationStore):
+    def __init__(self, target, store: EvaluationStore, gradients: bool = False):
+        if not isinstance(store, EvaluationStore):
+            raise TypeError(f"store={store!r}: pass EvaluationStore(path), or EvaluationStore().")
         if target.others_in_likelihood:
             raise ValueError(
                 f"store=: the likelihood depends on {', '.join(target.others_in_likelihood)} too, "
@@ -40,8 +72,8 @@ class StoredDensity:
                 "store= keeps log-likelihoods, and this model has no observed variables and no "
                 "potentials: leave store out, or give a variable observed=..."
             )
-        self.target, self.store = target, store
-        self.chain, self.last = "", 0
+        self.target, self.store, self.gradients = target, store, gradients
+        self._begin("")
         self.identify()
 
     def identify(self) -> None:
@@ -56,33 +88,84 @@ class StoredDensity:
 
     def begin_chain(self) -> None:
         """Store what follows as the evaluations of a new chain."""
-        self.chain, self.last = uuid.uuid4().hex, 0
+        self._begin(uuid.uuid4().hex)
+
+    def _begin(self, chain):
+        self.chain, self._last, self._next_reading = chain, 0, 0.0
+        self.n_evaluated = self._n_known = 0
 
     def compiled(self) -> None:
         """Return nothing: compiled code cannot write to a file."""
 
+    @property
+    def prior(self):
+        """The function of the log prior, with its gradient if there are gradients."""
+        return self.target.prior_with_gradient if self.gradients else self.target.prior
+
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Write the terms of the log density at `x` (d,) into `value` (3,)."""
-        known = self.store.find(self.model, x)
+        """Write the terms of the log density at `x` (d,), and gradients, into `value`."""
+        gradient = value[N_TERMS + x.size :] if self.gradients else None
+        known = self._find(x)
         if known is not None:
-            value[:] = self.log_prior(x), known, 0.0
+            self._join(x, *known, value)
+            self._n_known += 1
             return
+        function = self.target.with_gradients if self.gradients else self.target.function
 
         def evaluate():
-            self.target.function.into(x, value)
+            function.into(x, value)
             return value[1]
 
-        self.store.timed(self.model, self.chain, x, evaluate)
+        self.n_evaluated += 1
+        self.store.timed(self.model, self.chain, x, evaluate, gradient)
 
-    def log_prior(self, x: np.ndarray) -> float:
-        """Log prior at `x` (d,)."""
-        terms = np.empty(N_TERMS)
-        self.target.prior.into(x, terms)
-        return terms[0]
+    def taken_n_known(self) -> int:
+        """Return how many were found in the store since the last call."""
+        known, self._n_known = self._n_known, 0
+        return known
 
-    def new_from_others(self) -> list[StoredEvaluation]:
-        """Return what other chains and runs have stored since the last call."""
-        found = self.store.read(self.model, self.last, not_by=self.chain)
-        if found:
-            self.last = found[-1].number
-        return found
+    def _find(self, x):
+        """Log-likelihood and gradient, which is None if there are none; None if not known."""
+        if self.gradients:
+            return self.store.find_with_gradient(self.model, x)
+        known = self.store.find(self.model, x)
+        return None if known is None else (known, None)
+
+    def _join(self, x, log_likelihood, gradient, value):
+        """Write the prior at `x` (d,), and what is known of the likelihood, into `value`."""
+        dim = x.size if self.gradients else 0
+        self.prior.into(x, value[: N_TERMS + dim])
+        value[1] = log_likelihood
+        if self.gradients:
+            value[N_TERMS + dim :] = gradient
+
+    @property
+    def is_reading_due(self) -> bool:
+        """Whether enough was evaluated since others' evaluations were read."""
+        return self.n_evaluated >= self._next_reading
+
+    def from_others(self, most: int) -> Found:
+        """Return what other chains and runs have stored since the last call, without failures.
+
+        Parameters
+        ----------
+        most : int
+            Of more than these, the last ones; so many at most are read.
+        """
+        read = self.store.read(self.model, self._last, not_by=self.chain, most=most)
+        if read:
+            self._last = read[-1].number
+        self._next_reading = max(self.n_evaluated + 1, READ_GROWTH * self.n_evaluated)
+        usable = [
+            evaluation
+            for evaluation in read
+            if evaluation.failure is None and (evaluation.gradient is not None or not self.gradients)
+        ]
+        dim = self.target.dim
+        points = np.array([evaluation.point for evaluation in usable]).reshape(-1, dim)
+        values = np.zeros((len(usable), N_TERMS + 2 * dim * self.gradients))
+        for evaluation, value in zip(usable, values, strict=True):
+            self._join(evaluation.point, evaluation.value, evaluation.gradient, value)
+        log_densities = values[:, :N_TERMS].sum(axis=1)
+        log_densities[~np.isfinite(log_densities)] = -np.inf
+        return Found(points, values, log_densities)

@@ -1,6 +1,7 @@
 """The surrogate as users configure it, and how it is fitted."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,10 @@ class GPSurrogate:
     depth : float, optional
         Log-likelihoods further below the largest one are censored: they enter as if they were this
         far below, until the next fit leaves them out. By default 10 d + 50.
+    store : EvaluationStore, optional
+        Keeps every evaluation of a step in a file. Chains that share one learn from each other's
+        evaluations while they tune, and begin with those of earlier runs; what is known is not
+        evaluated again. A step with a store runs in Python.
 
     Notes
     -----
@@ -102,6 +107,7 @@ class GPSurrogate:
     refit: float = 1.25
     one_stage_share: float = 0.02
     depth: float | None = None
+    store: Any = None
 
     def __post_init__(self):
         for name, known in (("kernel", tuple(COVARIANCES)), ("mean", MEANS)):

@@ -44,6 +44,7 @@ from pymc_kameleon.surrogate.mean import (
 __all__ = [
     "Regression",
     "Uncertainty",
+    "choose_centres",
     "compressed",
     "fit_regression",
     "misfits",
@@ -51,6 +52,7 @@ __all__ = [
     "posterior_covariance",
     "regression_gradient",
     "regression_value",
+    "typical_depth",
 ]
 
 RATIONAL = COVARIANCES["rational_quadratic"]
@@ -151,7 +153,7 @@ def _basis(coordinates, centres, out):
 
 
 @jit(fastmath=SIMD)
-def _choose_centres(coordinates, importance, size, chosen):
+def choose_centres(coordinates, importance, size, chosen):
     """Pivoted Cholesky: columns that predict the others worst, weighed by their importance.
 
     Parameters
@@ -287,7 +289,7 @@ def fit_regression(
     inverse = np.exp(-hyperparameters[1:])
     z = np.ascontiguousarray(u * inverse[:, None])
     chosen = np.empty(min(max_centers, len(values)), dtype=np.int64)
-    count = _choose_centres(z, 1.0 / noise, chosen.size, chosen)
+    count = choose_centres(z, 1.0 / noise, chosen.size, chosen)
     centres = np.ascontiguousarray(z[:, chosen[:count]])
     weights, uncertainty = _ridge(z, centres, residuals, noise, math.exp(hyperparameters[0]))
     regression = Regression(standardization, mean, inverse, centres, weights, hyperparameters)

@@ -1,18 +1,19 @@
 """A store of evaluations: nothing lost, nothing torn, nothing asked twice, other models refused."""
 
 import gc
-import multiprocessing
 import os
 import pickle
 import signal
 import sqlite3
+import tempfile
+from pathlib import Path
 
 import models
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import BlackBox, begin, drive, sample
+from models import FORK, BlackBox, Killed, begin, drive, sample
 
 from pymc_kameleon import EvaluationStore, SurrogateHMCStep
 from pymc_kameleon.model.log_density import LogDensity
@@ -22,8 +23,6 @@ from pymc_kameleon.testing import frozen, invariance_p_values
 
 BOUND = 1e-6
 """Null probability of each p-value below it."""
-
-FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -131,6 +130,116 @@ def test_sampling_goes_on_where_the_disk_is_full(path, caplog):
     assert 0 < store.summary()["evaluations"] < operation.calls
 
 
+OLD_TABLE = """
+CREATE TABLE models (
+    id INTEGER PRIMARY KEY, description TEXT NOT NULL UNIQUE, created REAL NOT NULL
+);
+CREATE TABLE evaluations (
+    id INTEGER PRIMARY KEY, model INTEGER NOT NULL REFERENCES models, chain TEXT NOT NULL,
+    point BLOB NOT NULL, value REAL, failure TEXT, seconds REAL NOT NULL, finished REAL NOT NULL
+);
+INSERT INTO models (description, created) VALUES ('{}', 0.0);
+"""
+
+
+def make_old(path):
+    """A file of the time when no gradients were stored, with one evaluation."""
+    with sqlite3.connect(path) as connection:
+        connection.executescript(OLD_TABLE)
+        row = np.array([1.0, 2.0]).tobytes()
+        connection.execute(
+            "INSERT INTO evaluations VALUES (1, 1, 'a', ?, -3.0, NULL, 0.1, 0)", [row]
+        )
+
+
+def test_a_file_without_gradients_is_opened_and_takes_some(path):
+    make_old(path)
+    store = EvaluationStore(path)
+    model = store.model_number({})
+    (found,) = store.read(model)
+    np.testing.assert_array_equal(found.point, [1.0, 2.0])
+    assert (found.value, found.gradient) == (-3.0, None)
+    assert store.find(model, found.point) == -3.0
+    assert store.find_with_gradient(model, found.point) is None
+    store.add(model, "b", found.point, -3.0, 0.1, gradient=np.array([0.5, np.nan]))
+    value, gradient = EvaluationStore(path).find_with_gradient(model, found.point)
+    assert value == -3.0
+    np.testing.assert_array_equal(gradient, [0.5, np.nan])
+
+
+def open_together(path, barrier, opened):
+    barrier.wait()
+    EvaluationStore(path)
+    opened.put(True)
+
+
+def test_many_processes_open_a_file_without_gradients_at_once(path):
+    make_old(path)
+    barrier, opened = FORK.Barrier(8), FORK.Queue()
+    processes = [FORK.Process(target=open_together, args=(path, barrier, opened)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [opened.get(timeout=10) for _ in processes] == [True] * 8
+
+
+def test_only_the_last_are_read_where_so_many_are_wanted(path):
+    store = EvaluationStore(path)
+    model = store.model_number({})
+    for k in range(9):
+        store.add(model, "a", np.array([float(k)]), 0.0, 0.0)
+    assert [e.point[0] for e in store.read(model, most=3)] == [6.0, 7.0, 8.0]
+    assert [e.point[0] for e in store.read(model, after=7, most=3)] == [7.0, 8.0]
+
+
+def test_models_in_one_file_are_kept_apart(path):
+    store = EvaluationStore(path, new_model=True)
+    first, second = store.model_number({"likelihood": "a"}), store.model_number({"likelihood": "b"})
+    store.add(first, "a", np.zeros(2), -1.0, 0.0, gradient=np.ones(2))
+    store.add(second, "b", np.zeros(2), -2.0, 0.0)
+    assert (store.find(first, np.zeros(2)), store.find(second, np.zeros(2))) == (-1.0, -2.0)
+    assert store.find_with_gradient(second, np.zeros(2)) is None
+    assert [e.value for e in store.read(second)] == [-2.0]
+    assert store.summary()["models"] == 2
+
+
+def open_as_nobody(path, messages):
+    if os.geteuid() == 0:  # whom no file is closed to
+        os.setuid(65534)
+    try:
+        EvaluationStore(path)
+        messages.put("opened")
+    except ValueError as error:
+        messages.put(str(error))
+
+
+def test_a_file_that_is_read_only_is_refused():
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "run.sqlite")
+        EvaluationStore(path)
+        path.chmod(0o444)
+        Path(directory).chmod(0o777)
+        messages = FORK.Queue()
+        process = FORK.Process(target=open_as_nobody, args=(path, messages))
+        process.start()
+        assert "run.sqlite cannot be used as a store" in messages.get(timeout=30)
+        process.join()
+
+
+def test_a_file_that_is_damaged_later_is_told(path):
+    store = EvaluationStore(path)
+    model = store.model_number({})
+    for k in range(500):
+        store.add(model, "a", np.full(8, float(k)), 0.0, 0.0)
+    store._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(path.read_bytes())
+    content[8192:-4096] = b"x" * (len(content) - 12288)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"run\.sqlite cannot be used as a store"):
+        EvaluationStore(path).read(model)
+
+
 # which model --------------------------------------------------------------------------------------
 
 
@@ -220,17 +329,6 @@ def test_failures_are_stored_and_raised():
         step.step({"x": np.full(2, 5.0)})
     (failed,) = store.read(step.stored.model)
     assert failed.failure.startswith("ArithmeticError: no solution")
-
-
-class Killed(BlackBox):
-    """Kills its process at a call."""
-
-    last = None
-
-    def perform(self, node, inputs, outputs):
-        super().perform(node, inputs, outputs)
-        if self.calls == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killable():

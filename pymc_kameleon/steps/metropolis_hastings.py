@@ -28,12 +28,13 @@ from pymc_kameleon.steps import kept_estimate, surrogate_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
 from pymc_kameleon.steps.mixing import new_draws, slow_mixing
 from pymc_kameleon.steps.report import Report
-from pymc_kameleon.steps.start import checked_start, move_near_mode, search_from
+from pymc_kameleon.steps.start import TAUGHT, checked_start, move_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.store.stored_density import StoredDensity
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.surrogate.near_mode import around_the_mode
+from pymc_kameleon.surrogate.regression import typical_depth
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
@@ -45,6 +46,10 @@ USUAL_ENDS = (200, 1000)
 
 N_READ = 6000
 """Evaluations of other chains and runs that are read at a time, at most: the last ones."""
+
+READ_GROWTH = 1.05
+"""Factor by which the evaluations of a chain grow from one reading to the next, while its surrogate
+has room for what is read."""
 
 DISPERSAL_TRIES = 60
 """Points tried around the model's default start, ten at each width."""
@@ -392,14 +397,24 @@ class MetropolisHastingsStep(Step):
             values.append(chain.proposed_value.copy())
             return log_densities[-1]
 
-        search_from(chain.position, evaluate_and_keep)
-        known = np.array(points), np.array(log_densities)
+        known = self._known_near_mode()
+        if known is None:
+            search_from(chain.position, evaluate_and_keep)
+            known = np.array(points), np.array(log_densities)
         gaussian = around_the_mode(*known)
         move_near_mode(chain, gaussian, *known, evaluate_and_keep, self.rng)
         self.learner.begin_with(gaussian, self.rng)
         if self.stage is not None:
             surrogate_stage.teach(self.stage, chain, points, values, np.array(log_densities))
             self._teach()
+
+    def _known_near_mode(self):
+        """Points from a store that make a search needless, and their log densities; else None."""
+        if self.stage is None or self.stored is None or not self.stage.is_open[0]:
+            return None
+        points, values = surrogate_stage.held(self.stage, self.stored.prior)
+        n_typical = np.sum(values > values.max() - typical_depth(self.dim))
+        return (points, values) if n_typical >= TAUGHT * (self.dim + 2) else None
 
     def _evaluate_at(self, x):
         """Log density at `x` (d,), -inf if it is not finite; its terms are kept as a proposal's."""
@@ -411,11 +426,13 @@ class MetropolisHastingsStep(Step):
         """Teach the first stage what other chains and runs have stored since the last time."""
         if self.stored is None:
             return
-        stage = self.stage
-        found = self.stored.from_others(N_READ)
+        process = self.stage.process
+        is_full = process.count[0] == process.values.size
+        growth = surrogate_stage.configuration(self.surrogate).refit if is_full else READ_GROWTH
+        found = self.stored.from_others(N_READ, growth)
         if len(found.points):
-            surrogate_stage.teach_best(stage, self.chain, *found)
-            surrogate_stage.refit(stage, self.surrogate, self.chain)
+            prior = self.stored.prior
+            surrogate_stage.teach_found(self.stage, self.surrogate, self.chain, prior, found)
 
     def _new_learner(self, position, warm):
         return self.adaptation.start(position, self.rng, warm, self.target_accept)

@@ -5,7 +5,10 @@ import numpy as np
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.validation import checked_choice
 
-__all__ = ["STARTS", "checked_start", "move_near_mode", "search_from"]
+__all__ = ["STARTS", "TAUGHT", "checked_start", "move_near_mode", "search_from"]
+
+TAUGHT = 10
+"""Known evaluations near the largest, times d + 2, that make a search for the mode needless."""
 
 STARTS = ("here", "optimize")
 

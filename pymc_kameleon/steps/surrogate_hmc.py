@@ -13,7 +13,7 @@ from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.steps.start import move_near_mode, search_from
+from pymc_kameleon.steps.start import TAUGHT, move_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryAdaptation
@@ -24,9 +24,6 @@ _log = logging.getLogger("pymc.kameleon")
 
 POOL = 8
 """Draws from the prior, times those that a chain evaluates."""
-
-TAUGHT = 10
-"""Known evaluations near the largest, times d + 2, that make a search for the mode needless."""
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""

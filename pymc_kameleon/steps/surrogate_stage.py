@@ -26,12 +26,13 @@ __all__ = [
     "check",
     "complaint",
     "configuration",
+    "held",
     "lengths",
     "new_stage",
     "refit",
     "statistics",
     "teach",
-    "teach_best",
+    "teach_found",
 ]
 
 ENOUGH = 1000
@@ -174,25 +175,64 @@ def teach(stage, chain, points, values, log_densities) -> None:
             remember(stage, chain, False)
 
 
-def teach_best(stage, chain, points, values, log_densities) -> None:
-    """Teach what others found: of more than the process holds, those that say most.
+def held(stage, prior) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points (n, d) that the process holds, and their log densities (n,).
 
     Parameters
     ----------
     stage : FirstStage
+    prior : ModelFunction
+        The log prior, as the stage evaluates it.
+    """
+    process = stage.process
+    points, terms = process.points[: process.count[0]], np.empty(stage.proposed_prior.size)
+    log_densities = process.values[: process.count[0]].copy()
+    for i, point in enumerate(points):
+        prior.into(point, terms)
+        log_densities[i] += terms[0]
+    log_densities[~np.isfinite(log_densities)] = -np.inf
+    return points.copy(), log_densities
+
+
+def teach_found(stage, surrogate, chain, prior, found) -> None:
+    """Teach what others evaluated.
+
+    Where there is no room for all of it, what the process holds is chosen anew, of its own points
+    and of these, those that say most.
+
+    Parameters
+    ----------
+    stage : FirstStage
+    surrogate : GPSurrogate or FittedSurrogate
     chain : Chain
         Proposal and its value are overwritten.
-    points : array, shape (n, d)
-    values : array, shape (n, values)
-        What a step keeps of each.
-    log_densities : array, shape (n,)
-        -inf where they are not finite.
+    prior : ModelFunction
+        The log prior, as the stage evaluates it.
+    found : Found
     """
-    size = stage.process.values.size
-    if len(points) > size:
-        chosen = most_informative(points, log_densities, size)
-        points, values, log_densities = points[chosen], values[chosen], log_densities[chosen]
-    teach(stage, chain, points, values, log_densities)
+    process, n = stage.process, len(found.points)
+    size, count = process.values.size, process.count[0]
+    if not stage.is_open[0] or count + n <= size:
+        chosen = slice(None)
+        if n > size:
+            chosen = most_informative(found.points, found.log_densities, size)
+        teach(stage, chain, *(part[chosen] for part in found))
+        refit(stage, surrogate, chain)
+        return
+    own, log_densities = held(stage, prior)
+    chosen = most_informative(
+        np.concatenate([own, found.points]),
+        np.concatenate([log_densities, found.log_densities]),
+        size,
+    )
+    first = N_TERMS + own.shape[1]
+    parts = (
+        (own, found.points),
+        (process.values[:count], found.values[:, 1]),
+        (process.gradients[:count], found.values[:, first:]),
+    )
+    stage.count[0] += n
+    _fit(stage, surrogate, chain, *(np.concatenate(part)[chosen] for part in parts))
 
 
 def refit(stage, surrogate, chain) -> None:
@@ -216,10 +256,16 @@ def refit(stage, surrogate, chain) -> None:
         if count < max(initial, settings.refit * fitted):
             return
         source, size = stage, min(count, stage.values.size)
-    stored = [a[:size] for a in (source.points, source.values, source.gradients)]
-    stage.count[1] = count
+    stored = (a[:size] for a in (source.points, source.values, source.gradients))
+    _fit(stage, surrogate, chain, *stored)
+
+
+def _fit(stage, surrogate, chain, points, values, gradients):
+    stage.count[1] = stage.count[0]
     try:
-        settings.fit_into(process, *stored, current_value=chain.value[1])
+        configuration(surrogate).fit_into(
+            stage.process, points, values, gradients, current_value=chain.value[1]
+        )
     except (ValueError, linalg.LinAlgError):
         # Too few finite points so far, or points that no jitter tells apart: ask again later.
         stage.is_open[0] = False

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import tempfile
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -214,9 +213,7 @@ class EvaluationStore:
         )
         return _number(found[0][0]) if found else None
 
-    def find_with_gradient(
-        self, model: int, point: np.ndarray
-    ) -> tuple[float, np.ndarray] | None:
+    def find_with_gradient(self, model: int, point: np.ndarray) -> tuple[float, np.ndarray] | None:
         """Return log-likelihood and gradient (d,) at exactly this point, or None if not known."""
         found = self._execute(
             "SELECT value, gradient FROM evaluations "
@@ -396,8 +393,8 @@ class EvaluationStore:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(TABLES)
         _add_gradients(connection)
-        connection.execute("BEGIN IMMEDIATE")  # which raises an error if it cannot be written
-        connection.execute("COMMIT")
+        if not os.access(self.path, os.W_OK):
+            raise sqlite3.OperationalError("it is read-only")
         self._connection, self._process = connection, os.getpid()
 
 

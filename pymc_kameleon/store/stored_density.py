@@ -6,13 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.store.evaluation_store import EvaluationStore
+from pymc_kameleon.store.evaluation_store import EvaluationStore, StoredEvaluation
 from pymc_kameleon.store.fingerprint import describe
 
 __all__ = ["Found", "StoredDensity"]
-
-READ_GROWTH = 1.05
-"""Factor by which the evaluations of a chain grow from one reading of the others' to the next."""
 
 
 class Found(NamedTuple):
@@ -144,28 +141,30 @@ class StoredDensity:
         """Whether enough was evaluated since others' evaluations were read."""
         return self.n_evaluated >= self._next_reading
 
-    def from_others(self, most: int) -> Found:
+    def from_others(self, most: int, growth: float = 1.0) -> Found:
         """Return what other chains and runs have stored since the last call, without failures.
 
         Parameters
         ----------
         most : int
             Of more than these, the last ones; so many at most are read.
+        growth : float
+            Factor by which the evaluations of this chain grow until the next reading is due.
         """
         read = self.store.read(self.model, self._last, not_by=self.chain, most=most)
         if read:
             self._last = read[-1].number
-        self._next_reading = max(self.n_evaluated + 1, READ_GROWTH * self.n_evaluated)
-        usable = [
-            evaluation
-            for evaluation in read
-            if evaluation.failure is None and (evaluation.gradient is not None or not self.gradients)
-        ]
+        self._next_reading = max(self.n_evaluated + 1, growth * self.n_evaluated)
+        usable = [found for found in read if self._can_learn(found)]
         dim = self.target.dim
-        points = np.array([evaluation.point for evaluation in usable]).reshape(-1, dim)
+        points = np.array([found.point for found in usable]).reshape(-1, dim)
         values = np.zeros((len(usable), N_TERMS + 2 * dim * self.gradients))
-        for evaluation, value in zip(usable, values, strict=True):
-            self._join(evaluation.point, evaluation.value, evaluation.gradient, value)
+        for found, value in zip(usable, values, strict=True):
+            self._join(found.point, found.value, found.gradient, value)
         log_densities = values[:, :N_TERMS].sum(axis=1)
         log_densities[~np.isfinite(log_densities)] = -np.inf
         return Found(points, values, log_densities)
+
+    def _can_learn(self, evaluation: StoredEvaluation) -> bool:
+        has_all = not self.gradients or evaluation.gradient is not None
+        return has_all and evaluation.failure is None

@@ -1,0 +1,368 @@
+"""Delayed acceptance with a store: shared while tuning, exact after it, nothing asked twice."""
+
+import signal
+
+import models
+import numpy as np
+import pymc as pm
+import pytest
+from models import FORK, BlackBox, Killed, begin, drive, sample
+from scipy import stats
+
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    EvaluationStore,
+    FastKameleonStep,
+    GPSurrogate,
+    KameleonStep,
+    MALAStep,
+    PCAKameleonStep,
+    SurrogateHMCStep,
+)
+from pymc_kameleon.surrogate.selection import most_informative
+from pymc_kameleon.targets import Banana
+from pymc_kameleon.testing import frozen, invariance_p_values
+
+BOUND = 1e-6
+"""Null probability of each p-value below it."""
+
+RANDOM_WALKS = [AdaptiveMetropolisStep, KameleonStep, FastKameleonStep, PCAKameleonStep]
+
+
+class Counted(BlackBox):
+    """-|x - 1|^2 / 2 with its gradient; notes the points that it is asked for."""
+
+    def __init__(self):
+        super().__init__(self.note)
+        self.asked = []
+
+    def note(self, x):
+        self.asked.append(np.array(x, dtype=float).tobytes())
+        return models.negative_half_square(x)
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [cotangents[0] * (1.0 - inputs[0])]
+
+    L_op = pullback
+
+
+def counted(prior_sd=1.0):
+    operation = Counted()
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, prior_sd, shape=2)
+        pm.Potential("simulator", operation(x))
+    return model, operation
+
+
+def make(cls, model, store, **options):
+    surrogate = {k: options.pop(k) for k in ("max_points", "n_initial") if k in options}
+    options = {"steps_per_draw": 3} | options
+    return cls(model=model, surrogate=GPSurrogate(store=store, **surrogate), **options)
+
+
+def driven(step, model, draws, tune, seed=1):
+    begin(step, seed, tune)
+    return drive(step, model.initial_point(), draws, tune)
+
+
+# kept ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [*RANDOM_WALKS, MALAStep])
+def test_every_call_is_stored_once_and_statistics_count_calls(cls):
+    model, operation = counted()
+    store = EvaluationStore()
+    for seed in (1, 2):
+        step = make(cls, model, store)
+        operation.asked.clear()
+        before = store.summary()["evaluations"]
+        _, statistics, _ = driven(step, model, 60, 40, seed)
+        assert len(operation.asked) == store.summary()["evaluations"] - before
+        assert sum(s["n_evals"] for s in statistics) == len(operation.asked)
+        assert statistics[-1]["calls_made"] == len(operation.asked)
+        total = sum(s["n_transitions"] for s in statistics)
+        assert statistics[-1]["calls_saved"] == total - len(operation.asked)
+    rows = store.read(step.stored.model)
+    assert len({row.point.tobytes() for row in rows}) == len(rows)
+    for row in rows:
+        np.testing.assert_allclose(row.value, models.negative_half_square(row.point), rtol=1e-12)
+        if cls is MALAStep:
+            np.testing.assert_allclose(row.gradient, 1.0 - row.point, rtol=1e-12)
+        else:
+            assert row.gradient is None
+
+
+@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+def test_what_is_known_is_not_asked_again_and_is_not_counted(cls):
+    """A chain that its surrogate does not change is the same again, without a call."""
+    model, operation = counted()
+    store, chains = EvaluationStore(), []
+    for _ in range(2):
+        step = make(cls, model, store, n_initial=250, max_points=900)
+        operation.asked.clear()
+        points, statistics, _ = driven(step, model, 40, 30)
+        chains.append((points, len(operation.asked), sum(s["n_evals"] for s in statistics)))
+    (first, asked, n_evals), (second, *counts) = chains
+    assert asked == n_evals > 100
+    assert counts == [0, 0.0]
+    assert statistics[-1]["calls_made"] == 0
+    np.testing.assert_allclose(first, second, rtol=1e-10)
+
+
+def test_surrogate_hmc_counts_calls_and_no_look_ups():
+    model, operation = counted()
+    store, found = EvaluationStore(), []
+    for _ in range(2):
+        step = SurrogateHMCStep(model=model, store=store, steps_per_draw=5)
+        operation.asked.clear()
+        points, statistics, _ = driven(step, model, 40, 0)
+        found.append(points)
+        n_evals = sum(s["n_evals"] for s in statistics)
+        assert n_evals == len(operation.asked) == statistics[-1]["calls_made"]
+    assert not operation.asked
+    np.testing.assert_allclose(*found, rtol=1e-10)
+
+
+def test_values_without_gradients_are_asked_again_where_gradients_are_needed():
+    model, operation = counted()
+    store = EvaluationStore()
+    driven(make(AdaptiveMetropolisStep, model, store), model, 40, 20)
+    values = store.summary()["evaluations"]
+    gradients = make(MALAStep, model, store)
+    operation.asked.clear()
+    driven(gradients, model, 40, 20)
+    assert operation.asked
+    walk = make(AdaptiveMetropolisStep, model, store)
+    begin(walk, 3, 20)
+    walk.step(model.initial_point())
+    # Values that came with a gradient serve a step that takes none.
+    assert walk.stage.count[0] > min(values, 200)
+    assert len(store.read(walk.stored.model)) >= values + len(operation.asked)
+
+
+def test_a_chain_that_shares_nothing_is_as_without_a_store():
+    chains = []
+    for store in (None, EvaluationStore()):
+        model, _ = models.black_box()
+        step = make(AdaptiveMetropolisStep, model, store)
+        chains.append(driven(step, model, 120, 80, 3)[0])
+    np.testing.assert_array_equal(*chains)
+
+
+def test_a_model_that_compiles_runs_in_python_with_a_store():
+    model = models.with_data()
+    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(store=EvaluationStore()))
+    assert not step.runs_compiled
+    assert "in Python" in repr(step)
+    _, statistics, _ = driven(step, model, 20, 10)
+    assert step.stored.store.summary()["evaluations"] == sum(s["n_evals"] for s in statistics)
+
+
+def test_a_store_that_is_none_is_refused():
+    model, _ = models.black_box()
+    with pytest.raises(TypeError, match=r"store='run\.sqlite'.*EvaluationStore"):
+        AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(store="run.sqlite"))
+
+
+def test_state_of_a_chain_does_not_depend_on_the_file():
+    model, _ = counted()
+    first, second = (make(AdaptiveMetropolisStep, model, EvaluationStore()) for _ in range(2))
+    driven(first, model, 30, 20)
+    second.sampling_state = first.sampling_state
+    assert second.stage.count[0] == first.stage.count[0]
+
+
+# shared -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+def test_chains_that_tune_learn_from_each_other_and_stop_then(cls):
+    model, _ = counted()
+    store = EvaluationStore()
+    steps = [make(cls, model, store, steps_per_draw=1) for _ in range(2)]
+    points = [model.initial_point() for _ in steps]
+    for k, step in enumerate(steps):
+        begin(step, k, 100)
+    for _ in range(100):
+        for k, step in enumerate(steps):
+            points[k], _ = step.step(points[k])
+    own = [{r.point.tobytes() for r in store.read(1, not_by=s.stored.chain)} for s in steps]
+    for step in steps:
+        step.stop_tuning()
+    for step, others in zip(steps, own, strict=True):
+        process = step.stage.process
+        held = {point.tobytes() for point in process.points[: process.count[0]]}
+        assert len(held & others) > 0.2 * len(held)
+        assert len(held - others) > 0.2 * len(held)
+    before = [step.stage.process.weights.copy() for step in steps]
+    for k, step in enumerate(steps):
+        drive(step, points[k], 30, -1)
+    for step, weights in zip(steps, before, strict=True):
+        np.testing.assert_array_equal(step.stage.process.weights, weights)
+
+
+@pytest.mark.parametrize("tune", [20, 0])
+@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+def test_a_later_run_begins_with_a_trained_surrogate(cls, tune):
+    """With another prior, too."""
+    model, _ = counted()
+    store = EvaluationStore()
+    driven(make(cls, model, store), model, 150, 120)
+    narrow, operation = counted(prior_sd=0.5)
+    step = make(cls, narrow, store)
+    operation.asked.clear()
+    begin(step, 5, tune)
+    step.stop_tuning() if not tune else None
+    _, (statistics,) = step.step(narrow.initial_point())
+    assert step.stage.is_open[0]
+    assert statistics["n_points"] > 30
+    assert len(operation.asked) <= 4
+    process = step.stage.process
+    held = process.points[: process.count[0]]
+    expected = [models.negative_half_square(x) for x in held]
+    np.testing.assert_allclose(process.values[: process.count[0]], expected, rtol=1e-10)
+
+
+def test_the_training_set_stays_bounded_and_is_chosen():
+    model, _ = counted()
+    store, rng = EvaluationStore(), np.random.default_rng(4)
+    step = make(AdaptiveMetropolisStep, model, store, max_points=40)
+    for point in 3.0 * rng.normal(size=(400, 2)) + 0.5:
+        store.add(step.stored.model, "a", point, models.negative_half_square(point), 0.0)
+    begin(step, 1, 200)
+    point, _ = step.step(model.initial_point())
+    assert step.stage.process.count[0] == 40
+    for more in rng.normal(size=(100, 2)) + 0.5:
+        store.add(step.stored.model, "b", more, models.negative_half_square(more), 0.0)
+    drive(step, point, 60, 60)
+    step.stop_tuning()
+    process = step.stage.process
+    assert process.count[0] <= 40
+    assert any(
+        process.points[:40].tobytes().find(e.point.tobytes()) >= 0
+        for e in store.read(step.stored.model, after=400)
+    )
+    u = rng.normal(size=(200, 2)) * 0.5**0.5 + 0.5
+    fitted = GPSurrogate().fit(process.points[: process.count[0]], process.values[:40])
+    np.testing.assert_allclose(
+        fitted.predict(u), [models.negative_half_square(x) for x in u], atol=0.05
+    )
+
+
+def test_points_that_say_most_are_chosen():
+    rng = np.random.default_rng(7)
+    points = np.concatenate([rng.normal(size=(900, 3)), 8.0 * rng.normal(size=(100, 3))])
+    points[1] = points[0]
+    values = -0.5 * np.sum(points**2, axis=1)
+    values[5] = -np.inf
+    chosen = most_informative(points, values, 100)
+    assert len(chosen) == len(set(chosen)) == 100
+    assert 5 not in chosen
+    assert not {0, 1} <= set(chosen)
+    typical = np.linalg.norm(points[chosen], axis=1) < 4.0
+    assert typical.mean() > 0.6
+
+
+def test_a_search_is_left_out_where_the_mode_is_known():
+    model, operation = counted()
+    store, asked = EvaluationStore(), []
+    for seed in (1, 2):
+        step = make(AdaptiveMetropolisStep, model, store, start="optimize", steps_per_draw=1)
+        operation.asked.clear()
+        begin(step, seed, 100)
+        point, _ = step.step(model.initial_point())
+        asked.append(len(operation.asked))
+        drive(step, point, 100, 100)
+    assert asked[1] < 10 < asked[0]
+
+
+# exact --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
+@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations(cls):
+    target = Banana(bananicity=0.1, variance=100.0, dim=2)
+    rng = np.random.default_rng(30)
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        bent = x[1] - 0.1 * (x[0] ** 2 - 100.0)
+        pm.Potential("y", -(x[0] ** 2) / 200.0 - bent**2 / 2)
+    store = EvaluationStore()
+    first = make(cls, model, store, steps_per_draw=5)
+    driven(first, model, 150, 150)
+    step = frozen(make(cls, model, store, steps_per_draw=40, warm_start=target.draw(80, rng)), 31)
+    found = invariance_p_values(
+        step,
+        target.draw(500, rng),
+        target.draw(30_000, rng),
+        {"quantile statistic": target.quantile_statistic},
+    )
+    assert step.stage.is_open[0]
+    assert step.report.screened > 0.9 * 500 * 40
+    assert min(found.values()) > BOUND, found
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
+def test_a_long_run_after_shared_tuning_has_the_quantiles_of_the_posterior():
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    steps = [make(AdaptiveMetropolisStep, model, store, steps_per_draw=5) for _ in range(2)]
+    points = [model.initial_point() for _ in steps]
+    for k, step in enumerate(steps):
+        begin(step, 10 + k, 200)
+    for _ in range(200):
+        for k, step in enumerate(steps):
+            points[k], _ = step.step(points[k])
+    for k, step in enumerate(steps):
+        step.stop_tuning()
+        draws, _, _ = drive(step, points[k], 3000, -1)
+        for probability in (0.05, 0.25, 0.5, 0.75, 0.95):
+            quantile = stats.norm.ppf(probability, 0.5, 0.5**0.5)
+            models.assert_mean(draws < quantile, np.full(2, probability))
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "run.sqlite"
+    operation = Killed(models.negative_half_square)
+    with pm.Model() as model:
+        pm.Potential("simulator", operation(pm.Normal("x", 0, 1, shape=2)))
+    step = make(AdaptiveMetropolisStep, model, EvaluationStore(path))
+    operation.calls, operation.last = 0, 120
+    process = FORK.Process(target=lambda: sample(step, model, draws=300, tune=200))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    store = EvaluationStore(path)
+    seen = {e.point.tobytes() for e in store.read(step.stored.model)}
+    assert len(seen) == 119  # the last one was not finished
+    asked, operation.last = [], None
+
+    def noted(x):
+        asked.append(np.array(x, dtype=float).tobytes())
+        return models.negative_half_square(x)
+
+    operation.function = noted
+    again = make(AdaptiveMetropolisStep, model, store)
+    asked.clear()
+    idata = sample(again, model, draws=1500, tune=100, discard_tuned_samples=False)
+    assert not seen & set(asked)
+    assert len(store.read(step.stored.model)) == 119 + len(asked)
+    assert models.values(idata, "n_points", "warmup_sample_stats")[0, 0] > 50
+    models.assert_mean(models.values(idata, "x"), np.full(2, 0.5))
+    models.assert_mean((models.values(idata, "x") - 0.5) ** 2, np.full(2, 0.5))
+
+
+def test_chains_in_processes_share_one_file():
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    step = make(AdaptiveMetropolisStep, model, store)
+    idata = sample(step, model, draws=60, tune=80, chains=2, cores=2, discard_tuned_samples=False)
+    calls = sum(
+        models.values(idata, "n_evals", group).sum()
+        for group in ("sample_stats", "warmup_sample_stats")
+    )
+    assert store.summary()["chains"] == 2
+    assert store.summary()["evaluations"] == calls

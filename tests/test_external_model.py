@@ -154,7 +154,7 @@ def test_chains_ask_a_server_each_and_a_later_run_asks_less():
             SurrogateHMCStep(model=model, store=store),
             model,
             tune=80,
-            draws=150,
+            draws=120,
             chains=2,
             cores=2,
             discard_tuned_samples=False,
@@ -172,7 +172,7 @@ def test_chains_ask_a_server_each_and_a_later_run_asks_less():
         later = AdaptiveMetropolisStep(
             model=model, surrogate=GPSurrogate(store=store), start="optimize", steps_per_draw=1
         )
-        idata = sample(later, model, tune=100, draws=300)
+        idata = sample(later, model, tune=60, draws=240)
         asked = sum(calls_of(url) - n for url, n in zip(urls, before, strict=True))
-        assert asked == store.summary()["evaluations"] - known < 300
+        assert asked == store.summary()["evaluations"] - known < 240
         models.assert_mean(models.values(idata, "x"), mean)

@@ -339,10 +339,12 @@ class MetropolisHastingsStep(Step):
             counts=np.zeros(2, dtype=np.int64),
             outcome=np.zeros(2),
         )
-        if self.surrogate is not None:
-            self.stage = self._new_stage()
+        self.chain.value[0] = -np.inf
         if self.stored is not None:
             self.stored.begin_chain()
+        if self.surrogate is not None:
+            self.stage = self._new_stage()
+            self._learn_from_others()
         self.report.foreign_seed = kept_estimate.foreign_seed(self.target)
         for start in self._starts(x):
             position[:] = start
@@ -359,8 +361,6 @@ class MetropolisHastingsStep(Step):
                 "model.debug()."
             )
         self.learner = self._new_learner(position, self.warm)
-        if self.stage is not None:
-            self._learn_from_others()
         if self.tune and self.warm is None:
             self._begin_tuning(x)
         if not self.tune:
@@ -373,9 +373,14 @@ class MetropolisHastingsStep(Step):
 
         Chains that all begin at one point tell R-hat nothing, so a chain that is about to tune is
         moved from the model's default start as PyMC moves those of NUTS, less far where the model
-        is finite nearby only.
+        is finite nearby only. Where a store has points that are typical of the posterior, it is
+        moved to one of these: what was learnt around them says little of a walk from elsewhere.
         """
         if self.disperse and self.tune and np.array_equal(x, self.target.default_start):
+            known = self._known_near_mode()
+            if known is not None:
+                points, values = known
+                yield self.rng.choice(points[values > values.max() - typical_depth(self.dim)])
             for i in range(DISPERSAL_TRIES):
                 width = 0.5 ** (i // 10)
                 yield x + self.rng.uniform(-width, width, self.dim)

@@ -237,9 +237,10 @@ class EvaluationStore:
         most : int, optional
             Return the last ones only where there are more; by default all.
         """
+        # By the number of the row: the index of points would be read whole, and +model hides it.
         rows = self._execute(
             "SELECT id, point, value, failure, gradient FROM evaluations "
-            "WHERE model = ? AND id > ? AND chain != ? ORDER BY id DESC LIMIT ?",
+            "WHERE +model = ? AND id > ? AND chain != ? ORDER BY id DESC LIMIT ?",
             model,
             after,
             not_by,

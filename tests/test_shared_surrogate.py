@@ -98,7 +98,7 @@ def test_what_is_known_is_not_asked_again_and_is_not_counted(cls):
     model, operation = counted()
     store, chains = EvaluationStore(), []
     for _ in range(2):
-        step = make(cls, model, store, n_initial=250, max_points=900)
+        step = make(cls, model, store, n_initial=250, max_points=900, disperse=False)
         operation.asked.clear()
         points, statistics, _ = driven(step, model, 40, 30)
         chains.append((points, len(operation.asked), sum(s["n_evals"] for s in statistics)))
@@ -274,6 +274,30 @@ def test_a_search_is_left_out_where_the_mode_is_known():
         asked.append(len(operation.asked))
         drive(step, point, 100, 100)
     assert asked[1] < 10 < asked[0]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_chain_begins_at_a_known_point_unless_it_is_told_where(told):
+    """Far out it learns from itself alone, until it is near what is known."""
+    model, operation = counted()
+    store = EvaluationStore()
+    driven(make(AdaptiveMetropolisStep, model, store, n_initial=4), model, 120, 100)
+    rows = store.read(1)
+    known = {row.point.tobytes() for row in rows}
+    step = make(AdaptiveMetropolisStep, model, store, steps_per_draw=1)
+    begin(step, 8, 200)
+    operation.asked.clear()
+    start = {"x": np.full(2, 20.0)} if told else model.initial_point()
+    point, _ = step.step(start)
+    assert step.stage.is_open[0] != told
+    if not told:
+        assert not operation.asked or point["x"].tobytes() in known | set(operation.asked)
+        assert np.linalg.norm(step.chain.position - 0.5) < 5.0
+        return
+    assert np.array(operation.asked[0] == start["x"].tobytes())
+    drive(step, point, 200, 200)
+    held = step.stage.process.points[: step.stage.process.count[0]]
+    assert len({x.tobytes() for x in held} & known) > 20
 
 
 # exact --------------------------------------------------------------------------------------------

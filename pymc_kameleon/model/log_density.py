@@ -296,16 +296,14 @@ class LogDensity:
     @property
     def prior(self) -> ModelFunction:
         """The log prior, with the Jacobians of the transforms, and two zeros for other terms."""
-        zero = pt.constant(0.0)
-        return self._compiled_once("prior", lambda: [self._outputs[0], zero, zero])
+        return self._compiled_once("prior", lambda: [self._outputs[0], *_no_terms()])
 
     @property
     def prior_with_gradient(self) -> ModelFunction:
         """The log prior, two zeros instead of the other terms, and the gradient of the prior."""
-        zero = pt.constant(0.0)
         return self._compiled_once(
             "prior gradient",
-            lambda: [self._outputs[0], zero, zero, *self._gradients_of(self._outputs[0])],
+            lambda: [self._outputs[0], *_no_terms(), *self._gradients_of(self._outputs[0])],
         )
 
     def _compiled_once(self, name, outputs):
@@ -368,6 +366,11 @@ class LogDensity:
                 f"The log density has no gradient with respect to {', '.join(self.names)}: {named} "
                 "has none. Take a step that needs no gradient, such as KameleonStep."
             ) from error
+
+
+def _no_terms():
+    """Zeros for the likelihood's terms of a log density."""
+    return [pt.constant(0.0)] * (N_TERMS - 1)
 
 
 def likelihood_terms(model) -> list[tuple]:

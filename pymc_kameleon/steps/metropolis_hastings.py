@@ -339,12 +339,10 @@ class MetropolisHastingsStep(Step):
             counts=np.zeros(2, dtype=np.int64),
             outcome=np.zeros(2),
         )
-        self.chain.value[0] = -np.inf
-        if self.stored is not None:
-            self.stored.begin_chain()
         if self.surrogate is not None:
             self.stage = self._new_stage()
-            self._learn_from_others()
+        if self.stored is not None:
+            self.stored.begin_chain()
         self.report.foreign_seed = kept_estimate.foreign_seed(self.target)
         for start in self._starts(x):
             position[:] = start
@@ -361,6 +359,8 @@ class MetropolisHastingsStep(Step):
                 "model.debug()."
             )
         self.learner = self._new_learner(position, self.warm)
+        if self.stage is not None:
+            self._learn_from_others()
         if self.tune and self.warm is None:
             self._begin_tuning(x)
         if not self.tune:
@@ -377,10 +377,12 @@ class MetropolisHastingsStep(Step):
         moved to one of these: what was learnt around them says little of a walk from elsewhere.
         """
         if self.disperse and self.tune and np.array_equal(x, self.target.default_start):
-            known = self._known_near_mode()
-            if known is not None:
-                points, values = known
-                yield self.rng.choice(points[values > values.max() - typical_depth(self.dim)])
+            if self.stage is not None and self.stored is not None:
+                found = self.stored.from_others(N_READ)
+                self.stored.put_back(found)
+                typical = found.points[self._are_typical(found.log_densities)]
+                if len(typical) >= self._enough_typical:
+                    yield self.rng.choice(typical)
             for i in range(DISPERSAL_TRIES):
                 width = 0.5 ** (i // 10)
                 yield x + self.rng.uniform(-width, width, self.dim)
@@ -418,8 +420,16 @@ class MetropolisHastingsStep(Step):
         if self.stage is None or self.stored is None or not self.stage.is_open[0]:
             return None
         points, values = surrogate_stage.held(self.stage, self.stored.prior)
-        n_typical = np.sum(values > values.max() - typical_depth(self.dim))
-        return (points, values) if n_typical >= TAUGHT * (self.dim + 2) else None
+        n_typical = np.sum(self._are_typical(values))
+        return (points, values) if n_typical >= self._enough_typical else None
+
+    def _are_typical(self, values):
+        """Whether log densities (n,) may be those of points that are typical of the posterior."""
+        return values > np.max(values, initial=-np.inf) - typical_depth(self.dim)
+
+    @property
+    def _enough_typical(self):
+        return TAUGHT * (self.dim + 2)
 
     def _evaluate_at(self, x):
         """Log density at `x` (d,), -inf if it is not finite; its terms are kept as a proposal's."""
@@ -428,14 +438,21 @@ class MetropolisHastingsStep(Step):
         return evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
 
     def _learn_from_others(self):
-        """Teach the first stage what other chains and runs have stored since the last time."""
+        """Teach the first stage what other chains and runs have stored since the last time.
+
+        Not yet where the chain is still so far below what they found that its own surroundings
+        would be censored: a surrogate of somewhere else would keep it there.
+        """
         if self.stored is None:
             return
         process = self.stage.process
         is_full = process.count[0] == process.values.size
         growth = surrogate_stage.configuration(self.surrogate).refit if is_full else READ_GROWTH
         found = self.stored.from_others(N_READ, growth)
-        if len(found.points):
+        lowest = np.max(found.log_densities, initial=-np.inf) - process.censoring[1]
+        if self.chain.value[:N_TERMS].sum() < lowest:
+            self.stored.put_back(found)
+        elif len(found.points):
             prior = self.stored.prior
             surrogate_stage.teach_found(self.stage, self.surrogate, self.chain, prior, found)
 

@@ -92,7 +92,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     `n_evals`, `n_nonfinite`, `n_transitions`, as for `KameleonStep`; `n_leapfrog` (steps on the
     surrogate), `n_centers`, `surrogate_error` (log density minus surrogate where the model was last
     evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the draw is nearest
-    to, the largest is 0; NaN while tuning), `calls_made` (evaluations of the chain so far).
+    to, the largest is 0; NaN while tuning), `calls_made` (evaluations of the chain so far,
+    without those that a store knew).
 
     After tuning surrogate, mass matrix, step size and length stand still, so the target is exactly
     invariant whatever the surrogate is; a poor one is rejected often, and a warning says so. A

@@ -262,9 +262,10 @@ def refit(stage, surrogate, chain) -> None:
 
 def _fit(stage, surrogate, chain, points, values, gradients):
     stage.count[1] = stage.count[0]
-    current = chain.value[1] if chain.value[0] > -np.inf else None
     try:
-        configuration(surrogate).fit_into(stage.process, points, values, gradients, current)
+        configuration(surrogate).fit_into(
+            stage.process, points, values, gradients, current_value=chain.value[1]
+        )
     except (ValueError, linalg.LinAlgError):
         # Too few finite points so far, or points that no jitter tells apart: ask again later.
         stage.is_open[0] = False

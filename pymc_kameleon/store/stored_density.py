@@ -89,6 +89,7 @@ class StoredDensity:
 
     def _begin(self, chain):
         self.chain, self._last, self._next_reading = chain, 0, 0.0
+        self._returned = None
         self.n_evaluated = self._n_known = 0
 
     def compiled(self) -> None:
@@ -163,7 +164,15 @@ class StoredDensity:
             self._join(found.point, found.value, found.gradient, value)
         log_densities = values[:, :N_TERMS].sum(axis=1)
         log_densities[~np.isfinite(log_densities)] = -np.inf
-        return Found(points, values, log_densities)
+        found = Found(points, values, log_densities)
+        if self._returned is not None:
+            parts = zip(self._returned, found, strict=True)
+            found, self._returned = Found(*(np.concatenate(part)[-most:] for part in parts)), None
+        return found
+
+    def put_back(self, found: Found) -> None:
+        """Let what was read be the first that is returned the next time."""
+        self._returned = found
 
     def _can_learn(self, evaluation: StoredEvaluation) -> bool:
         has_all = not self.gradients or evaluation.gradient is not None

@@ -68,8 +68,9 @@ class GPSurrogate:
         far below, until the next fit leaves them out. By default 10 d + 50.
     store : EvaluationStore, optional
         Keeps every evaluation of a step in a file. Chains that share one learn from each other's
-        evaluations while they tune, and begin with those of earlier runs; what is known is not
-        evaluated again. A step with a store runs in Python.
+        evaluations while they tune, as soon as they are near the best of them, and stop with what
+        they then know. A later run begins with what is known, at one of its points if no start was
+        given, and evaluates none of it again. A step with a store runs in Python.
 
     Notes
     -----
@@ -79,7 +80,8 @@ class GPSurrogate:
     surrogate_accept  mean probability of passing the first stage (NaN: it was not used)
     surrogate_sd      mean standard deviation of the surrogate at the proposals
     n_points          points it holds
-    calls_made        log-density evaluations of the chain so far, tuning included
+    calls_made        log-density evaluations of the chain so far, tuning included; not
+                      those that a store knew
     calls_saved       transitions without one
     ================= ===================================================================
 

@@ -506,6 +506,7 @@ def test_evaluations_as_a_data_set_have_natural_coordinates():
     drive(step, model.initial_point(), 20, tune=20)
     found = store.to_dataset(model)
     assert found["rate"].dims == ("evaluation", "place")
+    assert list(found["place"].values) == ["a", "b"]
     expected = -((found["rate"] - 1.0) ** 2).sum("place") - (found["share"] - 1.5) ** 2
     np.testing.assert_allclose(found["log_likelihood"], expected, rtol=1e-10)
     assert found.sizes["evaluation"] == store.summary()["evaluations"]

@@ -353,8 +353,8 @@ class EvaluationStore:
         Returns
         -------
         xarray.Dataset
-            Over the dimension "evaluation": each variable, `log_likelihood`, `seconds`, `chain`,
-            `failed`.
+            Over the dimension "evaluation": each variable, with the model's coordinates,
+            `log_likelihood`, `seconds`, `chain`, `failed`.
         """
         target = LogDensity(model, vars)
         number = self.model_number(describe(target))
@@ -371,7 +371,9 @@ class EvaluationStore:
             "chain": ("evaluation", np.array(columns[3], dtype=str)),
             "failed": ("evaluation", np.array(columns[4], dtype=bool)),
         }
-        return xr.Dataset(found | target.natural(points))
+        data = xr.Dataset(found | target.natural(points))
+        labels = {dim: list(known) for dim, known in model.coords.items() if known is not None}
+        return data.assign_coords({dim: labels[dim] for dim in labels if dim in data.dims})
 
     # the file -------------------------------------------------------------------------------------
 

@@ -393,6 +393,10 @@ class MetropolisHastingsStep(Step):
         """Prepare for tuning a chain that was told to start at `x` (d,)."""
         if self.start == "optimize":
             self._search()
+        elif not np.array_equal(self.chain.position, x):
+            known = self._known_near_mode()
+            if known is not None:
+                self.learner.begin_with(around_the_mode(*known), self.rng)
 
     def _search(self):
         """Move the chain to a random point around a mode; teach what was found on the way."""

@@ -173,8 +173,10 @@ def open_together(path, barrier, opened):
     opened.put(True)
 
 
-def test_many_processes_open_a_file_without_gradients_at_once(path):
-    make_old(path)
+@pytest.mark.parametrize("is_old", [True, False])
+def test_many_processes_open_a_file_at_once_that_is_old_or_new(path, is_old):
+    if is_old:
+        make_old(path)
     barrier, opened = FORK.Barrier(8), FORK.Queue()
     processes = [FORK.Process(target=open_together, args=(path, barrier, opened)) for _ in range(8)]
     for process in processes:

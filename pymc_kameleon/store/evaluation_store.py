@@ -392,13 +392,27 @@ class EvaluationStore:
         if self._connection is not None:
             _inherited.append(self._connection)
         connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(TABLES)
         _add_gradients(connection)
         if not os.access(self.path, os.W_OK):
             raise sqlite3.OperationalError("it is read-only")
         self._connection, self._process = connection, os.getpid()
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Let readers and writers not wait for each other; SQLite itself does not wait to change it."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _add_gradients(connection: sqlite3.Connection) -> None:

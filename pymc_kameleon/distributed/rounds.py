@@ -1,0 +1,30 @@
+"""How tuning is divided into rounds."""
+
+from pymc_kameleon.validation import checked_integer
+
+__all__ = ["shared_tuning", "tuning_rounds"]
+
+
+def tuning_rounds(tune: int, rounds: int) -> list[int]:
+    """Draws of each round, the last of which is the longest.
+
+    Parameters
+    ----------
+    tune, rounds : int
+    """
+    rounds = min(checked_integer("rounds", rounds, 1), max(tune, 1))
+    # The last one is double: what it learns of its own chain is not forgotten.
+    ends = [round(tune * k / (rounds + 1)) for k in range(rounds)]
+    return [b - a for a, b in zip(ends, [*ends[1:], tune], strict=True)]
+
+
+def shared_tuning(tune: int, chains: int) -> int:
+    """Draws of tuning of each of several chains that share what they evaluate.
+
+    Parameters
+    ----------
+    tune : int
+        Of a chain alone.
+    chains : int
+    """
+    return tune

@@ -1,9 +1,11 @@
 """A model and its step as bytes for the workers, and what to say of those that cannot be sent."""
 
+import io
 from typing import NamedTuple
 
 import cloudpickle
 import pymc as pm
+from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.traversal import ancestors
 
 __all__ = ["Parcel", "packed", "unpacked"]
@@ -35,6 +37,24 @@ class Parcel(NamedTuple):
     initvals: list
 
 
+class _Pickler(cloudpickle.Pickler):
+    """PyTensor's own finds operations of `wrap_py` in modules that workers have; scripts and
+    notebooks are none."""
+
+    def reducer_override(self, obj):
+        if type(obj) is FromFunctionOp:
+            private = "_FromFunctionOp__"
+            function, infer_shape = (getattr(obj, private + k) for k in ("fn", "infer_shape"))
+            return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
+        return super().reducer_override(obj)
+
+
+def _dumps(value) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
 def packed(parcel: Parcel) -> bytes:
     """Pickle a parcel.
 
@@ -44,7 +64,7 @@ def packed(parcel: Parcel) -> bytes:
         If something in it cannot be pickled, naming it.
     """
     try:
-        return cloudpickle.dumps(parcel)
+        return _dumps(parcel)
     except Exception as error:
         raise TypeError(
             f"{_culprit(parcel)} cannot be sent to the workers: {error}. Make what it holds (a "
@@ -72,7 +92,7 @@ def unpacked(data: bytes) -> Parcel:
 
 def _fails(part) -> bool:
     try:
-        cloudpickle.dumps(part)
+        _dumps(part)
     except Exception:
         return True
     return False

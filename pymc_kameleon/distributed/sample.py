@@ -146,7 +146,6 @@ def sample(
         raise ValueError("random_seed=-1: take a number of at least 0, or None for any.")
     rng = get_random_generator(random_seed)
     data, name = packed(parcel), uuid.uuid4().hex
-    begin = time.time()
     with connected(client, chains) as connection:
         from pymc_kameleon.distributed.progress import Progress
         from pymc_kameleon.distributed.run import Run
@@ -165,17 +164,21 @@ def sample(
             n = len(connection.scheduler_info()["workers"])
             _log.info("Sampling %d chains on a Dask cluster, now of %d workers", chains, n)
         bar = False if quiet else progressbar
+        begin = time.time()
         with Progress(made, chains, draws, tune, bar, progressbar_theme) as progress:
             run = Run(connection, name, data, rng, chains, kept, progress)
             records = run.sample(lengths, draws)
+        seconds = time.time() - begin
     if not quiet:
         for record in records:
             record.log_warnings(log_warning_stats)
     return result_of_traces(
-        [record.trace(model, parcel.var_names, k, made.stats_dtypes)
-         for k, record in enumerate(records)],
+        [
+            record.trace(model, parcel.var_names, chain, made.stats_dtypes)
+            for chain, record in enumerate(records)
+        ],
         tune=tune,
-        seconds=time.time() - begin,
+        seconds=seconds,
         model=model,
         discard_tuned_samples=discard_tuned_samples,
         compute_convergence_checks=compute_convergence_checks,

@@ -197,16 +197,22 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _transitions_to_tune(self):
         return 400 + 50 * self.dim
 
+    def _n_learnt_from(self):
+        return self.transition + self.learner.n_foreign
+
     # the start ------------------------------------------------------------------------------------
 
     def _begin_tuning(self, x):
         learner = self.learner
         learner.keep(self.chain.position, self.chain.value)
         self._learn_from_others()
+        learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
-            if not learner.n_foreign or learner.n_typical() < TAUGHT * (self.dim + 2):
+            is_taught = learner.n_foreign and learner.n_typical() >= TAUGHT * (self.dim + 2)
+            if not is_taught:
                 self._search(from_anywhere=np.array_equal(x, self.target.default_start))
             self._begin_near_mode()
+            learner.next_update = learner.n_own + (learner.n_before_next_fit() if is_taught else 5)
 
     def _evaluate_at(self, x):
         value = super()._evaluate_at(x)
@@ -255,7 +261,6 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner.fit(self.rng)
         gaussian, (points, values, _) = learner.standardization, learner.known()
         move_near_mode(chain, gaussian, points, values, self._evaluate_at, self.rng)
-        learner.next_update = learner.n_own + 5
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)

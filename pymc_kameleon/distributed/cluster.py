@@ -11,8 +11,7 @@ def _dask():
         import dask.distributed
     except ImportError as error:
         raise ImportError(
-            "pymc_kameleon.distributed.sample needs Dask: "
-            'pip install "pymc_kameleon[distributed]".'
+            'pymc_kameleon.distributed.sample needs Dask: pip install "pymc_kameleon[distributed]".'
         ) from error
     return dask.distributed
 

@@ -38,8 +38,10 @@ class Parcel(NamedTuple):
 
 
 class _Pickler(cloudpickle.Pickler):
-    """PyTensor's own finds operations of `wrap_py` in modules that workers have; scripts and
-    notebooks are none."""
+    """Sends operations of `wrap_py` with their functions.
+
+    PyTensor looks for them in modules, and workers have no module of a script or a notebook.
+    """
 
     def reducer_override(self, obj):
         if type(obj) is FromFunctionOp:
@@ -127,7 +129,9 @@ def _attribute(owner) -> str:
     function = next((part for part in [owner, *parts.values()] if hasattr(part, "__code__")), None)
     if function is not None:
         names = function.__code__.co_names
-        parts |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+        parts |= {
+            name: function.__globals__[name] for name in names if name in function.__globals__
+        }
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         parts |= {name: cell.cell_contents for name, cell in cells}
         parts = {name: part for name, part in parts.items() if part is not function}

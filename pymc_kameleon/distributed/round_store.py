@@ -97,7 +97,5 @@ class RoundStore(EvaluationStore):
 
     def _connect(self):
         # A worker runs the rounds of one chain after the other, in threads of its choice.
-        self._connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False
-        )
+        self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._connection.executescript(TABLES)

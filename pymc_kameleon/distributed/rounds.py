@@ -1,8 +1,12 @@
 """How tuning is divided into rounds."""
 
+import math
+
 from pymc_kameleon.validation import checked_integer
 
 __all__ = ["shared_tuning", "tuning_rounds"]
+
+POWER, LEAST_TUNING = 0.6, 80
 
 
 def tuning_rounds(tune: int, rounds: int) -> list[int]:
@@ -21,10 +25,13 @@ def tuning_rounds(tune: int, rounds: int) -> list[int]:
 def shared_tuning(tune: int, chains: int) -> int:
     """Draws of tuning of each of several chains that share what they evaluate.
 
+    Each has to learn its own step size and scales, so that it is more than a share of what one
+    chain alone takes.
+
     Parameters
     ----------
     tune : int
         Of a chain alone.
     chains : int
     """
-    return tune
+    return min(tune, max(LEAST_TUNING, math.ceil(tune / chains**POWER)))

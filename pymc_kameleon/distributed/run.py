@@ -158,9 +158,7 @@ class Run:
             while not self.inbox.empty():
                 found = self.inbox.get()
                 if isinstance(found, dict) and self.store is not None:
-                    self.store.keep(
-                        found["chain"], found["round"], found["first"], found["found"]
-                    )
+                    self.store.keep(found["chain"], found["round"], found["first"], found["found"])
             raise ParallelSamplingError(f"Chain {chain} failed with: {error}", chain) from error
 
     def _keep_unfinished(self, futures, number):

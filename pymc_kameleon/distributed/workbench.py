@@ -136,6 +136,9 @@ class Workbench:
         if self.store is not None:
             (stored,) = stored_densities(self.step)
             self.store.begin(stored.model, known, tell)
+        for part in getattr(self.step, "methods", [self.step]):
+            if hasattr(part, "prior_share"):  # no two chains evaluate the same draw of the prior
+                part.prior_share = slice(task.chain, None, len(self.parcel.initvals))
         self.step.sampling_state = copy.deepcopy(self.state)
         start = task.start if task.start is not None else self.parcel.initvals[task.chain]
         point = None

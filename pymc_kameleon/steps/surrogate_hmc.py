@@ -181,7 +181,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 ", ".join(self.target.names),
                 ", ".join(others),
             )
-        self.prior_points = np.zeros((0, self.dim))
+        self.prior_points, self.prior_share = np.zeros((0, self.dim)), slice(None)
         if self._searches:
             n = POOL * self._n_prior_points
             self.prior_points = prior_draws(modelcontext(model), self.target.names, n, seed=0)
@@ -245,7 +245,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         Some draws from the prior are evaluated first, so that the surrogate sees other modes; the
         search begins at the best of what is known if `from_anywhere`, else where the chain is.
         """
-        pool, begin = self.prior_points, self.chain.position
+        pool, begin = self.prior_points[self.prior_share], self.chain.position
         for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
             self._evaluate_at(pool[i])
         self._learn_from_others()

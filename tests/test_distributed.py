@@ -1,6 +1,7 @@
 """Chains on a Dask cluster: one seed is one result, nothing is lost, nothing is asked twice."""
 
 import _thread
+import contextlib
 import functools
 import os
 import signal
@@ -30,10 +31,12 @@ QUIET = {"progressbar": False, "compute_convergence_checks": False}
 
 @pytest.fixture(scope="module")
 def cluster():
-    with dask.LocalCluster(
+    cluster = dask.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as cluster:
-        yield cluster
+    )
+    yield cluster
+    with contextlib.suppress(KeyError):  # Dask's own: it may not find the worker that was killed
+        cluster.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,7 @@ def test_one_seed_is_one_result_whatever_the_number_of_workers(
     for n_workers in (4, 1):
         cluster.scale(n_workers)
         client.wait_for_workers(n_workers)
-        while len(client.scheduler_info()["workers"]) > n_workers:
+        while len(client.nthreads()) > n_workers:
             time.sleep(0.1)
         model, store = logged(tmp_path / f"asked-{n_workers}"), EvaluationStore()
         found = sampled(model, client, step=SurrogateHMCStep, store=store)
@@ -267,18 +270,18 @@ def test_more_chains_tune_less():
 
 def test_an_interrupted_run_gives_what_is_finished(client, tmp_path):
     step = functools.partial(AdaptiveMetropolisStep, steps_per_draw=1)
-    options = {"step": step, "chains": 2, "tune": 20, "draws": 60}
+    options = {"step": step, "chains": 1, "tune": 20, "draws": 60}
     expected = draws_of(sampled(logged(tmp_path / "all"), client, **options))
 
     def wait_late(x, n):
-        if n > 110:
+        if n > 50:
             time.sleep(0.5)
 
     path = tmp_path / "asked"
     model = logged(path, wait_late)
 
     def interrupt():
-        while not path.exists() or len(asked(path)) < 112:
+        while not path.exists() or len(asked(path)) < 52:
             time.sleep(0.05)
         _thread.interrupt_main()
 
@@ -287,9 +290,8 @@ def test_an_interrupted_run_gives_what_is_finished(client, tmp_path):
     found = draws_of(sampled(model, client, **options))
     thread.join()
     n = found.shape[1]
-    assert 0 < n < 60
-    assert len(asked(path)) < 160
-    assert any(np.array_equal(found[0], full[:n]) for full in expected)
+    assert 25 < n < 60
+    np.testing.assert_array_equal(found, expected[:, :n])
 
 
 def test_an_error_of_the_likelihood_reaches_the_user(client):

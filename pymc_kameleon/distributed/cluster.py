@@ -1,9 +1,14 @@
 """The Dask client of a run: the user's, or one of a cluster on this machine."""
 
+import logging
 import os
+import signal
+import threading
 from contextlib import contextmanager
 
 __all__ = ["connected"]
+
+_log = logging.getLogger("pymc.kameleon")
 
 
 def _dask():
@@ -36,12 +41,7 @@ def connected(client, n_workers: int):
     dask = _dask()
     if client is None:
         with (
-            dask.LocalCluster(
-                n_workers=min(n_workers, os.cpu_count() or 1),
-                threads_per_worker=1,
-                processes=True,
-                dashboard_address=None,
-            ) as cluster,
+            _local_cluster(dask, min(n_workers, os.cpu_count() or 1)) as cluster,
             dask.Client(cluster, set_as_default=False) as own,
         ):
             yield own
@@ -59,3 +59,24 @@ def connected(client, n_workers: int):
             "it after sampling."
         )
     yield client
+
+
+@contextmanager
+def _local_cluster(dask, n_workers):
+    """Processes on this machine, which end with the cluster and not by Ctrl-C before."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+    try:
+        cluster = dask.LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=None
+        )
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+    try:
+        yield cluster
+    finally:
+        try:
+            cluster.close()
+        except Exception as error:  # Dask's own, where a worker has died; the draws are here
+            _log.warning("The local cluster did not close as it should: %r", error)

@@ -17,9 +17,9 @@ def tuning_rounds(tune: int, rounds: int) -> list[int]:
     tune, rounds : int
     """
     rounds = min(checked_integer("rounds", rounds, 1), max(tune, 1))
-    # The last one is double: what it learns of its own chain is not forgotten.
-    ends = [round(tune * k / (rounds + 1)) for k in range(rounds)]
-    return [b - a for a, b in zip(ends, [*ends[1:], tune], strict=True)]
+    # The last one is double: only there a chain keeps what it learns of itself.
+    length = max(1, tune // (rounds + 1))
+    return [length] * (rounds - 1) + [tune - length * (rounds - 1)]
 
 
 def shared_tuning(tune: int, chains: int) -> int:

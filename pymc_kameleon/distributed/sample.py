@@ -161,7 +161,7 @@ def sample(
             tune = shared_tuning(tune, chains) if is_shared else tune
         lengths = tuning_rounds(tune, rounds if is_shared else 1)
         if not quiet:
-            n = len(connection.scheduler_info()["workers"])
+            n = len(connection.nthreads())
             _log.info("Sampling %d chains on a Dask cluster, now of %d workers", chains, n)
         bar = False if quiet else progressbar
         begin = time.time()

@@ -150,6 +150,7 @@ class Workbench:
 
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Tuning samples will be included")
+            warnings.filterwarnings("ignore", message="`return_inferencedata=False`")
             trace = pm.sample(
                 draws=task.draws,
                 tune=task.tune,

@@ -104,7 +104,7 @@ def run(arguments):
     rows, alone = [], {}
     for chains in arguments.chains:
         with (
-            LocalCluster(n_workers=chains, threads_per_worker=1, dashboard_address=None) as cluster,
+            LocalCluster(n_workers=chains, threads_per_worker=1, dashboard_address=":0") as cluster,
             Client(cluster, set_as_default=False) as client,
         ):
             if chains == arguments.chains[0]:

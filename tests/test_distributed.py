@@ -32,7 +32,7 @@ QUIET = {"progressbar": False, "compute_convergence_checks": False}
 @pytest.fixture(scope="module")
 def cluster():
     cluster = dask.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
     )
     yield cluster
     with contextlib.suppress(KeyError):  # Dask's own: it may not find the worker that was killed

@@ -63,12 +63,12 @@ def connected(client, n_workers: int):
 
 @contextmanager
 def _local_cluster(dask, n_workers):
-    """Processes on this machine, which end with the cluster and not by Ctrl-C before."""
+    """Give a cluster of processes on this machine, which Ctrl-C does not end before its time."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
         cluster = dask.LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=":0"
         )
     finally:
         if is_main:

@@ -20,8 +20,10 @@ from pytensor.compile.ops import wrap_py
 from pymc_kameleon import AdaptiveMetropolisStep, EvaluationStore, SurrogateHMCStep, distributed
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.distributed.chain_record import ClientStore
+from pymc_kameleon.distributed.parcel import Parcel, packed
 from pymc_kameleon.distributed.round_store import Found, Known, RoundStore
 from pymc_kameleon.distributed.rounds import shared_tuning, tuning_rounds
+from pymc_kameleon.distributed.workbench import workbench
 
 dask = pytest.importorskip("dask.distributed", reason="Dask is not installed")
 
@@ -247,6 +249,20 @@ def test_a_client_store_takes_each_evaluation_once():
     kept.keep(0, 0, 0, found)  # late
     kept.keep(1, 1, 0, found[:1])
     assert [e.value for e in store.read(kept.model)] == [0.0, -1.0, -2.0, -3.0, -4.0, 0.0, 0.0]
+
+
+def test_threads_of_a_worker_have_workbenches_of_their_own():
+    model = quadratic()
+    parcel = Parcel(model, AdaptiveMetropolisStep, False, None, None, {}, [None])
+    data = packed(parcel)
+    with workbench(data) as first, workbench(data) as second:
+        assert first is not second
+    with workbench(data) as again:
+        assert again in (first, second)
+    with pytest.raises(ArithmeticError), workbench(data) as failed:
+        raise ArithmeticError
+    with workbench(data) as one, workbench(data) as another:
+        assert failed not in (one, another)
 
 
 @pytest.mark.parametrize(("tune", "rounds"), [(0, 4), (1, 4), (3, 4), (100, 4), (101, 1), (7, 7)])

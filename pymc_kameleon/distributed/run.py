@@ -1,5 +1,7 @@
 """A run as the client sees it: rounds sent out, messages taken in, what is finished kept."""
 
+import asyncio
+import contextlib
 import queue
 
 import numpy as np
@@ -81,9 +83,9 @@ class Run:
             for number, tune in enumerate(lengths):
                 is_last = number == len(lengths) - 1
                 tasks = self._tasks(number, len(lengths), tune, draws if is_last else 0)
-                known = self._known(number)
-                futures = {
-                    task.chain: self.client.submit(
+                known, futures = self._known(number), {}
+                for task in tasks:
+                    futures[task.chain] = self.client.submit(
                         run_round,
                         self.data,
                         known,
@@ -91,17 +93,17 @@ class Run:
                         key=f"chain-{task.chain}-round-{number}-{self.name}",
                         pure=False,
                     )
-                    for task in tasks
-                }
                 self._gather(futures, number)
         except KeyboardInterrupt:
             self._keep_unfinished(futures, number)
-        except BaseException:
-            self.client.run(stop, self.name, on_error="ignore")
+        except Exception:
+            with contextlib.suppress(Exception):  # the cluster may be what has failed
+                self.client.run(stop, self.name, on_error="ignore")
             raise
         finally:
-            self.client.cancel(list(futures.values()))
-            self.client.unsubscribe_topic(topic(self.name))
+            with contextlib.suppress(Exception):
+                self.client.cancel(list(futures.values()))
+                self.client.unsubscribe_topic(topic(self.name))
         return self.records
 
     def _known(self, number):
@@ -153,7 +155,7 @@ class Run:
     def _result(self, chain, future):
         try:
             return future.result()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             # What it evaluated before comes by messages, and is kept.
             while not self.inbox.empty():
                 found = self.inbox.get()

@@ -52,6 +52,9 @@ def run_round(data: bytes, known: Known | None, task: Task) -> Part:
     try:
         with workbench(data) as bench:
             return bench.run(task, known, messages.add_evaluation, on_draw)
+    except Exception as error:
+        _leave_out_operations(error)
+        raise
     finally:
         _running.pop((task.run, task.chain), None)
         messages.send()
@@ -116,6 +119,14 @@ class _Messages:
             self.n_found += len(self.found)
             self.found, self.statistics = [], []
         self.worker.log_event(topic(self.task.run), message)
+
+
+def _leave_out_operations(error) -> None:
+    """Take from an error, and those before it, what PyTensor adds and may not be pickled."""
+    while error is not None:
+        for name in ("__op_instance__", "__thunk_trace__"):
+            vars(error).pop(name, None)
+        error = error.__cause__ or error.__context__
 
 
 def _numbers(statistics) -> dict:

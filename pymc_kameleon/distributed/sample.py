@@ -73,11 +73,13 @@ def sample(
     tune : int, optional
         Draws of tuning; by default what the step asks for, less if several chains share a store.
     chains : int
+        The default does not depend on the number of workers, so that one seed is one result.
     step : class or callable, optional
         `SurrogateHMCStep`, say, a `functools.partial` of it, or a function that returns a step or
         a list of steps. It is called without arguments, or with `store=`, inside the model on each
         worker. Steps of variables that it leaves are chosen as by `pymc.sample`. By default
-        `SurrogateHMCStep` with a store, `KameleonStep` without.
+        `SurrogateHMCStep` with a store, `KameleonStep` without: what is sent to a cluster is
+        expensive, and has no gradient as a rule.
     store : EvaluationStore, optional
         It stays with the client, and is filled while the chains run. What it knows is not
         evaluated again.

@@ -181,7 +181,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 ", ".join(self.target.names),
                 ", ".join(others),
             )
-        self.prior_points, self.prior_share = np.zeros((0, self.dim)), slice(None)
+        self.prior_points = np.zeros((0, self.dim))
+        self.prior_share = slice(None)  # of these points, where other chains evaluate the others
         if self._searches:
             n = POOL * self._n_prior_points
             self.prior_points = prior_draws(modelcontext(model), self.target.names, n, seed=0)

@@ -16,6 +16,7 @@ COMMANDS = {
     "thesis-convergence": "covariance error of random features, section 5.2 of the F-KAMH thesis",
     "thesis-efficiency": "F-KAMH against KAMH, section 5.1 of the F-KAMH thesis",
     "gp-mcmc-table1": "two stages with a Gaussian process, table 1 of the GP-MCMC paper",
+    "shared-evaluations": "wall time of chains on a Dask cluster that tune together",
     "surrogate-cost": "microseconds that a surrogate takes, asked, taught and fitted",
     "latent-gp-metric": "milliseconds of the Riemannian metric of a latent Gaussian process",
     "latent-gp-sampling": "effective draws a second of a latent function, against NUTS",

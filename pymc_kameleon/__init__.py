@@ -36,6 +36,7 @@ __all__ = [
     "SurrogateHMCStep",
     "diagnostics",
     "dispersed_starts",
+    "distributed",
     "kernels",
     "latent_gp",
     "plots",
@@ -46,7 +47,7 @@ __all__ = [
     "unregister",
 ]
 
-_ON_REQUEST = ("diagnostics", "plots")
+_ON_REQUEST = ("diagnostics", "distributed", "plots")
 
 
 def __getattr__(name):

@@ -6,11 +6,13 @@ import numpy as np
 from pytensor.compile.builders import OpFromGraph
 
 __all__ = [
+    "complete_step",
     "group_dataset",
     "is_result",
     "operation_with_gradient",
     "pareto_k",
     "posterior_result",
+    "result_of_traces",
     "stacked",
 ]
 
@@ -83,3 +85,32 @@ def posterior_result(values: dict[str, np.ndarray]):
     if "posterior" in inspect.signature(arviz.from_dict).parameters:
         return arviz.from_dict(posterior=values)
     return arviz.from_dict({"posterior": values})
+
+
+def complete_step(model, step, compile_kwargs: dict | None, step_kwargs: dict):
+    """Add the steps that PyMC chooses for the variables that `step` leaves."""
+    from pymc.sampling.mcmc import assign_step_methods, instantiate_steppers
+    from pymc.step_methods import CompoundStep
+
+    provided, selected = assign_step_methods(model, step)
+    steps = instantiate_steppers(
+        model,
+        steps=provided,
+        selected_steps=selected,
+        step_kwargs=step_kwargs,
+        compile_kwargs=compile_kwargs or {},
+    )
+    return CompoundStep(steps) if isinstance(steps, list) else steps
+
+
+def result_of_traces(traces: list, *, tune: int, seconds: float, model, **options):
+    """Make of the traces of all chains what `pymc.sample` returns.
+
+    Chains of different lengths are cut as PyMC cuts those of an interrupted run. `options` are
+    those arguments of `pymc.sample` that say what is returned.
+    """
+    from pymc.sampling.mcmc import _sample_return
+
+    return _sample_return(
+        run=None, traces=traces, tune=tune, t_sampling=seconds, model=model, **options
+    )

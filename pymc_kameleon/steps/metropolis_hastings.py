@@ -226,6 +226,10 @@ class MetropolisHastingsStep(Step):
         """Transitions that a first run needs to learn the shape of a target of this dimension."""
         return 1000 + 500 * self.dim
 
+    def _n_learnt_from(self) -> int:
+        """Transitions of tuning so far, and what else taught as much."""
+        return self.transition
+
     def _begin_chain(self, expected_tune):
         self.tune = True
         self.expected_tune = expected_tune
@@ -663,7 +667,8 @@ class MetropolisHastingsStep(Step):
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""
         report = self.report
-        if self.transition < 0.25 * self._transitions_to_tune() and self.warm is None:
+        is_short = self._n_learnt_from() < 0.25 * self._transitions_to_tune()
+        if is_short and self.warm is None:
             report.pending = (
                 WarningType.CONVERGENCE,
                 f"Tuning of {', '.join(self.target.names)} was short: {self.transition} "

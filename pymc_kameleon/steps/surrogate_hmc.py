@@ -180,6 +180,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 ", ".join(others),
             )
         self.prior_points = np.zeros((0, self.dim))
+        self.prior_share = slice(None)  # of these points, where other chains evaluate the others
         if self._searches:
             n = POOL * self._n_prior_points
             self.prior_points = prior_draws(modelcontext(model), self.target.names, n, seed=0)
@@ -195,16 +196,22 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _transitions_to_tune(self):
         return 400 + 50 * self.dim
 
+    def _n_learnt_from(self):
+        return self.transition + self.learner.n_foreign
+
     # the start ------------------------------------------------------------------------------------
 
     def _begin_tuning(self, x):
         learner = self.learner
         learner.keep(self.chain.position, self.chain.value)
         self._learn_from_others()
+        learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
-            if not learner.n_foreign or learner.n_typical() < TAUGHT * (self.dim + 2):
+            is_taught = learner.n_foreign and learner.n_typical() >= TAUGHT * (self.dim + 2)
+            if not is_taught:
                 self._search(from_anywhere=np.array_equal(x, self.target.default_start))
             self._begin_near_mode()
+            learner.next_update = learner.n_own + (learner.n_before_next_fit() if is_taught else 5)
 
     def _evaluate_at(self, x):
         value = super()._evaluate_at(x)
@@ -232,7 +239,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         Some draws from the prior are evaluated first, so that the surrogate sees other modes; the
         search begins at the best of what is known if `from_anywhere`, else where the chain is.
         """
-        pool, begin = self.prior_points, self.chain.position
+        pool, begin = self.prior_points[self.prior_share], self.chain.position
         for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
             self._evaluate_at(pool[i])
         self._learn_from_others()
@@ -248,7 +255,6 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner.fit(self.rng)
         gaussian, (points, values, _) = learner.standardization, learner.known()
         move_near_mode(chain, gaussian, points, values, self._evaluate_at, self.rng)
-        learner.next_update = learner.n_own + 5
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)

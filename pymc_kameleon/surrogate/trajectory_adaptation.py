@@ -256,16 +256,20 @@ class TrajectoryLearner(Learner):
 
     def update(self, position, tune, rng):  # noqa: D102
         fitted, self.wanted = self.fit(rng), ()
+        n_new = self.n_before_next_fit()
+        self.last_update[:] = self.n_own, self.n_foreign
+        if fitted is not None:
+            self.wanted = self._uncertain_points(*fitted, round(EXPLORED * n_new))
+        self.next_update = self.n_own + n_new
+
+    def n_before_next_fit(self) -> int:
+        """Count the evaluations of this chain from one fit to the next."""
         count = int(self.evaluations.count[0])
         most = max(MOST_NEW, math.ceil((LATE_GROWTH - 1.0) * count))
         n_new = min(max(5, math.ceil((GROWTH - 1.0) * count)), most)
         # Of which other chains make as large a part as they made lately.
         own, foreign = np.array([self.n_own, self.n_foreign]) - self.last_update
-        n_new = max(5, round(n_new * own / (own + foreign))) if foreign else n_new
-        self.last_update[:] = self.n_own, self.n_foreign
-        if fitted is not None:
-            self.wanted = self._uncertain_points(*fitted, round(EXPLORED * n_new))
-        self.next_update = self.n_own + n_new
+        return max(5, round(n_new * own / (own + foreign))) if foreign else n_new
 
     def _uncertain_points(self, uncertainty, annealed, n):
         """Raw points, at most `n`, that may be typical and where the surrogate is uncertain.

@@ -1,0 +1,423 @@
+"""Chains on a Dask cluster: one seed is one result, nothing is lost, nothing is asked twice."""
+
+import _thread
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+
+import models
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pymc.sampling.parallel import ParallelSamplingError
+from pytensor.compile.ops import wrap_py
+
+from pymc_kameleon import AdaptiveMetropolisStep, EvaluationStore, SurrogateHMCStep, distributed
+from pymc_kameleon._compat import group_dataset
+from pymc_kameleon.distributed.chain_record import ClientStore
+from pymc_kameleon.distributed.parcel import Parcel, packed
+from pymc_kameleon.distributed.round_store import Found, Known, RoundStore
+from pymc_kameleon.distributed.rounds import shared_tuning, tuning_rounds
+from pymc_kameleon.distributed.workbench import workbench
+
+dask = pytest.importorskip("dask.distributed", reason="Dask is not installed")
+
+SHORT = {"draws": 25, "tune": 40, "chains": 3, "rounds": 3, "random_seed": 8}
+QUIET = {"progressbar": False, "compute_convergence_checks": False}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    cluster = dask.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+    )
+    yield cluster
+    with contextlib.suppress(KeyError):  # Dask's own: it may not find the worker that was killed
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with dask.Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+def with_likelihood(function, dim=2):
+    """x ~ N(0, 1), and a black box that has one argument."""
+    operation = wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])(function)
+    with pm.Model() as model:
+        pm.Potential("simulator", operation(pm.Normal("x", 0, 1, shape=dim)))
+    return model
+
+
+def logged(path, before=lambda x, n: None):
+    """A likelihood N(1 | x, 1) that writes each point to a file, and calls `before` before."""
+
+    def log_likelihood(x):
+        with open(path, "ab") as file:
+            n = file.tell() // 16
+            before(x, n)
+            file.write(np.array(x, dtype=float).tobytes())
+        return np.asarray(-0.5 * np.sum((x - 1.0) ** 2))
+
+    return with_likelihood(log_likelihood)
+
+
+def asked(path):
+    return [row.tobytes() for row in np.fromfile(path).reshape(-1, 2)]
+
+
+def sampled(model, client, **options):
+    with model:
+        return distributed.sample(client=client, **QUIET | SHORT | options)
+
+
+def draws_of(idata):
+    return group_dataset(idata, "posterior")["x"].values
+
+
+@pytest.fixture(scope="module")
+def reference(client, tmp_path_factory):
+    """A run with a store, its file of points and its result."""
+    path = tmp_path_factory.mktemp("reference")
+    store = EvaluationStore(path / "run.sqlite")
+    idata = sampled(logged(path / "asked"), client, step=SurrogateHMCStep, store=store)
+    return path / "asked", store, idata
+
+
+# one result ---------------------------------------------------------------------------------------
+
+
+def test_one_seed_is_one_result_whatever_the_number_of_workers(
+    cluster, client, reference, tmp_path
+):
+    *_, expected = reference
+    for n_workers in (4, 1):
+        cluster.scale(n_workers)
+        client.wait_for_workers(n_workers)
+        while len(client.nthreads()) > n_workers:
+            time.sleep(0.1)
+        model, store = logged(tmp_path / f"asked-{n_workers}"), EvaluationStore()
+        found = sampled(model, client, step=SurrogateHMCStep, store=store)
+        np.testing.assert_array_equal(draws_of(found), draws_of(expected))
+
+
+def test_one_seed_is_one_result_where_a_worker_dies(client, reference, tmp_path):
+    *_, expected = reference
+    marker = tmp_path / "killed"
+    n_first = 3 * 40
+
+    def kill_once(x, n):
+        if n > n_first and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store = EvaluationStore()
+    model = logged(tmp_path / "asked", kill_once)
+    found = sampled(model, client, step=SurrogateHMCStep, store=store)
+    assert marker.exists()
+    np.testing.assert_array_equal(draws_of(found), draws_of(expected))
+    stored = store.to_dataset(model)
+    assert {np.array(x).tobytes() for x in stored["x"].values} == set(asked(tmp_path / "asked"))
+
+
+def test_without_a_store_the_draws_are_those_of_pymc(client):
+    with pm.Model() as model:
+        pm.Normal("x", 1.0, 2.0, shape=2)
+        pm.Poisson("count", 3.0)
+    step = functools.partial(AdaptiveMetropolisStep, ["x"], steps_per_draw=2)
+    with model:
+        expected = pm.sample(
+            30, tune=50, chains=2, cores=1, step=step(), random_seed=4, progressbar=False
+        )
+    found = sampled(model, client, step=step, draws=30, tune=50, chains=2, random_seed=4)
+    for name in ("x", "count"):
+        np.testing.assert_array_equal(
+            group_dataset(found, "posterior")[name], group_dataset(expected, "posterior")[name]
+        )
+
+
+def assert_alike(found, expected, groups):
+    for group in groups:
+        ours, theirs = (group_dataset(result, group) for result in (found, expected))
+        assert ours is not None and theirs is not None, group
+        assert dict(ours.sizes) == dict(theirs.sizes)
+        assert set(ours.data_vars) == set(theirs.data_vars)
+        assert set(ours.attrs) == set(theirs.attrs)
+        for name in theirs.coords:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+        for name, variable in theirs.data_vars.items():
+            assert ours[name].dims == variable.dims
+            assert ours[name].dtype == variable.dtype
+
+
+def test_the_result_is_one_of_pymc(client):
+    with pm.Model(coords={"place": ["a", "b"]}) as model:
+        rate = pm.LogNormal("rate", 0.0, 1.0, dims="place")
+        pm.Deterministic("total", rate.sum())
+        pm.Poisson("y", rate, observed=[1, 2], dims="place")
+    options = {"draws": 20, "tune": 30, "chains": 2, "discard_tuned_samples": False}
+    found = sampled(model, client, step=SurrogateHMCStep, store=EvaluationStore(), **options)
+    with model:
+        expected = pm.sample(
+            **options | QUIET, cores=1, step=SurrogateHMCStep(store=EvaluationStore())
+        )
+    groups = ("posterior", "sample_stats", "observed_data", "warmup_posterior")
+    assert_alike(found, expected, (*groups, "warmup_sample_stats"))
+    assert group_dataset(found, "posterior").attrs["tuning_steps"] == 30
+    some = sampled(model, client, step=AdaptiveMetropolisStep, **options, var_names=["total"])
+    assert set(group_dataset(some, "posterior").data_vars) == {"total"}
+
+
+def test_the_posterior_is_right(client):
+    idata = sampled(
+        with_likelihood(lambda x: np.asarray(-0.5 * np.sum((x - 1.0) ** 2))),
+        client,
+        step=SurrogateHMCStep,
+        store=EvaluationStore(),
+        draws=600,
+        tune=120,
+        chains=2,
+    )
+    models.assert_mean(models.values(idata, "x"), 0.5)
+    models.assert_mean((models.values(idata, "x") - 0.5) ** 2, 0.5)
+
+
+# evaluations --------------------------------------------------------------------------------------
+
+
+def test_every_evaluation_is_stored_and_none_is_asked_twice(client, reference, tmp_path):
+    path, store, _ = reference
+    points = asked(path)
+    assert len(points) == len(set(points)) == store.summary()["evaluations"]
+    assert store.summary()["chains"] == SHORT["chains"]
+    model = logged(tmp_path / "asked")
+    assert {np.array(x).tobytes() for x in store.to_dataset(model)["x"].values} == set(points)
+    sampled(model, client, step=SurrogateHMCStep, store=store)
+    again = asked(tmp_path / "asked")
+    assert again and not set(again) & set(points)
+    assert store.summary()["evaluations"] == len(points) + len(again)
+    # The first run searched: a chain that knows nothing asks 40 times before its first draw.
+    assert len(again) <= 3 * (SHORT["tune"] + SHORT["draws"]) + 3 * 3 * 8
+
+
+def test_evaluations_are_stored_while_chains_run(client, tmp_path):
+    """The likelihood waits until the client's store has what was evaluated before."""
+    path = tmp_path / "run.sqlite"
+    store = EvaluationStore(path)
+
+    def wait_for_store(x, n):
+        if n == 30:
+            end = time.monotonic() + 60
+            while EvaluationStore(path).summary()["evaluations"] < 25:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+    model = logged(tmp_path / "asked", wait_for_store)
+    sampled(model, client, step=SurrogateHMCStep, store=store, chains=1, tune=5, draws=5)
+    assert store.summary()["evaluations"] == len(asked(tmp_path / "asked"))
+
+
+def test_a_round_store_knows_and_finds():
+    store, told = RoundStore(), []
+    number = store.model_number({"likelihood": "sum"})
+    known = Known(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([-1.0, np.nan]))
+    for _ in range(2):
+        store.begin(number, known, told.append)
+        assert store.find(number, np.array([1.0, 2.0])) == -1.0
+        assert np.isnan(store.find(number, np.array([3.0, 4.0])))
+        store.add(number, "a", np.zeros(2), -np.inf, 0.5)
+        assert [e.value for e in store.read(number, not_by="")] == [-np.inf]
+        assert store.found == [Found(np.zeros(2).tobytes(), -np.inf, 0.5, None)]
+    assert told == 2 * store.found
+
+
+def test_a_client_store_takes_each_evaluation_once():
+    store = EvaluationStore()
+    kept = ClientStore(store, store.model_number({}), "run", 1)
+    found = [Found(np.array([float(k)]).tobytes(), -float(k), 0.0, None) for k in range(5)]
+    kept.keep(0, 0, 0, found[:2])
+    kept.keep(0, 0, 0, found[:3])  # from another worker, where the first one died
+    kept.keep(0, 0, 3, found[3:4])
+    kept.keep(0, 0, 0, found)
+    kept.keep(0, 1, 0, found[:1])
+    kept.keep(0, 0, 0, found)  # late
+    kept.keep(1, 1, 0, found[:1])
+    assert [e.value for e in store.read(kept.model)] == [0.0, -1.0, -2.0, -3.0, -4.0, 0.0, 0.0]
+
+
+def test_threads_of_a_worker_have_workbenches_of_their_own():
+    model = quadratic()
+    parcel = Parcel(model, AdaptiveMetropolisStep, False, None, None, {}, [None])
+    data = packed(parcel)
+    with workbench(data) as first, workbench(data) as second:
+        assert first is not second
+    with workbench(data) as again:
+        assert again in (first, second)
+    with pytest.raises(ArithmeticError), workbench(data) as failed:
+        raise ArithmeticError
+    with workbench(data) as one, workbench(data) as another:
+        assert failed not in (one, another)
+
+
+@pytest.mark.parametrize(("tune", "rounds"), [(0, 4), (1, 4), (3, 4), (100, 4), (101, 1), (7, 7)])
+def test_rounds_make_up_the_tuning(tune, rounds):
+    lengths = tuning_rounds(tune, rounds)
+    assert sum(lengths) == tune
+    assert len(lengths) == min(rounds, max(tune, 1))
+    assert min(lengths) >= min(tune, 1)
+    assert lengths[-1] == max(lengths)
+
+
+def test_more_chains_tune_less():
+    lengths = [shared_tuning(600, chains) for chains in (1, 2, 4, 8, 16, 1000)]
+    assert lengths[0] == 600
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] > 50
+
+
+# ends ---------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_gives_what_is_finished(client, tmp_path):
+    step = functools.partial(AdaptiveMetropolisStep, steps_per_draw=1)
+    options = {"step": step, "chains": 1, "tune": 20, "draws": 60}
+    expected = draws_of(sampled(logged(tmp_path / "all"), client, **options))
+
+    def wait_late(x, n):
+        if n > 50:
+            time.sleep(0.5)
+
+    path = tmp_path / "asked"
+    model = logged(path, wait_late)
+
+    def interrupt():
+        while not path.exists() or len(asked(path)) < 52:
+            time.sleep(0.05)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    found = draws_of(sampled(model, client, **options))
+    thread.join()
+    n = found.shape[1]
+    assert 25 < n < 60
+    np.testing.assert_array_equal(found, expected[:, :n])
+
+
+def test_an_error_of_the_likelihood_reaches_the_user(client):
+    def fails_far_out(x):
+        if np.sum(x**2) > 4.0:
+            raise ArithmeticError("no solution")
+        return np.asarray(-0.5 * np.sum(x**2))
+
+    store = EvaluationStore()
+    with pytest.raises(ParallelSamplingError, match=r"Chain \d failed with.*no solution") as raised:
+        sampled(with_likelihood(fails_far_out), client, step=SurrogateHMCStep, store=store)
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+    failed = store._execute("SELECT failure FROM evaluations WHERE failure IS NOT NULL")
+    assert failed and all(row[0].startswith("ArithmeticError: no solution") for row in failed)
+
+
+# errors -------------------------------------------------------------------------------------------
+
+
+def quadratic():
+    return with_likelihood(lambda x: np.asarray(-0.5 * np.sum(x**2)))
+
+
+def refused(error, match, client=None, model=None, **options):
+    model = quadratic() if model is None else model
+    with model, pytest.raises(error, match=match):
+        distributed.sample(client=client, **SHORT | options)
+
+
+def test_a_step_that_is_made_already_is_refused():
+    model = quadratic()
+    with model:
+        step = SurrogateHMCStep()
+    message = r"each worker needs its own: write step=SurrogateHMCStep, or step=functools\.partial"
+    refused(TypeError, message, model=model, step=step)
+    refused(TypeError, message, model=model, step=[step])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step": "kameleon"}, "step='kameleon': pass the class of a step"),
+        (
+            {"step": functools.partial(SurrogateHMCStep, store=3)},
+            r"write distributed\.sample\(store=",
+        ),
+        ({"step": AdaptiveMetropolisStep, "store": "ours"}, "AdaptiveMetropolisStep takes none"),
+        ({"store": "run.sqlite"}, r"store='run\.sqlite': pass EvaluationStore"),
+        ({"cores": 2}, "cores= is for pymc.sample: here the workers"),
+        ({"callback": print}, "callback= is for pymc.sample"),
+        ({"init": "adapt_diag"}, r"init= is for the NUTS of pymc\.sample"),
+        ({"client": "localhost:8786"}, "pass a dask.distributed.Client"),
+        ({"draws": 0.5}, "draws=0.5: take a whole number"),
+    ],
+)
+def test_bad_arguments_are_told(options, message):
+    if options.get("store") == "ours":
+        options = options | {"store": EvaluationStore()}
+    refused(TypeError, message, **options)
+
+
+def test_bad_values_are_told():
+    refused(ValueError, "initvals has 2 starts for chains=3", initvals=[None, None])
+    refused(ValueError, "var_names: the model has no y; it has x", var_names=["y"])
+    refused(ValueError, "random_seed=-1", random_seed=-1)
+
+
+def test_a_closed_client_is_told(cluster):
+    client = dask.Client(cluster, set_as_default=False)
+    client.close()
+    refused(ValueError, "client is closed: pass one that is connected", client)
+
+
+def test_a_store_of_another_model_is_told(client, reference):
+    _, store, _ = reference
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("x"), observed=1.0)
+    message = r"run\.sqlite has evaluations of another model"
+    refused(ValueError, message, client, model, step=SurrogateHMCStep, store=store)
+
+
+def test_a_step_that_makes_nothing_of_its_store_is_told(client):
+    def make(store):
+        return AdaptiveMetropolisStep()
+
+    refused(
+        TypeError,
+        "store=: make makes 0 steps that use it",
+        client,
+        step=make,
+        store=EvaluationStore(),
+    )
+
+
+def test_what_cannot_be_sent_is_named():
+    model, _ = models.unpicklable_black_box()
+    message = r"The operation BlackBox.* of simulator, because of member in it, cannot be sent"
+    refused(TypeError, message, model=model)
+    lock = threading.Lock()
+
+    def locked(x):
+        with lock:
+            return np.asarray(-0.5 * np.sum(x**2))
+
+    message = r"FromFunctionOp\{locked\} of simulator, because of lock in it, cannot be sent"
+    refused(TypeError, message, model=with_likelihood(locked))
+    message = r"step=.*because of lock in it, cannot be sent"
+    refused(TypeError, message, step=lambda: AdaptiveMetropolisStep(rng=lock))
+
+
+def test_dask_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask.distributed", None)
+    refused(ImportError, r'pip install "pymc_kameleon\[distributed\]"')

@@ -17,7 +17,14 @@ import pytest
 from pymc.sampling.parallel import ParallelSamplingError
 from pytensor.compile.ops import wrap_py
 
-from pymc_kameleon import AdaptiveMetropolisStep, EvaluationStore, SurrogateHMCStep, distributed
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    EvaluationStore,
+    GPSurrogate,
+    MALAStep,
+    SurrogateHMCStep,
+    distributed,
+)
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.distributed.chain_record import ClientStore
 from pymc_kameleon.distributed.parcel import Parcel, packed
@@ -226,21 +233,25 @@ def test_evaluations_are_stored_while_chains_run(client, tmp_path):
 def test_a_round_store_knows_and_finds():
     store, told = RoundStore(), []
     number = store.model_number({"likelihood": "sum"})
-    known = Known(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([-1.0, np.nan]))
+    gradient, points = np.array([0.5, -0.5]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    known = Known(points, np.array([-1.0, np.nan]), [gradient.tobytes(), None])
     for _ in range(2):
         store.begin(number, known, told.append)
         assert store.find(number, np.array([1.0, 2.0])) == -1.0
         assert np.isnan(store.find(number, np.array([3.0, 4.0])))
+        np.testing.assert_array_equal(store.find_with_gradient(number, points[0])[1], gradient)
+        assert store.find_with_gradient(number, points[1]) is None
         store.add(number, "a", np.zeros(2), -np.inf, 0.5)
         assert [e.value for e in store.read(number, not_by="")] == [-np.inf]
-        assert store.found == [Found(np.zeros(2).tobytes(), -np.inf, 0.5, None)]
+        assert store.found == [Found(np.zeros(2).tobytes(), -np.inf, 0.5, None, None)]
     assert told == 2 * store.found
 
 
 def test_a_client_store_takes_each_evaluation_once():
     store = EvaluationStore()
     kept = ClientStore(store, store.model_number({}), "run", 1)
-    found = [Found(np.array([float(k)]).tobytes(), -float(k), 0.0, None) for k in range(5)]
+    numbers = [np.array([float(k)]) for k in range(5)]
+    found = [Found(x.tobytes(), -x[0], 0.0, None, (2 * x).tobytes()) for x in numbers]
     kept.keep(0, 0, 0, found[:2])
     kept.keep(0, 0, 0, found[:3])  # from another worker, where the first one died
     kept.keep(0, 0, 3, found[3:4])
@@ -248,7 +259,28 @@ def test_a_client_store_takes_each_evaluation_once():
     kept.keep(0, 1, 0, found[:1])
     kept.keep(0, 0, 0, found)  # late
     kept.keep(1, 1, 0, found[:1])
-    assert [e.value for e in store.read(kept.model)] == [0.0, -1.0, -2.0, -3.0, -4.0, 0.0, 0.0]
+    stored = store.read(kept.model)
+    assert [e.value for e in stored] == [0.0, -1.0, -2.0, -3.0, -4.0, 0.0, 0.0]
+    assert all(e.gradient == 2 * e.point for e in stored)
+
+
+def test_gradients_go_along(client):
+    """A chain begins a round with what all found: it knows more points than it evaluates."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("x", 0, 1, shape=2), 1, observed=np.array([0.5, -0.5]))
+
+    def make_step(store):
+        return MALAStep(surrogate=GPSurrogate(store=store))
+
+    store = EvaluationStore()
+    found = sampled(model, client, step=make_step, store=store)
+    stored = store.read(1)
+    assert len(stored) > 30
+    for evaluation in stored:
+        expected = np.array([0.5, -0.5]) - evaluation.point
+        np.testing.assert_allclose(evaluation.gradient, expected, atol=1e-12)
+    statistics = group_dataset(found, "sample_stats").isel(draw=0)
+    assert np.all(statistics["n_points"] > 1.5 * statistics["calls_made"])
 
 
 def test_threads_of_a_worker_have_workbenches_of_their_own():

@@ -89,12 +89,12 @@ class ClientStore:
 
     def __init__(self, store, model: int, run: str, dim: int):
         self.store, self.model, self.run = store, model, run
-        self.points, self.values, marks = [], [], {}
-        self.marks: dict[int, _Mark] = marks
+        self.points, self.values, self.gradients = [], [], []
+        self.marks: dict[int, _Mark] = {}
         for known in store.read(model):
             if known.failure is None:
-                self.points.append(known.point)
-                self.values.append(known.value)
+                gradient = None if known.gradient is None else known.gradient.tobytes()
+                self._learn(known.point, known.value, gradient)
         self.dim = dim
 
     def keep(self, chain: int, number: int, first: int, found: list) -> None:
@@ -113,9 +113,15 @@ class ClientStore:
         if mark.round > number:
             return
         stored = mark.stored if mark.round == number else 0
-        for point, value, seconds, failure in found[max(stored - first, 0) :]:
+        for point, value, seconds, failure, gradient in found[max(stored - first, 0) :]:
             self.store.add(
-                self.model, f"{self.run}-{chain}", np.frombuffer(point), value, seconds, failure
+                self.model,
+                f"{self.run}-{chain}",
+                np.frombuffer(point),
+                value,
+                seconds,
+                failure,
+                None if gradient is None else np.frombuffer(gradient),
             )
         self.marks[chain] = _Mark(number, max(stored, first + len(found)))
 
@@ -124,9 +130,14 @@ class ClientStore:
         for part in parts:
             for found in part.found:
                 if found.failure is None:
-                    self.points.append(np.frombuffer(found.point))
-                    self.values.append(found.value)
+                    self._learn(np.frombuffer(found.point), found.value, found.gradient)
 
     def known(self) -> Known:
         """Return what the next round begins with."""
-        return Known(np.array(self.points).reshape(-1, self.dim), np.array(self.values))
+        points = np.array(self.points).reshape(-1, self.dim)
+        return Known(points, np.array(self.values), list(self.gradients))
+
+    def _learn(self, point, value, gradient):
+        self.points.append(point)
+        self.values.append(value)
+        self.gradients.append(gradient)

@@ -18,10 +18,13 @@ class Known(NamedTuple):
     ----------
     points : array, shape (n, d)
     values : array, shape (n,)
+    gradients : list of (bytes or None)
+        As in `Found`.
     """
 
     points: np.ndarray
     values: np.ndarray
+    gradients: list[bytes | None]
 
 
 class Found(NamedTuple):
@@ -35,12 +38,15 @@ class Found(NamedTuple):
     seconds : float
     failure : str or None
         Name and message of the exception, if one was raised.
+    gradient : bytes or None
+        Of d float64, if it was evaluated.
     """
 
     point: bytes
     value: float
     seconds: float
     failure: str | None
+    gradient: bytes | None
 
 
 class RoundStore(EvaluationStore):
@@ -74,21 +80,23 @@ class RoundStore(EvaluationStore):
         self._execute("DELETE FROM evaluations")
         if known is not None:
             rows = [
-                (model, point.tobytes(), float(value))
-                for point, value in zip(known.points, known.values, strict=True)
+                (model, point.tobytes(), float(value), gradient)
+                for point, value, gradient in zip(*known, strict=True)
             ]
             self._execute("BEGIN")
             self._connection.executemany(
-                "INSERT INTO evaluations (model, chain, point, value, seconds, finished) "
-                "VALUES (?, '', ?, ?, 0, 0)",
+                "INSERT INTO evaluations (model, chain, point, value, gradient, seconds, finished) "
+                "VALUES (?, '', ?, ?, ?, 0, 0)",
                 rows,
             )
             self._execute("COMMIT")
 
-    def add(self, model, chain, point, value, seconds, failure=None):  # noqa: D102
-        super().add(model, chain, point, value, seconds, failure)
+    def add(self, model, chain, point, value, seconds, failure=None, gradient=None):  # noqa: D102
+        super().add(model, chain, point, value, seconds, failure, gradient)
         point = np.asarray(point, dtype=np.float64).tobytes()
-        self.found.append(Found(point, float(value), float(seconds), failure))
+        if gradient is not None:
+            gradient = np.asarray(gradient, dtype=np.float64).tobytes()
+        self.found.append(Found(point, float(value), float(seconds), failure, gradient))
         if self.tell is not None:
             self.tell(self.found[-1])
 

@@ -397,9 +397,11 @@ class MetropolisHastingsStep(Step):
         """Prepare for tuning a chain that was told to start at `x` (d,)."""
         if self.start == "optimize":
             self._search()
-        elif not np.array_equal(self.chain.position, x):
-            known = self._known_near_mode()
-            if known is not None:
+            return
+        known = self._known_near_mode()
+        if known is not None:
+            here = self.chain.value[:N_TERMS].sum()
+            if self._are_typical(np.append(known[1], here))[-1]:
                 self.learner.begin_with(around_the_mode(*known), self.rng)
 
     def _search(self):

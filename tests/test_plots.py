@@ -1,4 +1,4 @@
-"""What `plot_proposals` and `plot_surrogate` draw, read back from the axes."""
+"""What the pictures of steps and results show, read back from the axes."""
 
 import arviz as az
 import matplotlib
@@ -13,7 +13,7 @@ from models import begin, drive, sample
 from scipy.stats import chi2
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, SurrogateHMCStep
-from pymc_kameleon.plots import plot_proposals, plot_surrogate
+from pymc_kameleon.plots import plot_adaptation, plot_proposals, plot_surrogate
 from pymc_kameleon.plots.surrogate import implied_acceptance
 from pymc_kameleon.surrogate.posterior import predicted
 from pymc_kameleon.surrogate.regression import typical_depth
@@ -494,3 +494,52 @@ def test_sources_that_have_no_surrogate(flat_step, surrogate_result):
             )
         )
     assert not plt.get_fignums()
+
+
+# adaptation ---------------------------------------------------------------------------------------
+
+
+def adapted(steps, names, tuning=True):
+    with pm.Model() as model:
+        for name in names:
+            pm.Normal(name, shape=2)
+        made = [step([model[name]]) for step, name in zip(steps, names, strict=True)]
+    options = {"chains": 2, "draws": 60, "tune": 40, "random_seed": SEED}
+    return sample(made, model, **options, discard_tuned_samples=not tuning)
+
+
+@pytest.mark.parametrize("steps", [[KameleonStep], [KameleonStep, AdaptiveMetropolisStep]])
+def test_the_scaling_of_every_draw_is_drawn(steps):
+    idata = adapted(steps, "xy"[: len(steps)])
+    left, right = plot_adaptation(idata)
+    parts = [np.asarray(idata[g]["scaling"]) for g in ("warmup_sample_stats", "sample_stats")]
+    expected = np.concatenate(parts, axis=1).reshape(2, 100, -1)
+    lines = [line for line in left.lines if len(line.get_xdata()) == 100]
+    assert len(lines) == 2 * len(steps)
+    for line, (chain, part) in zip(lines, np.ndindex(2, len(steps)), strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(-40, 60))
+        np.testing.assert_array_equal(line.get_ydata(), expected[chain, :, part])
+    accept = np.asarray(idata["sample_stats"]["accept"]).reshape(2, 60, -1)
+    means = next(line for line in right.lines if len(line.get_xdata()) == 50)
+    np.testing.assert_allclose(means.get_ydata()[-30:], accept[0, :, 0].reshape(30, 2).mean(axis=1))
+    assert left.get_yscale() == "log" and left.get_ylabel() == "scaling"
+
+
+def test_without_draws_of_tuning_there_is_what_was_learnt():
+    idata = adapted([KameleonStep], "x", tuning=False)
+    _, axes = plt.subplots(1, 2)
+    left, _ = plot_adaptation(idata, axes=axes)
+    assert left is axes[0]
+    lines = [line for line in left.lines if len(line.get_xdata()) == 60]
+    assert len(lines) == 2 and all(np.ptp(line.get_ydata()) == 0 for line in lines)
+
+
+def test_what_has_no_adaptation_is_refused():
+    with gaussian_model(1) as model:
+        idata = sample(pm.Slice(), model, draws=10, tune=10)
+    with pytest.raises(ValueError, match="scaling, step_size"):
+        plot_adaptation(idata)
+    with pytest.raises(TypeError, match="what pm"):
+        plot_adaptation([1.0])
+    with pytest.raises(TypeError, match="take a pair"):
+        plot_adaptation(adapted([KameleonStep], "x"), axes=plt.gca())

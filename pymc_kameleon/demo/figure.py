@@ -19,10 +19,10 @@ from pymc_kameleon.demo.model import (
     YEARS,
     solve_lotka_volterra,
 )
+from pymc_kameleon.plots.style import INK, STYLE
 
 __all__ = ["lynx_hare_figure"]
 
-INK = "#2b2d33"
 POSTERIOR_COLORS = ["#cbc6e8", "#7a6fb8"]
 RATE_LABELS = (
     r"$\alpha$  (hare births)",
@@ -31,17 +31,7 @@ RATE_LABELS = (
     r"$\delta$  (lynx births)",
 )
 SPECIES = (("Hares", HARE_PELTS, "#b8682a"), ("Lynx", LYNX_PELTS, "#1f7a85"))
-STYLE = {
-    "axes.edgecolor": "#8a8d94",
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 11,
-    "legend.frameon": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
+FONT_SIZE = {"font.size": 11}
 
 
 def _thinned(idata: Any, names: Sequence[str], size: int) -> np.ndarray:
@@ -133,7 +123,7 @@ def lynx_hare_figure(runs: Sequence) -> Figure:
     -------
     matplotlib.figure.Figure
     """
-    with rc_context(STYLE):
+    with rc_context(STYLE | FONT_SIZE):
         figure = Figure(figsize=(10, 11.5), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
         top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.2])

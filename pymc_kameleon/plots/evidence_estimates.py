@@ -9,24 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pymc_kameleon.latent_gp.evidence.evidence_result import Evidence
+from pymc_kameleon.plots.style import COLORS, INK, STYLE
 
 __all__ = ["plot_evidence"]
 
-INK = "#2b2d33"
-COLORS = ["#7a6fb8", "#b8682a", "#1f7a85", "#b0447a", "#5d7a2f", "#4a4a55"]
 MARKERS = "osD^vPX"
 """As many as there are colours and one more: both repeat, but not together."""
 LINE_STYLES = ["-", "--", ":", "-."]
-STYLE = {
-    "axes.edgecolor": "#8a8d94",
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "legend.frameon": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
 
 
 def plot_evidence(

@@ -2,14 +2,13 @@
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import chi2, gaussian_kde
 
 from pymc_kameleon._compat import group_dataset, is_result
 from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names
-from pymc_kameleon.plots.evidence_estimates import COLORS, INK, STYLE
+from pymc_kameleon.plots.style import COLORS, INK, STYLE, pair_of_axes
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.posterior import predicted
 from pymc_kameleon.surrogate.regression import typical_depth
@@ -96,7 +95,7 @@ def plot_surrogate(source, *, variables=None, axes=None) -> np.ndarray:
         elif variables is not None:
             raise ValueError(f"variables={variables!r}: the step moves only {names[0][0]}.")
         with rc_context(STYLE):
-            axes = _checked_axes(axes)
+            axes = pair_of_axes(axes)
             _draw_step(axes, source, names, pair)
         return axes
     if not is_result(source):
@@ -108,21 +107,9 @@ def plot_surrogate(source, *, variables=None, axes=None) -> np.ndarray:
         raise ValueError(f"variables={variables!r}: a result has none to choose; leave it out.")
     tuning, errors, acceptance = _errors(source)
     with rc_context(STYLE):
-        axes = _checked_axes(axes)
+        axes = pair_of_axes(axes)
         _draw_errors(axes, tuning, errors, acceptance)
     return axes
-
-
-def _checked_axes(axes) -> np.ndarray:
-    if axes is None:
-        from matplotlib import pyplot as plt
-
-        return plt.subplots(1, 2, figsize=(9.5, 4.0), layout="constrained")[1]
-    found = np.empty(np.size(axes), dtype=object)
-    found[:] = np.ravel(axes)
-    if len(found) != 2 or not all(isinstance(ax, Axes) for ax in found):
-        raise TypeError(f"axes={axes!r}: take a pair, as from plt.subplots(1, 2)[1].")
-    return found
 
 
 # a step -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import logging
 import threading
 import warnings
 from collections import OrderedDict
@@ -105,6 +106,18 @@ def traced(model: pm.Model, var_names: list[str] | None) -> list:
     return model.replace_rvs_by_values(chosen)
 
 
+@contextmanager
+def _already_told():
+    """Leave out what the step says when it is made: the client has made one too."""
+    log = logging.getLogger("pymc.kameleon")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 class Workbench:
     """A model and a step of which no state goes from one task to the next.
 
@@ -116,7 +129,8 @@ class Workbench:
     def __init__(self, parcel: Parcel):
         self.parcel = parcel
         self.store = RoundStore() if parcel.takes_store else None
-        self.step = made_step(parcel, self.store)
+        with _already_told():
+            self.step = made_step(parcel, self.store)
         self.state = copy.deepcopy(self.step.sampling_state)
         self.prototype = NDArray(model=parcel.model, vars=traced(parcel.model, parcel.var_names))
 

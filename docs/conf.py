@@ -56,7 +56,9 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
-html_sidebars = {page: [] for page in ("index", "quickstart", "which_step", "papers_claims")}
+html_sidebars = {
+    page: [] for page in ("index", "quickstart", "which_step", "measured", "papers_claims")
+}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 

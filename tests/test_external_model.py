@@ -23,21 +23,29 @@ PATIENCE = 30.0
 """Seconds until a server has to answer."""
 
 
-class Decay(umbridge.Model):
-    """Log-likelihood of log start and log rate of a decay, whose equation is solved numerically."""
+class OneNumber(umbridge.Model):
+    """A model of `size` numbers that returns one."""
 
-    def __init__(self):
-        super().__init__("decay")
-        self.calls = 0
+    size = 1
 
     def get_input_sizes(self, config):
-        return [2]
+        return [self.size]
 
     def get_output_sizes(self, config):
         return [1]
 
     def supports_evaluate(self):
         return True
+
+
+class Decay(OneNumber):
+    """Log-likelihood of log start and log rate of a decay, whose equation is solved numerically."""
+
+    size = 2
+
+    def __init__(self):
+        super().__init__("decay")
+        self.calls = 0
 
     def __call__(self, parameters, config):
         self.calls += 1
@@ -48,21 +56,12 @@ class Decay(umbridge.Model):
         return [[float(stats.norm.logpdf(OBSERVED, solved.y[0], 0.1).sum())]]
 
 
-class Calls(umbridge.Model):
+class Calls(OneNumber):
     """How often another model was called."""
 
     def __init__(self, counted):
         super().__init__("calls")
         self.counted = counted
-
-    def get_input_sizes(self, config):
-        return [1]
-
-    def get_output_sizes(self, config):
-        return [1]
-
-    def supports_evaluate(self):
-        return True
 
     def __call__(self, parameters, config):
         return [[self.counted.calls]]

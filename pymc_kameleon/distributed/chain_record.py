@@ -8,6 +8,7 @@ from pymc.backends.ndarray import NDArray
 
 from pymc_kameleon.distributed.round_store import Known
 from pymc_kameleon.distributed.workbench import Part, traced
+from pymc_kameleon.store.evaluation_store import as_bytes
 
 __all__ = ["ChainRecord", "ClientStore"]
 
@@ -93,7 +94,7 @@ class ClientStore:
         self.marks: dict[int, _Mark] = {}
         for known in store.read(model):
             if known.failure is None:
-                gradient = None if known.gradient is None else known.gradient.tobytes()
+                gradient = None if known.gradient is None else as_bytes(known.gradient)
                 self._learn(known.point, known.value, gradient)
         self.dim = dim
 

@@ -8,6 +8,8 @@ import pymc as pm
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.traversal import ancestors
 
+from pymc_kameleon.store.wrapped import parts_of
+
 __all__ = ["Parcel", "packed", "unpacked"]
 
 
@@ -45,9 +47,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj):
         if type(obj) is FromFunctionOp:
-            private = "_FromFunctionOp__"
-            function, infer_shape = (getattr(obj, private + k) for k in ("fn", "infer_shape"))
-            return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
+            return FromFunctionOp, parts_of(obj)
         return super().reducer_override(obj)
 
 

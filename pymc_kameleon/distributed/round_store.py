@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.store.evaluation_store import TABLES, EvaluationStore
+from pymc_kameleon.store.evaluation_store import TABLES, EvaluationStore, as_bytes
 
 __all__ = ["Found", "Known", "RoundStore"]
 
@@ -93,10 +93,8 @@ class RoundStore(EvaluationStore):
 
     def add(self, model, chain, point, value, seconds, failure=None, gradient=None):  # noqa: D102
         super().add(model, chain, point, value, seconds, failure, gradient)
-        point = np.asarray(point, dtype=np.float64).tobytes()
-        if gradient is not None:
-            gradient = np.asarray(gradient, dtype=np.float64).tobytes()
-        self.found.append(Found(point, float(value), float(seconds), failure, gradient))
+        gradient = None if gradient is None else as_bytes(gradient)
+        self.found.append(Found(as_bytes(point), float(value), float(seconds), failure, gradient))
         if self.tell is not None:
             self.tell(self.found[-1])
 

@@ -7,7 +7,6 @@ import numpy as np
 import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it registers itself
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.mcmc import langevin
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.surrogate import GPSurrogate
@@ -138,15 +137,6 @@ class MALAStep(MetropolisHastingsStep):
             blocked=blocked,
         )
         _ = self.target.with_gradients  # raises an error where there is none
-
-    def _density(self):
-        return self.target.with_gradients if self.stored is None else self.stored
-
-    def _prior(self):
-        return self.target.prior_with_gradient
-
-    def _n_values(self):
-        return N_TERMS + 2 * self.dim
 
     def _loop(self, proposal, is_compiled):
         return langevin.run_compiled if is_compiled else langevin.run_plain

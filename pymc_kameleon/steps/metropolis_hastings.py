@@ -429,7 +429,7 @@ class MetropolisHastingsStep(Step):
         """Points from a store that make a search needless, and their log densities; else None."""
         if self.stage is None or self.stored is None or not self.stage.is_open[0]:
             return None
-        points, values = surrogate_stage.held(self.stage, self.stored.prior)
+        points, values = surrogate_stage.held(self.stage, self._prior())
         n_typical = np.sum(self._are_typical(values))
         return (points, values) if n_typical >= self._enough_typical else None
 
@@ -463,7 +463,7 @@ class MetropolisHastingsStep(Step):
         if self.chain.value[:N_TERMS].sum() < lowest:
             self.stored.put_back(found)
         elif len(found.points):
-            prior = self.stored.prior
+            prior = self._prior()
             surrogate_stage.teach_found(self.stage, self.surrogate, self.chain, prior, found)
 
     def _new_learner(self, position, warm):
@@ -484,15 +484,17 @@ class MetropolisHastingsStep(Step):
 
     def _density(self):
         """Return the function of the target that transitions evaluate."""
-        return self.target.function if self.stored is None else self.stored
+        if self.stored is not None:
+            return self.stored
+        return self.target.with_gradients if self.takes_gradients else self.target.function
 
     def _prior(self):
         """Return the part of it that the first stage evaluates."""
-        return self.target.prior
+        return self.target.prior_with_gradient if self.takes_gradients else self.target.prior
 
     def _n_values(self):
         """Count the numbers that `_density` returns, and the seeds of the estimates among them."""
-        return N_TERMS + self.target.n_seeds
+        return N_TERMS + 2 * self.dim * self.takes_gradients + self.target.n_seeds
 
     def _evaluate_current(self):
         chain = self.chain

@@ -13,7 +13,7 @@ from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.steps.start import TAUGHT, move_near_mode, search_from
+from pymc_kameleon.steps.start import move_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryAdaptation
@@ -207,7 +207,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self._learn_from_others()
         learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
-            is_taught = learner.n_foreign and learner.n_typical() >= TAUGHT * (self.dim + 2)
+            n_typical = np.sum(self._are_typical(learner.known()[1]))
+            is_taught = learner.n_foreign and n_typical >= self._enough_typical
             if not is_taught:
                 self._search(from_anywhere=np.array_equal(x, self.target.default_start))
             self._begin_near_mode()

@@ -208,7 +208,7 @@ def teach_found(stage, surrogate, chain, prior, found) -> None:
         Proposal and its value are overwritten.
     prior : ModelFunction
         The log prior, as the stage evaluates it.
-    found : Found
+    found : FromOthers
     """
     process, n = stage.process, len(found.points)
     size, count = process.values.size, process.count[0]

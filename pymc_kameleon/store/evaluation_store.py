@@ -20,7 +20,7 @@ from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.store.fingerprint import describe
 from pymc_kameleon.store.wrapped import stored_function
 
-__all__ = ["EvaluationStore", "StoredEvaluation"]
+__all__ = ["EvaluationStore", "StoredEvaluation", "as_bytes"]
 
 _log = logging.getLogger("pymc.kameleon")
 
@@ -192,12 +192,12 @@ class EvaluationStore:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 model,
                 chain,
-                _bytes(point),
+                as_bytes(point),
                 float(value),
                 failure,
                 seconds,
                 time.time(),
-                None if gradient is None else _bytes(gradient),
+                None if gradient is None else as_bytes(gradient),
             )
         except ValueError as error:
             if not self._has_failed:
@@ -209,7 +209,7 @@ class EvaluationStore:
         found = self._execute(
             "SELECT value FROM evaluations WHERE model = ? AND point = ? AND failure IS NULL",
             model,
-            _bytes(point),
+            as_bytes(point),
         )
         return _number(found[0][0]) if found else None
 
@@ -219,7 +219,7 @@ class EvaluationStore:
             "SELECT value, gradient FROM evaluations "
             "WHERE model = ? AND point = ? AND failure IS NULL AND gradient IS NOT NULL",
             model,
-            _bytes(point),
+            as_bytes(point),
         )
         return (_number(found[0][0]), np.frombuffer(found[0][1])) if found else None
 
@@ -427,7 +427,8 @@ def _add_gradients(connection: sqlite3.Connection) -> None:
             raise
 
 
-def _bytes(numbers: np.ndarray) -> bytes:
+def as_bytes(numbers: np.ndarray) -> bytes:
+    """Return numbers (d,) as the file has them, d float64."""
     return np.asarray(numbers, dtype=np.float64).tobytes()
 
 

@@ -9,10 +9,10 @@ from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.store.evaluation_store import EvaluationStore, StoredEvaluation
 from pymc_kameleon.store.fingerprint import describe
 
-__all__ = ["Found", "StoredDensity"]
+__all__ = ["FromOthers", "StoredDensity"]
 
 
-class Found(NamedTuple):
+class FromOthers(NamedTuple):
     """What others evaluated, with the prior of this model.
 
     Attributes
@@ -142,7 +142,7 @@ class StoredDensity:
         """Whether enough was evaluated since others' evaluations were read."""
         return self.n_evaluated >= self._next_reading
 
-    def from_others(self, most: int, growth: float = 1.0) -> Found:
+    def from_others(self, most: int, growth: float = 1.0) -> FromOthers:
         """Return what other chains and runs have stored since the last call, without failures.
 
         Parameters
@@ -164,13 +164,16 @@ class StoredDensity:
             self._join(found.point, found.value, found.gradient, value)
         log_densities = values[:, :N_TERMS].sum(axis=1)
         log_densities[~np.isfinite(log_densities)] = -np.inf
-        found = Found(points, values, log_densities)
+        found = FromOthers(points, values, log_densities)
         if self._returned is not None:
             parts = zip(self._returned, found, strict=True)
-            found, self._returned = Found(*(np.concatenate(part)[-most:] for part in parts)), None
+            found, self._returned = (
+                FromOthers(*(np.concatenate(part)[-most:] for part in parts)),
+                None,
+            )
         return found
 
-    def put_back(self, found: Found) -> None:
+    def put_back(self, found: FromOthers) -> None:
         """Let what was read be the first that is returned the next time."""
         self._returned = found
 

@@ -10,7 +10,7 @@ from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
-__all__ = ["StoredFunction", "StoredOp", "stored_function"]
+__all__ = ["StoredFunction", "StoredOp", "parts_of", "stored_function"]
 
 
 def stored_function(store, function, name: str | None):
@@ -26,14 +26,21 @@ def stored_function(store, function, name: str | None):
 
 
 def _name(function) -> str:
-    named = _function_in(function) if isinstance(function, FromFunctionOp) else function
+    named = parts_of(function)[0] if isinstance(function, FromFunctionOp) else function
     if isinstance(named, Op) or not hasattr(named, "__qualname__"):
         named = type(named)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _function_in(op: FromFunctionOp) -> Callable:
-    return vars(op)["_FromFunctionOp__fn"]
+def parts_of(op: FromFunctionOp) -> tuple:
+    """Return the arguments that make an operation of `wrap_py` anew, its function first.
+
+    PyTensor pickles such an operation by the name of its function, under which another object may
+    be, or which other processes do not have.
+    """
+    private = "_FromFunctionOp__"
+    function, infer_shape = (getattr(op, private + name) for name in ("fn", "infer_shape"))
+    return function, op.itypes, op.otypes, infer_shape
 
 
 class _Values:
@@ -92,16 +99,13 @@ class StoredOp(Op):
         return f"Stored{{{self._values.name}}}"
 
     def __getstate__(self):
-        # PyTensor finds what `wrap_py` returned by its name, under which this operation may be.
-        state, op = self.__dict__.copy(), self.op
-        if isinstance(op, FromFunctionOp):
-            state["op"] = (_function_in(op), op.itypes, op.otypes)
-        return state
+        op = parts_of(self.op) if isinstance(self.op, FromFunctionOp) else self.op
+        return self.__dict__ | {"op": op}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
         if isinstance(self.op, tuple):
-            self.op = FromFunctionOp(*self.op, infer_shape=None)
+            self.op = FromFunctionOp(*self.op)
 
     def make_node(self, *inputs):  # noqa: D102
         node = self.op.make_node(*inputs)

@@ -246,11 +246,6 @@ class TrajectoryLearner(Learner):
         values = learnt + not_learnt
         return points, np.where(np.isfinite(values), values, -np.inf), not_learnt
 
-    def n_typical(self) -> int:
-        """Count the known evaluations that may be typical of the posterior."""
-        _, values, _ = self.known()
-        return int(np.sum(values > values.max() - typical_depth(self.dim)))
-
     def transitions_before_update(self, transition, n, rng):  # noqa: D102
         return min(n, max(0, self.next_update - self.n_own))
 

@@ -139,7 +139,8 @@ class ModelFunction:
             self._checking(x.astype(self._point.dtype))
         except (LinAlgError, ParameterValueError):
             return False
-        except (AssertionError, IndexError, ValueError) as error:
+        except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+            # Numba raises RuntimeError where it fails to build the message of another error.
             values = [f"{v.name} of shape {v.get_value(borrow=True).shape}" for v in self.shared()]
             raise ValueError(
                 f"{name} cannot be computed with the present {', '.join(values)}: "

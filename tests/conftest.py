@@ -156,6 +156,7 @@ STEPS = {
         _metropolis_hastings(SurrogateHMCStep, {}, max_centers=100, start="here"),
         different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
         columns=("Acceptance", "Step size", "Surrogate error", "Calls made"),
+        tune=100,
     ),
     "riemannian": _latent(
         RiemannianHMCStep,
@@ -245,6 +246,9 @@ def _step(case, which, plain):
 METROPOLIS_HASTINGS = [name for name, kind in STEPS.items() if kind.variable == "x"]
 GRADIENT_FREE = [name for name in METROPOLIS_HASTINGS if name != "mala"]
 RANDOM_WALKS = [name for name in METROPOLIS_HASTINGS if STEPS[name].tiny]
+# Walks without gradients have all in common but their proposals: one does for what these do not
+# touch.
+WAYS_TO_RUN = ["kameleon", "mala", "surrogate_hmc"]
 LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
 
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
@@ -293,9 +297,15 @@ def make_step(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=GRADIENT_FREE)
+@pytest.fixture(params=WAYS_TO_RUN)
+def make_each_way(request):
+    """One of them for each way to run."""
+    return STEPS[request.param].make
+
+
+@pytest.fixture(params=sorted({*WAYS_TO_RUN} & {*GRADIENT_FREE}))
 def make_gradient_free(request):
-    """Those of them that need no gradient."""
+    """Those of `make_each_way` that need no gradient."""
     return STEPS[request.param].make
 
 
@@ -305,9 +315,9 @@ def make_random_walk(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=sorted({*RANDOM_WALKS} & {*GRADIENT_FREE}))
+@pytest.fixture(params=["kameleon", "pca_kameleon"])
 def make_estimating(request):
-    """Those of `make_gradient_free` that take estimates of a likelihood."""
+    """Steps that take estimates of a likelihood: one of a single scaling, and one of several."""
     return STEPS[request.param].make
 
 

@@ -63,6 +63,7 @@ def test_a_class_without_docstring_stays():
 
 
 @pytest.mark.slow
+@pytest.mark.documentation
 def test_import_without_docstrings():
     code = "import pymc_kameleon as p; assert p.KameleonStep.__doc__ is None"
     result = subprocess.run(

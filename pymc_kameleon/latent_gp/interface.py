@@ -1,5 +1,6 @@
 """Approximations and log evidence of a PyMC model with a latent Gaussian process."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -112,7 +113,7 @@ def log_evidence(
     """
     if "n_rungs" in options:
         raise TypeError("n_rungs is called n_temperatures.")
-    approximate = {
+    approximate: dict[str, Callable] = {
         "prior": lambda prior, likelihood: None,
         "laplace": laplace_approximation,
         "ep": expectation_propagation_approximation,
@@ -124,19 +125,21 @@ def log_evidence(
     prior, likelihood = function.prior.gaussian, function.likelihood
     if start != "prior" or transition != "slice":
         likelihood.require_gradient()
-    if not isinstance(start, GaussianApproximation):
-        start = approximate[start](prior, likelihood)
+    if isinstance(start, GaussianApproximation):
+        begin = start
+    else:
+        begin = approximate[start](prior, likelihood)
     evidence = estimate_log_evidence(
         prior,
         likelihood,
-        sites=None if start is None else start.sites,
+        sites=None if begin is None else begin.sites,
         method=method,
         transition=transition,
         **options,
     )
     draws = evidence.posterior_draws(options.get("random_seed"))
     result = posterior_result({function.name: draws[None]})
-    return replace(evidence, result=result, start=start)
+    return replace(evidence, result=result, start=begin)
 
 
 def _approximated(approximate, model, f, point, compile_kwargs, options):
@@ -173,7 +176,7 @@ def _function_at(model, f, point, compile_kwargs) -> LatentFunction:
             for v in model.free_RVs
         ]
         unconstrained = unconstraining_function(model, list(function.shared))(*values)
-        names = [value.name for value in function.shared]
-        function.set_point(dict(zip(names, unconstrained, strict=True)))
+        shared = [value.name for value in function.shared]
+        function.set_point(dict(zip(shared, unconstrained, strict=True)))
         function.refresh()
     return function

@@ -99,7 +99,7 @@ def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None)
         )
     _check_arguments(fn, len(inputs), n_samples)
     seed = pytensor.shared(np.int64(0), name="estimate_seed")
-    inputs = [pt.as_tensor_variable(x) for x in inputs]
+    inputs = tuple(pt.as_tensor_variable(x) for x in inputs)
     if n_samples is None:
         return EstimatedLogLikelihood(fn, False)(seed, *inputs)
     count = pytensor.shared(np.int64(checked_integer("n_samples", n_samples, 1)), name="n_samples")

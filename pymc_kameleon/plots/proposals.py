@@ -284,7 +284,7 @@ def _smoothed_histogram(rows: np.ndarray, lines: np.ndarray) -> np.ndarray:
     """Count rows around each crossing of the grid lines, smoothed over a 40th of the picture."""
     half = 0.5 * (lines[1] - lines[0])
     edges = np.concatenate([lines - half, lines[-1:] + half])
-    counts = np.histogram2d(*rows.T, bins=list(edges.T))[0].T
+    counts = np.histogram2d(rows[:, 0], rows[:, 1], bins=list(edges.T))[0].T
     smoothed = gaussian_filter(counts, len(lines) / 40)
     return smoothed / smoothed.max()
 

@@ -80,7 +80,7 @@ class BootstrapFilter:
                 raise TypeError(f"{name}={function!r}: pass a function {signature}.")
         self.initial, self.transition, self.log_observation = functions
         self.is_compiled = all(isinstance(function, Dispatcher) for function in functions)
-        self._checked_sizes = set()
+        self._checked_sizes: set[int] = set()
 
     def __call__(self, *arguments) -> float:
         """Log of the estimate, as ``log_estimate(*parameters, n_particles, rng)``."""

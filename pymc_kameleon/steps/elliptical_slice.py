@@ -100,7 +100,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     """
 
     name = "elliptical_slice"
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "n_evals": (np.float64, []),
         "n_center": (np.float64, []),
         "log_ratio": (np.float64, []),

@@ -114,7 +114,7 @@ class LatentGPStep(LatentGPTuning):
     """
 
     name = "latent_gp"
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "scaling": (np.float64, []),

@@ -95,7 +95,7 @@ class MetropolisHastingsStep(Step):
     which no estimate has, gives None for `pseudo_marginal`.
     """
 
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "scaling": (np.float64, []),

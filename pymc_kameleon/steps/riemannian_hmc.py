@@ -132,7 +132,7 @@ class RiemannianHMCStep(LatentFunctionStep):
     """
 
     name = "riemannian_hmc"
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "step_size": (np.float64, []),

@@ -39,7 +39,7 @@ CREATE INDEX IF NOT EXISTS by_point ON evaluations (model, point);
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 
-_inherited = []
+_inherited: list[sqlite3.Connection] = []
 """Connections of the parent process: to close one would break those of the parent."""
 
 
@@ -147,9 +147,10 @@ class EvaluationStore:
                 [name for name in description if json.loads(other).get(name) != description[name]]
                 for other in known
             ]
+            fewest = min(differences, key=len)
             raise ValueError(
                 f"{self.path} has evaluations of another model: "
-                f"{', '.join(min(differences, key=len))} differ. Take another file, or "
+                f"{', '.join(fewest)} differ. Take another file, or "
                 "EvaluationStore(path, new_model=True) to keep both in this one."
             )
         self._execute(

@@ -56,7 +56,7 @@ class FittedSurrogate:
         dim = self.process.points.shape[1]
         X = checked_array("X", X, (X.shape[0] if X.ndim else 0, dim), "points as rows")
         mean, variance = np.array([predict(self.process, x) for x in X]).reshape(-1, 2).T
-        results = (mean, variance) if return_variance else (mean,)
+        results: tuple[np.ndarray, ...] = (mean, variance) if return_variance else (mean,)
         if return_gradient:
             of_mean, of_variance = np.empty(X.shape), np.empty(dim)
             for x, row in zip(X, of_mean, strict=True):

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon._compat import posterior_result
 from pymc_kameleon.latent_gp.approximations.approximation import GaussianApproximation
@@ -21,7 +22,14 @@ from pymc_kameleon.validation import checked_choice
 __all__ = ["expectation_propagation", "laplace", "log_evidence"]
 
 
-def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
+def laplace(
+    model: Model | None = None,
+    f: Variable | str | None = None,
+    *,
+    point: dict[str, Any] | None = None,
+    compile_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> GaussianApproximation:
     """Gaussian about the mode of the posterior of a latent function.
 
     Parameters
@@ -50,7 +58,14 @@ def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
     return _approximated(laplace_approximation, model, f, point, compile_kwargs, options)
 
 
-def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=None, **options):
+def expectation_propagation(
+    model: Model | None = None,
+    f: Variable | str | None = None,
+    *,
+    point: dict[str, Any] | None = None,
+    compile_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> GaussianApproximation:
     """Gaussian that matches the moments of the posterior of a latent function, term by term.
 
     Parameters
@@ -74,15 +89,15 @@ def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=No
 
 
 def log_evidence(
-    model=None,
-    f=None,
+    model: Model | None = None,
+    f: Variable | str | None = None,
     *,
-    point=None,
+    point: dict[str, Any] | None = None,
     method: Literal["ais", "tempering"] = "ais",
     start: Literal["prior", "laplace", "ep"] | GaussianApproximation = "ep",
     transition: str = "slice",
-    compile_kwargs=None,
-    **options,
+    compile_kwargs: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Evidence:
     """Estimate the log marginal likelihood of the hyperparameters of a latent Gaussian process.
 

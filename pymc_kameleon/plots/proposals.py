@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from numpy.typing import ArrayLike
+from pymc.step_methods.compound import BlockedStep
 from scipy.ndimage import gaussian_filter
 from scipy.spatial import KDTree
 from scipy.stats import chi2
@@ -32,8 +35,8 @@ N_ANGLES = 200
 
 
 def plot_proposals(
-    step,
-    points=None,
+    step: BlockedStep,
+    points: ArrayLike | None = None,
     *,
     variables: Sequence[int | str] = (0, 1),
     n_points: int = 8,
@@ -42,7 +45,7 @@ def plot_proposals(
     show_history: bool = True,
     grid_size: int = 120,
     ax: Axes | None = None,
-    color=None,
+    color: Any = None,
     label: str | None = None,
 ) -> Axes:
     r"""Draw contours of a step's local proposal at several points, over the density.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 from numba.core.dispatcher import Dispatcher
+from numpy.typing import ArrayLike
 
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.validation import argument_mismatch, checked_integer
@@ -67,7 +68,7 @@ class BootstrapFilter:
     """
 
     def __init__(
-        self, y, initial: Callable, transition: Callable, log_observation: Callable
+        self, y: ArrayLike, initial: Callable, transition: Callable, log_observation: Callable
     ) -> None:
         self.y = _observations(y)
         missing = np.isnan(self.y)

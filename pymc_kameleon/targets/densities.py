@@ -25,10 +25,10 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+import scipy
 from pymc.distributions.distribution import _support_point
 from pymc.logprob.abstract import _logprob
 from pytensor.tensor.random.op import RandomVariable
-from scipy import stats
 
 __all__ = ["Banana", "CorrelatedGaussian", "Flower", "Ring", "Target"]
 
@@ -173,7 +173,7 @@ class Target(ABC):
         statistic = self.quantile_statistic(draws).ravel()
         if statistic.size == 0:
             raise ValueError(f"draws has shape {np.shape(draws)}: give at least one draw.")
-        quantiles = stats.chi2(self.degrees_of_freedom).ppf(q)
+        quantiles = scipy.stats.chi2(self.degrees_of_freedom).ppf(q)
         return np.abs((statistic[:, None] < quantiles).mean(axis=0) - q)
 
 
@@ -354,7 +354,7 @@ class Flower(Target):
 
     def _angular_mass(self, ridge: Any) -> Any:
         standard = ridge / self.scale
-        tail = stats.norm.pdf(standard) + standard * stats.norm.cdf(standard)
+        tail = scipy.stats.norm.pdf(standard) + standard * scipy.stats.norm.cdf(standard)
         return math.sqrt(2 * math.pi) * self.scale**2 * tail
 
     def _standardise(self, x: Any, numerics: ModuleType) -> Any:

@@ -20,7 +20,7 @@ from pymc_kameleon.steps.registration import register, unregister
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate import GPSurrogate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AdaptiveMetropolisStep",

@@ -121,7 +121,7 @@ def efficiency_table(
     return pd.DataFrame(rows, index=list(results), columns=COLUMNS)
 
 
-def squared_jump_distance(result, *, var_names: Sequence[str] | None = None) -> float:
+def squared_jump_distance(result: Any, *, var_names: Sequence[str] | None = None) -> float:
     r"""Estimate the expected squared jump distance (ESJD) of a draw.
 
     .. math:: \frac 1 {C (n - 1)} \sum_{c=1}^C \sum_{t=1}^{n-1} \lVert x_{c,t+1} - x_{c,t} \rVert^2

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from pymc.step_methods.compound import BlockedStep
 from scipy import stats
 
 __all__ = ["frozen", "invariance_p_values"]
 
 
-def frozen(step, random_seed: int | None = None):
+def frozen(step: BlockedStep, random_seed: int | None = None) -> BlockedStep:
     """Start a chain of `step` that does not adapt, with what a `warm_start` taught it.
 
     Parameters
@@ -28,7 +29,7 @@ def frozen(step, random_seed: int | None = None):
 
 
 def invariance_p_values(
-    step,
+    step: BlockedStep,
     draws: np.ndarray,
     reference: np.ndarray,
     statistics: Mapping[str, Callable[[np.ndarray], np.ndarray]] | None = None,

@@ -18,8 +18,7 @@ __all__ = [
 
 def checked_integer(name: str, value, smallest: int) -> int:
     """`value` as an int of at least `smallest`."""
-    whole = isinstance(value, numbers.Real) and np.isfinite(value) and int(value) == value
-    if isinstance(value, bool) or not whole:
+    if not _is_number(value) or not np.isfinite(value) or int(value) != value:
         raise TypeError(f"{name}={value!r}: take a whole number of at least {smallest}.")
     if value < smallest:
         raise ValueError(f"{name}={value!r}: take a whole number of at least {smallest}.")
@@ -31,7 +30,7 @@ def checked_number(
 ) -> float:
     """`value` as a finite float, above or at least a bound."""
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not _is_number(value):
         raise TypeError(f"{name}={value!r}: take a number {bound}.")
     if not np.isfinite(value) or (value <= above if above is not None else value < at_least):
         raise ValueError(f"{name}={value!r}: take a finite number {bound}.")
@@ -41,12 +40,16 @@ def checked_number(
 def checked_share(name: str, value, *, open_interval: bool = False) -> float:
     """`value` as a float in [0, 1], or in (0, 1)."""
     interval = "(0, 1)" if open_interval else "[0, 1]"
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not _is_number(value):
         raise TypeError(f"{name}={value!r}: take a number in {interval}.")
     inside = 0 < value < 1 if open_interval else 0 <= value <= 1
     if not inside:
         raise ValueError(f"{name}={value!r}: take a number in {interval}.")
     return float(value)
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def checked_choice(name: str, value, choices: Iterable[str], besides: str = "") -> str:

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import runpy
+import tomllib
 
 import documentation
 import numpy as np
@@ -109,3 +110,11 @@ def test_the_picture_of_decisions_names_steps_that_exist():
     for step in set(steps) - {"NUTS of PyMC"}:
         assert inspect.isclass(getattr(pymc_kameleon, step))
     assert len(module.draw().axes[0].texts) > 2 * len(module.QUESTIONS)
+
+
+def test_one_version_everywhere():
+    version = pymc_kameleon.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["version"] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text("utf-8")

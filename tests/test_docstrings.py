@@ -1,5 +1,6 @@
-"""Docstrings of the steps: every parameter is documented once, and those that are shared appear."""
+"""Docstrings and signatures: every parameter is documented once, and has a type."""
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -10,6 +11,18 @@ import pymc_kameleon
 from pymc_kameleon.steps.shared_parameters import ENTRIES, with_shared_parameters
 
 STEPS = [name for name in pymc_kameleon.__all__ if name.endswith("Step")]
+MODULES = (
+    "diagnostics",
+    "distributed",
+    "kernels",
+    "latent_gp",
+    "plots",
+    "pseudo_marginal",
+    "store",
+    "surrogate",
+    "targets",
+    "testing",
+)
 
 
 def documented(doc):
@@ -73,3 +86,40 @@ def test_import_without_docstrings():
         check=False,
     )
     assert result.stdout == "imported\n", result.stderr
+
+
+def public_functions():
+    """Functions and methods that users call, by name."""
+    modules = [
+        pymc_kameleon,
+        *(importlib.import_module(f"pymc_kameleon.{name}") for name in MODULES),
+    ]
+    for module in modules:
+        for name in module.__all__:
+            found = getattr(module, name)
+            if inspect.isfunction(found):
+                yield name, found
+            elif inspect.isclass(found):
+                for own, method in vars(found).items():
+                    if inspect.isfunction(method) and (
+                        own == "__init__" or not own.startswith("_")
+                    ):
+                        yield f"{name}.{own}", method
+
+
+def untyped(function):
+    """What has no type in the signature of a function: parameters, and the result."""
+    signature = inspect.signature(function)
+    missing = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation is inspect.Parameter.empty and name not in ("self", "cls")
+    ]
+    has_result = signature.return_annotation is not inspect.Signature.empty
+    return missing if has_result else [*missing, "the result"]
+
+
+def test_what_is_public_has_types():
+    found = {name: untyped(function) for name, function in public_functions()}
+    assert len(found) > 50
+    assert {name: missing for name, missing in found.items() if missing} == {}

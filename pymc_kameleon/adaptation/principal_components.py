@@ -55,7 +55,7 @@ class PrincipalComponentAdaptation(SubsampleAdaptation):
 class PrincipalComponentState(SubsampleState):
     """State of a `PrincipalComponentLearner`."""
 
-    here: GradientsHere
+    here: GradientsHere  # type: ignore[assignment]
     eigenfunctions: Eigenfunctions
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy.stats import gaussian_kde
@@ -70,7 +71,7 @@ def _contours(axis: Axes, draws: np.ndarray, run_index: int) -> None:
         return
     heights = np.sort(density(draws.T))
     levels = [heights[int(0.1 * len(heights))], heights[int(0.5 * len(heights))]]
-    grids = [np.linspace(*limits, 70) for limits in (axis.get_xlim(), axis.get_ylim())]
+    grids = [np.linspace(low, high, 70) for low, high in (axis.get_xlim(), axis.get_ylim())]
     x, y = np.meshgrid(*grids)
     values = density(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
     if run_index == 0:
@@ -80,7 +81,7 @@ def _contours(axis: Axes, draws: np.ndarray, run_index: int) -> None:
         axis.contour(x, y, values, levels=levels, colors=INK, linewidths=1.0, linestyles="--")
 
 
-def _draw_pairs(axes: np.ndarray, runs: Sequence) -> None:
+def _draw_pairs(axes: Any, runs: Sequence) -> None:
     """Draw marginals on the diagonal and pairs of rates below it, one layer a sampler."""
     draws = [_thinned(run.idata, RATES, 2000) for run in runs]
     low, high = np.quantile(np.concatenate(draws), [0.002, 0.998], axis=0)
@@ -124,9 +125,8 @@ def lynx_hare_figure(runs: Sequence) -> Figure:
     matplotlib.figure.Figure
     """
     with rc_context(STYLE | FONT_SIZE):
-        figure = Figure(figsize=(10, 11.5), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
-        top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.2])
+        figure = Figure(figsize=(10, 11.5), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
+        top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.2], squeeze=False)[:, 0]
         title = {"x": 0.015, "ha": "left", "weight": "bold"}
         top.suptitle("Lynx and hares of the Hudson Bay, 1900 to 1920", size=17, **title)
         trajectory_axes = top.subplots(2, 1, sharex=True)

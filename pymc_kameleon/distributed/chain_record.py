@@ -90,7 +90,9 @@ class ClientStore:
 
     def __init__(self, store, model: int, run: str, dim: int):
         self.store, self.model, self.run = store, model, run
-        self.points, self.values, self.gradients = [], [], []
+        self.points: list = []
+        self.values: list = []
+        self.gradients: list = []
         self.marks: dict[int, _Mark] = {}
         for known in store.read(model):
             if known.failure is None:

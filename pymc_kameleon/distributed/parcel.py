@@ -1,6 +1,7 @@
 """A model and its step as bytes for the workers, and what to say of those that cannot be sent."""
 
 import io
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cloudpickle
@@ -31,7 +32,7 @@ class Parcel(NamedTuple):
     """
 
     model: pm.Model
-    make_step: object
+    make_step: Callable
     takes_store: bool
     var_names: list[str] | None
     compile_kwargs: dict | None

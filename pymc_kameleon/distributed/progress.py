@@ -28,7 +28,8 @@ class Progress:
             **options,
         )
         self.tune, self.total = tune, draws + tune
-        self.shown, self.statistics = [0] * chains, [None] * chains
+        self.shown = [0] * chains
+        self.statistics: list[list[dict] | None] = [None] * chains
 
     def __enter__(self):
         self.bars.__enter__()

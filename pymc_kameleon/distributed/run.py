@@ -60,7 +60,7 @@ class Run:
         self.bit_generator = type(rng.bit_generator)
         self.seed = rng.bit_generator.seed_seq
         self.records = [ChainRecord() for _ in range(chains)]
-        self.inbox = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
 
     def sample(self, lengths: list[int], draws: int) -> list[ChainRecord]:
         """Sample all rounds; of an interrupted run, return what is finished.
@@ -78,7 +78,8 @@ class Run:
             If a chain fails.
         """
         self.client.subscribe_topic(topic(self.name), lambda event: self.inbox.put(event[1]))
-        futures, number = {}, 0
+        futures: dict = {}
+        number = 0
         try:
             for number, tune in enumerate(lengths):
                 is_last = number == len(lengths) - 1

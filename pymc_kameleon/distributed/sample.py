@@ -5,8 +5,10 @@ import inspect
 import logging
 import time
 import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pymc.util import get_random_generator
@@ -35,25 +37,25 @@ def sample(
     *,
     tune: int | None = None,
     chains: int = 4,
-    step=None,
+    step: Callable | None = None,
     store: EvaluationStore | None = None,
-    client=None,
+    client: Any = None,
     rounds: int = 4,
-    random_seed=None,
-    initvals=None,
-    var_names=None,
-    progressbar=True,
-    progressbar_theme=None,
+    random_seed: Any = None,
+    initvals: Any = None,
+    var_names: Sequence[str] | None = None,
+    progressbar: Any = True,
+    progressbar_theme: Any = None,
     quiet: bool = False,
     discard_tuned_samples: bool = True,
     compute_convergence_checks: bool = True,
     keep_warning_stat: bool = False,
     return_inferencedata: bool = True,
     idata_kwargs: dict | None = None,
-    model=None,
+    model: Model | None = None,
     compile_kwargs: dict | None = None,
-    **step_kwargs,
-):
+    **step_kwargs: Any,
+) -> Any:
     """Sample chains of a PyMC model on the workers of a Dask cluster.
 
     Each chain is a task that calls `pymc.sample(chains=1, cores=1)` on a worker, so it runs
@@ -239,7 +241,8 @@ def _check_step(step, store):
 def _takes_store(step) -> bool:
     if isinstance(step, functools.partial):
         return _takes_store(step.func)
-    parameters = inspect.signature(step.__init__ if isinstance(step, type) else step).parameters
+    made_by = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
+    parameters = inspect.signature(made_by).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return "store" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 

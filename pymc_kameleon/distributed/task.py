@@ -82,8 +82,9 @@ class _Messages:
     def __init__(self, task: Task):
         self.task, self.worker = task, get_worker()
         self.lock = threading.Lock()
-        self.found, self.n_found = [], 0
-        self.draws, self.statistics = 0, []
+        self.found: list = []
+        self.statistics: list = []
+        self.n_found = self.draws = 0
         self.is_waiting = False
 
     def add_evaluation(self, found):

@@ -53,7 +53,7 @@ class CustomKernel(Kernel):
         *,
         frequencies: Callable | None = None,
         has_bandwidth: bool = True,
-    ):
+    ) -> None:
         if gradient is None and frequencies is None:
             raise TypeError(
                 "gradient=None and frequencies=None: pass a function as at least one of them. "
@@ -91,7 +91,9 @@ class CustomKernel(Kernel):
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return np.array([[float(self.value(a, b, bandwidth)) for b in y] for a in x])
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         if self._frequencies is None:
             return super().frequencies(size, dim, bandwidth, rng)
         return checked_array(

@@ -32,5 +32,7 @@ class Gaussian(Kernel):
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return np.exp(-0.5 * cdist(x, y, "sqeuclidean") / bandwidth**2)
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         return rng.standard_normal((size, dim)) / bandwidth

@@ -36,7 +36,7 @@ class Linear(Kernel):
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return x @ y.T
 
-    def parameters(self, bandwidth):  # noqa: D102
+    def parameters(self, bandwidth: float) -> np.ndarray:  # noqa: D102
         return np.zeros(1)
 
 
@@ -54,7 +54,7 @@ class Polynomial(Kernel):
     has_bandwidth = False
     gradients = staticmethod(_polynomial_gradients)
 
-    def __init__(self, degree: int = 2, offset: float = 1.0):
+    def __init__(self, degree: int = 2, offset: float = 1.0) -> None:
         if int(degree) != degree or degree < 1:
             raise ValueError(f"degree={degree!r}: take a whole number of at least 1.")
         if not (np.isfinite(offset) and offset >= 0):
@@ -64,5 +64,5 @@ class Polynomial(Kernel):
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return (x @ y.T + self.offset) ** self.degree
 
-    def parameters(self, bandwidth):  # noqa: D102
+    def parameters(self, bandwidth: float) -> np.ndarray:  # noqa: D102
         return np.array([self.degree, self.offset], dtype=float)

@@ -36,15 +36,17 @@ class InverseMultiquadric(Kernel):
 
     gradients = staticmethod(_inverse_multiquadric_gradients)
 
-    def __init__(self, exponent: float = 0.5):
+    def __init__(self, exponent: float = 0.5) -> None:
         self.exponent = checked_number("exponent", exponent, above=0)
 
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return (1 + cdist(x, y, "sqeuclidean") / bandwidth**2) ** -self.exponent
 
-    def parameters(self, bandwidth):  # noqa: D102
+    def parameters(self, bandwidth: float) -> np.ndarray:  # noqa: D102
         return np.array([self.exponent, bandwidth])
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         scale = np.sqrt(2 * rng.standard_gamma(self.exponent, (size, 1))) / bandwidth
         return scale * rng.standard_normal((size, dim))

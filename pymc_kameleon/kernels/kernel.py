@@ -9,6 +9,7 @@ means the same for all.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba.core.registry import CPUDispatcher
@@ -131,7 +132,7 @@ class Kernel(ABC):
             self._address = gradients_address(self.gradients)
         return self._address
 
-    def form(self, compiled: bool):
+    def form(self, compiled: bool) -> Any:
         """Return what `numba_bridge.evaluate_gradients` takes, compiled or in plain Python."""
         return self.address() if compiled else self.gradients
 

@@ -19,5 +19,7 @@ class Laplacian(Kernel):
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return np.exp(-cdist(x, y, "cityblock") / bandwidth)
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         return rng.standard_cauchy((size, dim)) / bandwidth

@@ -73,7 +73,7 @@ class Matern(Kernel):
         functions.
     """
 
-    def __init__(self, smoothness: float = 2.5):
+    def __init__(self, smoothness: float = 2.5) -> None:
         self.smoothness = checked_number("smoothness", smoothness, above=0)
         closed = {1.5: _matern_three_halves_gradients, 2.5: _matern_five_halves_gradients}
         self._closed_form = self.smoothness in closed
@@ -92,10 +92,12 @@ class Matern(Kernel):
         scaled = math.sqrt(2 * self.smoothness) * cdist(x, y) / bandwidth
         return _matern(scaled, self.smoothness)
 
-    def parameters(self, bandwidth):  # noqa: D102
+    def parameters(self, bandwidth: float) -> np.ndarray:  # noqa: D102
         return np.array([bandwidth] if self._closed_form else [self.smoothness, bandwidth])
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         # A chi-squared variate of few degrees of freedom underflows to zero now and then.
         chi_squared = np.maximum(
             rng.chisquare(2 * self.smoothness, (size, 1)), np.finfo(float).tiny

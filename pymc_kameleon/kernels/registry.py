@@ -1,5 +1,7 @@
 """From the argument `kernel` of a step to a kernel that has what the step needs."""
 
+from typing import Any
+
 from pymc_kameleon.kernels.custom import CustomKernel
 from pymc_kameleon.kernels.gaussian import Gaussian
 from pymc_kameleon.kernels.inner_product import Linear, Polynomial
@@ -51,7 +53,7 @@ def _lacking(kernel, needs):
     )
 
 
-def as_kernel(kernel, needs: str = "gradients") -> Kernel:
+def as_kernel(kernel: Any, needs: str = "gradients") -> Kernel:
     """Turn the argument `kernel` of a step into a `Kernel`.
 
     Parameters

@@ -79,7 +79,9 @@ class Sinc(Kernel):
         # np.sinc(t) is sin(pi t) / (pi t).
         return np.sinc((x[:, None] - y) / (np.pi * bandwidth)).prod(axis=-1)
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         return rng.uniform(-1 / bandwidth, 1 / bandwidth, (size, dim))
 
 
@@ -95,5 +97,7 @@ class SincSquared(Kernel):
     def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
         return np.sinc((x[:, None] - y) / (2 * np.pi * bandwidth)).prod(axis=-1) ** 2
 
-    def frequencies(self, size, dim, bandwidth, rng):  # noqa: D102
+    def frequencies(  # noqa: D102
+        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
+    ) -> np.ndarray:
         return rng.triangular(-1 / bandwidth, 0, 1 / bandwidth, (size, dim))

@@ -1,10 +1,12 @@
 """Approximations and log evidence of a PyMC model with a latent Gaussian process."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon._compat import posterior_result
 from pymc_kameleon.latent_gp.approximations.approximation import GaussianApproximation
@@ -20,7 +22,14 @@ from pymc_kameleon.validation import checked_choice
 __all__ = ["expectation_propagation", "laplace", "log_evidence"]
 
 
-def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
+def laplace(
+    model: Model | None = None,
+    f: Variable | str | None = None,
+    *,
+    point: dict[str, Any] | None = None,
+    compile_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> GaussianApproximation:
     """Gaussian about the mode of the posterior of a latent function.
 
     Parameters
@@ -49,7 +58,14 @@ def laplace(model=None, f=None, *, point=None, compile_kwargs=None, **options):
     return _approximated(laplace_approximation, model, f, point, compile_kwargs, options)
 
 
-def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=None, **options):
+def expectation_propagation(
+    model: Model | None = None,
+    f: Variable | str | None = None,
+    *,
+    point: dict[str, Any] | None = None,
+    compile_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> GaussianApproximation:
     """Gaussian that matches the moments of the posterior of a latent function, term by term.
 
     Parameters
@@ -73,15 +89,15 @@ def expectation_propagation(model=None, f=None, *, point=None, compile_kwargs=No
 
 
 def log_evidence(
-    model=None,
-    f=None,
+    model: Model | None = None,
+    f: Variable | str | None = None,
     *,
-    point=None,
+    point: dict[str, Any] | None = None,
     method: Literal["ais", "tempering"] = "ais",
     start: Literal["prior", "laplace", "ep"] | GaussianApproximation = "ep",
     transition: str = "slice",
-    compile_kwargs=None,
-    **options,
+    compile_kwargs: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Evidence:
     """Estimate the log marginal likelihood of the hyperparameters of a latent Gaussian process.
 
@@ -112,7 +128,7 @@ def log_evidence(
     """
     if "n_rungs" in options:
         raise TypeError("n_rungs is called n_temperatures.")
-    approximate = {
+    approximate: dict[str, Callable] = {
         "prior": lambda prior, likelihood: None,
         "laplace": laplace_approximation,
         "ep": expectation_propagation_approximation,
@@ -124,19 +140,21 @@ def log_evidence(
     prior, likelihood = function.prior.gaussian, function.likelihood
     if start != "prior" or transition != "slice":
         likelihood.require_gradient()
-    if not isinstance(start, GaussianApproximation):
-        start = approximate[start](prior, likelihood)
+    if isinstance(start, GaussianApproximation):
+        begin = start
+    else:
+        begin = approximate[start](prior, likelihood)
     evidence = estimate_log_evidence(
         prior,
         likelihood,
-        sites=None if start is None else start.sites,
+        sites=None if begin is None else begin.sites,
         method=method,
         transition=transition,
         **options,
     )
     draws = evidence.posterior_draws(options.get("random_seed"))
     result = posterior_result({function.name: draws[None]})
-    return replace(evidence, result=result, start=start)
+    return replace(evidence, result=result, start=begin)
 
 
 def _approximated(approximate, model, f, point, compile_kwargs, options):
@@ -173,7 +191,7 @@ def _function_at(model, f, point, compile_kwargs) -> LatentFunction:
             for v in model.free_RVs
         ]
         unconstrained = unconstraining_function(model, list(function.shared))(*values)
-        names = [value.name for value in function.shared]
-        function.set_point(dict(zip(names, unconstrained, strict=True)))
+        shared = [value.name for value in function.shared]
+        function.set_point(dict(zip(shared, unconstrained, strict=True)))
         function.refresh()
     return function

@@ -33,7 +33,7 @@ class Evaluations(NamedTuple):
     points: Annotated[np.ndarray, floats("evaluations", "d")]
     values: Annotated[np.ndarray, floats("evaluations")]
     first_term: Annotated[np.ndarray, integers(1)]
-    count: Annotated[np.ndarray, integers(1)]
+    count: Annotated[np.ndarray, integers(1)]  # type: ignore[assignment]
     learns: Annotated[np.ndarray, flags(1)]
 
     @property

@@ -86,7 +86,9 @@ def _check_array(name: str, array: Any, axes: Axes, lengths: dict[str, int]) -> 
         for axis, length in zip(axes.lengths, array.shape, strict=True):
             if isinstance(axis, str):
                 lengths.setdefault(axis, length)
-    expected = tuple(lengths.get(axis, axis) for axis in axes.lengths)
+    expected = tuple(
+        lengths.get(axis, axis) if isinstance(axis, str) else axis for axis in axes.lengths
+    )
     if array.shape != expected:
         raise ValueError(f"{name} has shape {array.shape}, and should have {expected}.")
     if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):

@@ -5,12 +5,13 @@ Annals of Statistics 37. doi:10.1214/07-AOS574
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
@@ -31,7 +32,7 @@ SEED_BOUND = 2**53
 NO_SEEDS = np.zeros(0, dtype=np.int64)
 
 
-def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None):
+def estimated_loglikelihood(fn: Callable, *inputs: Any, n_samples: int | None = None) -> Variable:
     """Log of an unbiased estimate of a likelihood, as a term of a model.
 
     Parameters
@@ -99,7 +100,7 @@ def estimated_loglikelihood(fn: Callable, *inputs, n_samples: int | None = None)
         )
     _check_arguments(fn, len(inputs), n_samples)
     seed = pytensor.shared(np.int64(0), name="estimate_seed")
-    inputs = [pt.as_tensor_variable(x) for x in inputs]
+    inputs = tuple(pt.as_tensor_variable(x) for x in inputs)
     if n_samples is None:
         return EstimatedLogLikelihood(fn, False)(seed, *inputs)
     count = pytensor.shared(np.int64(checked_integer("n_samples", n_samples, 1)), name="n_samples")

@@ -170,7 +170,7 @@ class _StartSearch:
         """Compile a joint draw of natural values, given unconstrained ones of some variables."""
         graph = FunctionGraph(outputs=self.variables, clone=True)
         clones = list(graph.outputs)
-        inputs = []
+        inputs: list = []
         # Children first: a replaced variable depends on its parents through its bounds.
         for i in reversed(range(len(clones))):
             if undrawable[i]:

@@ -166,7 +166,7 @@ class LogDensity:
         self._compile_kwargs = compile_kwargs or None
         self._function = self._compile(self._outputs)
         self._rest = self._compile(self._outputs[:2]) if terms.estimated and self.shared else None
-        self._more_functions = {}
+        self._more_functions: dict = {}
         self._inputs = SharedValues(
             self._function, set(self.shared.values()), ignored=set(self._seeds)
         )
@@ -248,6 +248,8 @@ class LogDensity:
 
     def rest(self, x: np.ndarray) -> np.ndarray:
         """Log prior and exact log likelihood at `x`, without drawing the estimated term again."""
+        if self._rest is None:
+            raise ValueError("No estimate is kept: `keeps_estimates` is False.")
         value = np.empty(2)
         self._rest.into(x, value)
         return value

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 __all__ = ["search_mode"]
 
@@ -52,6 +52,6 @@ def search_mode(
 
     options = {"initial_tr_radius": 0.5, "final_tr_radius": 1e-6, "maxfev": max_evaluations + 1}
     try:
-        optimize.minimize(negative, start, method="COBYQA", options=options)
+        scipy.optimize.minimize(negative, start, method="COBYQA", options=options)
     except _Found:
         pass

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from operator import is_not
 from typing import Any
 
@@ -73,6 +73,11 @@ class ModelFunction:
         the default linker where the outputs hold an operation that Numba does not know.
     """
 
+    _arrays: list | None
+    _caller: Callable | None
+    _checking: Callable | None
+    _table: np.ndarray | None
+
     def __init__(self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None):
         self._model, self._point, self._dim = model, point, dim
         self._compile_kwargs = compile_kwargs
@@ -131,12 +136,14 @@ class ModelFunction:
         """
         if self._has_black_box:
             return True
-        if self._checking is None:
-            self._checking = self._function
+        checking = self._checking
+        if checking is None:
+            checking = self._function
             if _indexes_by_shared_values(self._output):
-                self._checking = self._compile_fn(self._output, mode=CHECKED)
+                checking = self._compile_fn(self._output, mode=CHECKED)
+            self._checking = checking
         try:
-            self._checking(x.astype(self._point.dtype))
+            checking(x.astype(self._point.dtype))
         except (LinAlgError, ParameterValueError):
             return False
         except (AssertionError, IndexError, RuntimeError, ValueError) as error:
@@ -180,7 +187,7 @@ class ModelFunction:
         if self._caller is None and not self._compile_caller():
             return None
         arrays = [container.storage[0] for container in self._containers]
-        if self._table is None or any(map(is_not, arrays, self._arrays)):
+        if self._table is None or any(map(is_not, arrays, self._arrays or ())):
             # Both are kept: one to notice a new array, the other because it is what is read.
             self._arrays = arrays
             self._buffers = [np.require(array, requirements=["C", "A"]) for array in arrays]
@@ -290,7 +297,7 @@ class SharedValues:
         Those that may change unnoticed.
     """
 
-    def __init__(self, function: ModelFunction, moving: set, ignored: set = frozenset()):
+    def __init__(self, function: ModelFunction, moving: set, ignored: Set = frozenset()):
         self._function, self._moving, self._ignored = function, moving, ignored
         self._forget()
 

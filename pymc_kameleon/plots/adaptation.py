@@ -1,5 +1,7 @@
 """Picture of what a chain learnt while it tuned."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib import rc_context
 
@@ -15,7 +17,7 @@ WINDOWS = 50
 """Means of the acceptance are of so many parts of a chain."""
 
 
-def plot_adaptation(result, *, axes=None) -> np.ndarray:
+def plot_adaptation(result: Any, *, axes: np.ndarray | None = None) -> np.ndarray:
     """Draw how the scaling of each chain was learnt, and the acceptance that came of it.
 
     On the left the scaling (or step size) of each draw, on a log scale; on the right the acceptance

@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from numpy.typing import ArrayLike
+from pymc.step_methods.compound import BlockedStep
 from scipy.ndimage import gaussian_filter
 from scipy.spatial import KDTree
 from scipy.stats import chi2
@@ -32,8 +35,8 @@ N_ANGLES = 200
 
 
 def plot_proposals(
-    step,
-    points=None,
+    step: BlockedStep,
+    points: ArrayLike | None = None,
     *,
     variables: Sequence[int | str] = (0, 1),
     n_points: int = 8,
@@ -42,7 +45,7 @@ def plot_proposals(
     show_history: bool = True,
     grid_size: int = 120,
     ax: Axes | None = None,
-    color=None,
+    color: Any = None,
     label: str | None = None,
 ) -> Axes:
     r"""Draw contours of a step's local proposal at several points, over the density.
@@ -284,7 +287,7 @@ def _smoothed_histogram(rows: np.ndarray, lines: np.ndarray) -> np.ndarray:
     """Count rows around each crossing of the grid lines, smoothed over a 40th of the picture."""
     half = 0.5 * (lines[1] - lines[0])
     edges = np.concatenate([lines - half, lines[-1:] + half])
-    counts = np.histogram2d(*rows.T, bins=list(edges.T))[0].T
+    counts = np.histogram2d(rows[:, 0], rows[:, 1], bins=list(edges.T))[0].T
     smoothed = gaussian_filter(counts, len(lines) / 40)
     return smoothed / smoothed.max()
 

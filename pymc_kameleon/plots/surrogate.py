@@ -1,5 +1,8 @@
 """Pictures of what the surrogate of `SurrogateHMCStep` knows."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.colors import LinearSegmentedColormap
@@ -30,7 +33,9 @@ SHARES = (0.95, 0.5)
 """Probability inside of each contour."""
 
 
-def plot_surrogate(source, *, variables=None, axes=None) -> np.ndarray:
+def plot_surrogate(
+    source: Any, *, variables: Sequence[int | str] | None = None, axes: np.ndarray | None = None
+) -> np.ndarray:
     r"""Draw what the surrogate of a `SurrogateHMCStep` learnt, or how well it served.
 
     Of a step: on the left the log density at its evaluations against the surrogate's there, both

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 from numba.core.dispatcher import Dispatcher
+from numpy.typing import ArrayLike
 
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.validation import argument_mismatch, checked_integer
@@ -67,7 +68,7 @@ class BootstrapFilter:
     """
 
     def __init__(
-        self, y, initial: Callable, transition: Callable, log_observation: Callable
+        self, y: ArrayLike, initial: Callable, transition: Callable, log_observation: Callable
     ) -> None:
         self.y = _observations(y)
         missing = np.isnan(self.y)
@@ -80,7 +81,7 @@ class BootstrapFilter:
                 raise TypeError(f"{name}={function!r}: pass a function {signature}.")
         self.initial, self.transition, self.log_observation = functions
         self.is_compiled = all(isinstance(function, Dispatcher) for function in functions)
-        self._checked_sizes = set()
+        self._checked_sizes: set[int] = set()
 
     def __call__(self, *arguments) -> float:
         """Log of the estimate, as ``log_estimate(*parameters, n_particles, rng)``."""

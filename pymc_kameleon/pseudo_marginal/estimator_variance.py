@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 
 from pymc_kameleon.model.estimated_loglikelihood import draw_seeds, estimates
 from pymc_kameleon.model.log_density import likelihood_terms
@@ -111,13 +112,13 @@ class EstimatorSD:
 
 
 def estimator_sd(
-    model=None,
-    point=None,
+    model: Model | None = None,
+    point: dict[str, Any] | None = None,
     *,
     n_estimates: int = 100,
     aim: float = 1.3,
     max_factor: float = 100.0,
-    random_seed=None,
+    random_seed: Any = None,
 ) -> EstimatorSD:
     """Measure the noise of a model's estimated likelihood, and find the samples that it needs.
 

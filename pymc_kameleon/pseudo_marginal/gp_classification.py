@@ -1,9 +1,11 @@
 """Marginal likelihood of the hyperparameters of a Gaussian-process classifier, estimated."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytensor.tensor as pt
+from numpy.typing import ArrayLike
+from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorConstant
 
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
@@ -17,17 +19,17 @@ __all__ = ["gp_classification_loglikelihood"]
 
 
 def gp_classification_loglikelihood(
-    X,
-    y,
-    lengthscales,
+    X: ArrayLike,
+    y: ArrayLike,
+    lengthscales: Any,
     *,
-    amplitude=1.0,
+    amplitude: Any = 1.0,
     likelihood: Literal["logit", "probit"] = "logit",
     approximation: Literal["laplace", "ep"] = "laplace",
     n_importance: int = 100,
     jitter: float = 1e-6,
     prior_share: float = 0.02,
-):
+) -> Variable:
     r"""Log marginal likelihood of a Gaussian-process classifier's hyperparameters, estimated.
 
     Parameters

@@ -1,6 +1,7 @@
 """The estimator behind `gp_classification_loglikelihood`, on arrays."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cholesky
 from scipy.spatial.distance import pdist, squareform
 
@@ -74,14 +75,14 @@ class GPClassificationEstimator:
 
     def __init__(
         self,
-        X,
-        y,
+        X: ArrayLike,
+        y: ArrayLike,
         *,
         likelihood: str = "logit",
         approximation: str = "laplace",
         jitter: float = 1e-6,
         prior_share: float = 0.02,
-    ):
+    ) -> None:
         self.inputs = _checked_inputs(X)
         self.labels = _checked_labels(y, len(self.inputs))
         self.likelihood = LIKELIHOODS[checked_choice("likelihood", likelihood, LIKELIHOODS)](

@@ -1,6 +1,10 @@
 """Likelihood of a state-space model as a term of a PyMC model, for pseudo-marginal sampling."""
 
 from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import ArrayLike
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.pseudo_marginal.bootstrap_filter import BootstrapFilter
@@ -10,13 +14,13 @@ __all__ = ["particle_filter_loglikelihood"]
 
 
 def particle_filter_loglikelihood(
-    y,
-    *parameters,
+    y: ArrayLike,
+    *parameters: Any,
     initial: Callable,
     transition: Callable,
     log_observation: Callable,
     n_particles: int = 200,
-):
+) -> Variable:
     """Estimated log-likelihood of a state-space model whose state is a number, for a PyMC model.
 
     Parameters

@@ -1,8 +1,12 @@
 """Adaptive Metropolis as a PyMC step method: SM, AM-FS and AM-LS."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
+from pymc.model import Model
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.adaptation.scaling import scaling_of_a_random_walk
@@ -77,12 +81,12 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         scaling: float | None = None,
         learn_scaling: bool = True,
-        covariance="learned",
-        initial_covariance=None,
+        covariance: str = "learned",
+        initial_covariance: ArrayLike | None = None,
         target_accept: float | None = None,
         adapt_after_tune: bool = False,
         steps_per_draw: int | None = None,
@@ -90,13 +94,13 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
         start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
-        warm_start=None,
-        model=None,
-        rng=None,
+        warm_start: Any = None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             vars,
             adaptation=MomentsAdaptation(

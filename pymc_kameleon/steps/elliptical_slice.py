@@ -1,11 +1,14 @@
 """Elliptical slice sampling of a latent Gaussian process, centred where it pays."""
 
 import warnings
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
@@ -100,7 +103,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     """
 
     name = "elliptical_slice"
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "n_evals": (np.float64, []),
         "n_center": (np.float64, []),
         "log_ratio": (np.float64, []),
@@ -111,16 +114,16 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         center: Literal["ep", "laplace", "prior"] = "ep",
         steps_per_draw: int = 2,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
+        initial_point: dict[str, np.ndarray] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         self.center = checked_choice("center", center, CENTERS)
         self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
         super().__init__(

@@ -1,8 +1,11 @@
 """Fast Kernel Adaptive Metropolis-Hastings as a PyMC step method (Kotlicki 2015)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.feature_covariance import FeatureAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
@@ -129,7 +132,7 @@ class FastKameleonStep(MetropolisHastingsStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         kernel: Kernel | str | None = None,
         bandwidth: float | str = "median",
@@ -148,15 +151,15 @@ class FastKameleonStep(MetropolisHastingsStep):
         start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
-        warm_start=None,
+        warm_start: Any = None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
-        model=None,
-        rng=None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             vars,
             adaptation=FeatureAdaptation(

@@ -1,11 +1,13 @@
 """Kernel Adaptive Metropolis-Hastings as a PyMC step method (Sejdinovic et al. 2014)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
 from pymc.step_methods.compound import Competence
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.kernel_covariance import KernelAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
@@ -119,7 +121,7 @@ class KameleonStep(MetropolisHastingsStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         kernel: Kernel | str | tuple[Callable, Callable] | None = None,
         bandwidth: float | str = "median",
@@ -137,15 +139,15 @@ class KameleonStep(MetropolisHastingsStep):
         start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
-        warm_start=None,
+        warm_start: Any = None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
-        model=None,
-        rng=None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             vars,
             adaptation=KernelAdaptation(

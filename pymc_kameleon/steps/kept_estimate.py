@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 from pymc.stats.convergence import WarningType
+from scipy.special import logsumexp
 
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.mcmc.chain import ACCEPTED
@@ -23,7 +24,7 @@ __all__ = [
 ADVICE = "pymc_kameleon.diagnostics.estimator_sd(model, point) says how many samples it takes"
 """End of the messages for which noise may be the cause."""
 
-STATISTICS = {"estimate": (np.float64, [])}
+STATISTICS: dict = {"estimate": (np.float64, [])}
 
 PATIENCE = 3
 """Moves rejected in a row while tuning after which the point's estimate is drawn again. A chain
@@ -91,7 +92,7 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
     fresh = fresh[np.isfinite(fresh)]
     if len(fresh) < 2:
         return None
-    level = np.logaddexp.reduce(fresh) - math.log(N_FRESH)
+    level = logsumexp(fresh) - math.log(N_FRESH)
     excess, sd = step.chain.value[2] - level, float(fresh.std(ddof=1))
     if not excess > max(1.0, 2.0 * sd):
         return None

@@ -40,8 +40,11 @@ class LatentFunctionStep(Step):
     """
 
     _state_class = LatentFunctionState
-    _computed = ("_seen_version", "_seen_prior", "_target")
+    _computed: tuple[str, ...] = ("_seen_version", "_seen_prior", "_target")
     """Attributes that follow from the state and the other variables."""
+
+    _seen_version: int | None
+    _seen_prior: Any
 
     def __init__(self, vars, *, configuration, model, rng, initial_point, compile_kwargs, blocked):
         own = self._read(modelcontext(model), vars, initial_point, compile_kwargs)

@@ -1,11 +1,14 @@
 """Latent Gaussian processes with their hyperparameters, moved together."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from pymc.blocking import RaveledVars
 from pymc.exceptions import SamplingError
+from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.history import record
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
@@ -114,7 +117,7 @@ class LatentGPStep(LatentGPTuning):
     """
 
     name = "latent_gp"
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "scaling": (np.float64, []),
@@ -131,18 +134,18 @@ class LatentGPStep(LatentGPTuning):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         approximation: Literal["ep", "laplace"] = "ep",
         steps_per_draw: int | None = None,
         n_slices: int = 3,
         target_accept: float | None = None,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
+        initial_point: dict[str, np.ndarray] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
         if not blocked:
             raise ValueError(
@@ -196,7 +199,7 @@ class LatentGPStep(LatentGPTuning):
 
     # a draw ---------------------------------------------------------------------------------------
 
-    def astep(self, q0: RaveledVars):
+    def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """Make the transitions of a draw from `q0`, given the other variables."""
         self._arrive(q0.data)
         # Until the draw is complete: if it is interrupted, theta and the function may not belong

@@ -1,8 +1,12 @@
 """Preconditioned MALA as a PyMC step method (Roberts & Stramer 2003), and GP-MALA."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
+from pymc.model import Model
+from pytensor.graph.basic import Variable
 
 import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it registers itself
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
@@ -93,25 +97,25 @@ class MALAStep(MetropolisHastingsStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         scaling: float | None = None,
         learn_scaling: bool = True,
-        covariance="learned",
-        initial_covariance=None,
+        covariance: str = "learned",
+        initial_covariance: ArrayLike | None = None,
         target_accept: float = 0.574,
         adapt_after_tune: bool = False,
         steps_per_draw: int | None = None,
         disperse: bool = True,
         start: str = "here",
         surrogate: GPSurrogate | None = None,
-        warm_start=None,
-        model=None,
-        rng=None,
+        warm_start: Any = None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             vars,
             adaptation=MomentsAdaptation(

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 from dataclasses import field, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class MetropolisHastingsStep(Step):
     which no estimate has, gives None for `pseudo_marginal`.
     """
 
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "scaling": (np.float64, []),
@@ -131,6 +132,7 @@ class MetropolisHastingsStep(Step):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
+        import_module("arviz")  # slow; chains need it at their end, each in a forked process
         model = modelcontext(model)
         if steps_per_draw is not None:
             steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)

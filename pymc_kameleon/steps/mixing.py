@@ -2,7 +2,6 @@
 
 import math
 
-import arviz as az
 import numpy as np
 import xarray as xr
 
@@ -84,6 +83,8 @@ def slow_mixing(
 
 def _effective_draws(draws):
     """Effective sample size of each column; 0 where that cannot be found out."""
+    import arviz as az
+
     dataset = xr.Dataset({"x": (("chain", "draw", "coordinate"), draws[None])})
     return np.nan_to_num(az.ess(dataset)["x"].values)
 

@@ -1,9 +1,11 @@
 """PCA-Kameleon as a PyMC step method (Sejdinovic et al. 2014, appendix C)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.principal_components import PrincipalComponentAdaptation
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
@@ -120,7 +122,7 @@ class PCAKameleonStep(MetropolisHastingsStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         kernel: Kernel | str | tuple[Callable, Callable] | None = None,
         bandwidth: float | str = "median",
@@ -138,15 +140,15 @@ class PCAKameleonStep(MetropolisHastingsStep):
         start: str = "here",
         pseudo_marginal: bool = False,
         surrogate: GPSurrogate | None = None,
-        warm_start=None,
+        warm_start: Any = None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
-        model=None,
-        rng=None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             vars,
             adaptation=PrincipalComponentAdaptation(

@@ -1,11 +1,15 @@
 """Riemannian manifold Hamiltonian Monte Carlo for a latent Gaussian process."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from pymc.exceptions import SamplingError
+from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.latent_gp.samplers.riemannian_metric import needed_soft_floor
 from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
@@ -132,7 +136,7 @@ class RiemannianHMCStep(LatentFunctionStep):
     """
 
     name = "riemannian_hmc"
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: dict = {
         "accept": (np.float64, []),
         "accepted": (np.float64, []),
         "step_size": (np.float64, []),
@@ -150,7 +154,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         step_size: float = 0.4,
         n_steps: int = 6,
@@ -159,12 +163,12 @@ class RiemannianHMCStep(LatentFunctionStep):
         adapt_step_size: bool = True,
         random_length: bool = True,
         soft_floor: float | None = None,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
+        initial_point: dict[str, np.ndarray] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         self.first_step_size = checked_number("step_size", step_size, above=0)
         self.n_steps = checked_integer("n_steps", n_steps, 1)
         self.n_fixed_point = (

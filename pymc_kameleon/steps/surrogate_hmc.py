@@ -1,11 +1,14 @@
 """Hamiltonian Monte Carlo without gradients, on a surrogate learnt from all evaluations."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pymc.model import modelcontext
+from numpy.typing import ArrayLike
+from pymc.model import Model, modelcontext
 from pymc.stats.convergence import WarningType
+from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
@@ -125,7 +128,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Sequence[Variable] | None = None,
         *,
         max_centers: int = 500,
         target_accept: float = 0.9,
@@ -133,13 +136,13 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         store: EvaluationStore | None = None,
         steps_per_draw: int = 1,
         disperse: bool = True,
-        warm_start=None,
-        model=None,
-        rng=None,
+        warm_start: Any = None,
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
-    ):
+    ) -> None:
         super().__init__(
             vars,
             adaptation=TrajectoryAdaptation(max_centers=max_centers),
@@ -297,7 +300,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             "help, the log density is not smooth enough: take KameleonStep.",
         )
 
-    def proposal_covariance(self, x):
+    def proposal_covariance(self, x: ArrayLike) -> np.ndarray:
         """Raise an error: trajectories have no covariance that is known.
 
         Raises

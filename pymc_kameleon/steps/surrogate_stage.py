@@ -38,7 +38,7 @@ __all__ = [
 ENOUGH = 1000
 """Proposals after which the share that passes is judged."""
 
-STATISTICS = {
+STATISTICS: dict = {
     "surrogate_accept": (np.float64, []),
     "surrogate_sd": (np.float64, []),
     "n_points": (np.float64, []),
@@ -213,7 +213,7 @@ def teach_found(stage, surrogate, chain, prior, found) -> None:
     process, n = stage.process, len(found.points)
     size, count = process.values.size, process.count[0]
     if not stage.is_open[0] or count + n <= size:
-        chosen = slice(None)
+        chosen = np.arange(n)
         if n > size:
             chosen = most_informative(found.points, found.log_densities, size)
         teach(stage, chain, *(part[chosen] for part in found))

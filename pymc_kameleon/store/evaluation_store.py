@@ -7,13 +7,14 @@ import sqlite3
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
 import xarray as xr
+from pytensor.graph.basic import Variable
 from pytensor.graph.op import Op
 
 from pymc_kameleon.model.log_density import LogDensity
@@ -39,7 +40,7 @@ CREATE INDEX IF NOT EXISTS by_point ON evaluations (model, point);
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 
-_inherited = []
+_inherited: list[sqlite3.Connection] = []
 """Connections of the parent process: to close one would break those of the parent."""
 
 
@@ -98,7 +99,7 @@ class EvaluationStore:
     ...     idata = pm.sample(step=AdaptiveMetropolisStep(surrogate=surrogate))
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, *, new_model: bool = False):
+    def __init__(self, path: str | os.PathLike | None = None, *, new_model: bool = False) -> None:
         if path is None:
             handle, path = tempfile.mkstemp(suffix=".sqlite", prefix="evaluations-")
             os.close(handle)
@@ -147,9 +148,10 @@ class EvaluationStore:
                 [name for name in description if json.loads(other).get(name) != description[name]]
                 for other in known
             ]
+            fewest = min(differences, key=len)
             raise ValueError(
                 f"{self.path} has evaluations of another model: "
-                f"{', '.join(min(differences, key=len))} differ. Take another file, or "
+                f"{', '.join(fewest)} differ. Take another file, or "
                 "EvaluationStore(path, new_model=True) to keep both in this one."
             )
         self._execute(
@@ -275,7 +277,7 @@ class EvaluationStore:
         names = ("chains", "evaluations", "nonfinite", "failed", "seconds")
         return {"models": models} | {k: v or 0 for k, v in zip(names, row, strict=True)}
 
-    def wrap(self, function: Callable[..., float] | Op, name: str | None = None):
+    def wrap(self, function: Callable[..., float] | Op, name: str | None = None) -> Any:
         """Return a function or operation that looks for its value before `function` is called.
 
         For black boxes of models that any step samples, those of PyMC too. Values are shared at
@@ -341,7 +343,7 @@ class EvaluationStore:
         self.add(model, chain, point, value, time.perf_counter() - begin, None, gradient)
         return value
 
-    def to_dataset(self, model: pm.Model, vars=None) -> xr.Dataset:
+    def to_dataset(self, model: pm.Model, vars: Sequence[Variable] | None = None) -> xr.Dataset:
         """Return the evaluations of a model, with its variables in their natural coordinates.
 
         Parameters

@@ -60,7 +60,8 @@ def _digest(leaf) -> str:
 
 def _lines(graphs: Sequence) -> list[str]:
     """One line for each operation of the graphs: its name, and where its inputs come from."""
-    numbers, lines = {}, []
+    numbers: dict = {}
+    lines = []
 
     def number(variable):
         if variable not in numbers:

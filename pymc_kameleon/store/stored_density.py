@@ -105,7 +105,8 @@ class StoredDensity:
         gradient = value[N_TERMS + x.size :] if self.gradients else None
         known = self._find(x)
         if known is not None:
-            self._join(x, *known, value)
+            log_likelihood, known_gradient = known
+            self._join(x, log_likelihood, known_gradient, value)
             self._n_known += 1
             return
         function = self.target.with_gradients if self.gradients else self.target.function
@@ -160,8 +161,8 @@ class StoredDensity:
         dim = self.target.dim
         points = np.array([found.point for found in usable]).reshape(-1, dim)
         values = np.zeros((len(usable), N_TERMS + 2 * dim * self.gradients))
-        for found, value in zip(usable, values, strict=True):
-            self._join(found.point, found.value, found.gradient, value)
+        for one, value in zip(usable, values, strict=True):
+            self._join(one.point, one.value, one.gradient, value)
         log_densities = values[:, :N_TERMS].sum(axis=1)
         log_densities[~np.isfinite(log_densities)] = -np.inf
         found = FromOthers(points, values, log_densities)

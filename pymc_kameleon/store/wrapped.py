@@ -49,7 +49,8 @@ class _Values:
     def __init__(self, store, name: str):
         self.store, self.name = store, name
         self.model = store.model_number({"function": name})
-        self._chain = self._process = None
+        self._chain: str | None = None
+        self._process: int | None = None
 
     def __getstate__(self):
         return self.__dict__ | {"_chain": None, "_process": None}

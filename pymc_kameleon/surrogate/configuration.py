@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.surrogate.covariances import COVARIANCES
@@ -127,7 +128,7 @@ class GPSurrogate:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def check_dimension(self, dim: int, names: str = "the model", gradients: bool = False):
+    def check_dimension(self, dim: int, names: str = "the model", gradients: bool = False) -> None:
         """Raise a ValueError if `max_points` or `n_initial` do not suit the dimension.
 
         A fit of a constant and d + 1 hyperparameters takes d + 2 points, or 4 with gradients.
@@ -256,7 +257,13 @@ class GPSurrogate:
             standardization=standard,
         )
 
-    def fitted(self, points, values, previous: Process | None = None, current_value=None):
+    def fitted(
+        self,
+        points: np.ndarray,
+        values: np.ndarray,
+        previous: Process | None = None,
+        current_value: float | None = None,
+    ) -> Process:
         """Return a new process fitted to points, as `fit_into` does.
 
         With a `previous` process, its hyperparameters are where the search starts, and its lowest
@@ -270,7 +277,7 @@ class GPSurrogate:
         self.fit_into(process, points, values, current_value=current_value)
         return process
 
-    def fit(self, X, values) -> FittedSurrogate:
+    def fit(self, X: ArrayLike, values: ArrayLike) -> FittedSurrogate:
         """Regress `values` (n,) on the rows of `X` (n, d)."""
         X = np.asarray(X, dtype=float)
         if X.ndim != 2:

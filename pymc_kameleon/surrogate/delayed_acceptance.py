@@ -115,7 +115,7 @@ class FirstStage(NamedTuple):
     points: Annotated[np.ndarray, floats("lately", "d")]
     values: Annotated[np.ndarray, floats("lately")]
     gradients: Annotated[np.ndarray, floats("lately", "derivatives")]
-    count: Annotated[np.ndarray, integers(2)]
+    count: Annotated[np.ndarray, integers(2)]  # type: ignore[assignment]
     counts: Annotated[np.ndarray, integers(2)]
     outcome: Annotated[np.ndarray, floats(3)]
 

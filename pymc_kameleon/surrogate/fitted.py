@@ -1,10 +1,16 @@
 """A fitted surrogate, for use on its own."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pymc_kameleon.surrogate.budget import add_training_point
 from pymc_kameleon.surrogate.gaussian_process import Process, gradient, predict
 from pymc_kameleon.validation import checked_array
+
+if TYPE_CHECKING:
+    from pymc_kameleon.surrogate.configuration import GPSurrogate
 
 __all__ = ["FittedSurrogate"]
 
@@ -20,10 +26,10 @@ class FittedSurrogate:
         What it has learnt.
     """
 
-    def __init__(self, surrogate, process: Process):
+    def __init__(self, surrogate: "GPSurrogate", process: Process) -> None:
         self.surrogate, self.process = surrogate, process
 
-    def update(self, x, value: float) -> bool:
+    def update(self, x: np.ndarray, value: float) -> bool:
         """Add a point without fitting anything again; whether it was worth its place.
 
         Parameters
@@ -36,7 +42,9 @@ class FittedSurrogate:
         nowhere = np.full(x.size, np.nan)
         return bool(add_training_point(self.process, x, float(value), np.empty(0), nowhere))
 
-    def predict(self, X, return_variance: bool = False, return_gradient: bool = False):
+    def predict(
+        self, X: ArrayLike, return_variance: bool = False, return_gradient: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Predict at the rows of `X`.
 
         Parameters
@@ -56,7 +64,7 @@ class FittedSurrogate:
         dim = self.process.points.shape[1]
         X = checked_array("X", X, (X.shape[0] if X.ndim else 0, dim), "points as rows")
         mean, variance = np.array([predict(self.process, x) for x in X]).reshape(-1, 2).T
-        results = (mean, variance) if return_variance else (mean,)
+        results: tuple[np.ndarray, ...] = (mean, variance) if return_variance else (mean,)
         if return_gradient:
             of_mean, of_variance = np.empty(X.shape), np.empty(dim)
             for x, row in zip(X, of_mean, strict=True):

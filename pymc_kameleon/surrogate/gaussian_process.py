@@ -90,7 +90,7 @@ class Process(NamedTuple):
     """
 
     kernel: int
-    count: Annotated[np.ndarray, integers(1)]
+    count: Annotated[np.ndarray, integers(1)]  # type: ignore[assignment]
     points: Annotated[np.ndarray, floats("stored", "d")]
     values: Annotated[np.ndarray, floats("stored")]
     gradients: Annotated[np.ndarray, floats("stored", "derivatives")]

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import linalg, optimize
+import scipy
+from scipy import linalg
 
 from pymc_kameleon.surrogate.covariances import correlation_matrix, lengthscale_slopes
 
@@ -126,12 +127,12 @@ def _most_likely(
     starts = [previous] if previous is not None else []
     starts += [np.log([scale, *[s * root] * dim]) for s in STARTS if previous is None]
     results = [
-        optimize.minimize(
+        scipy.optimize.minimize(
             negative,
             np.clip(start, lowest, highest),
             jac=True,
             method="L-BFGS-B",
-            bounds=optimize.Bounds(lowest, highest),
+            bounds=scipy.optimize.Bounds(lowest, highest),
             options={"maxiter": max_iterations, "ftol": 1e-6},
         )
         for start in starts

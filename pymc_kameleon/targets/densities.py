@@ -25,10 +25,10 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+import scipy
 from pymc.distributions.distribution import _support_point
 from pymc.logprob.abstract import _logprob
 from pytensor.tensor.random.op import RandomVariable
-from scipy import stats
 
 __all__ = ["Banana", "CorrelatedGaussian", "Flower", "Ring", "Target"]
 
@@ -173,7 +173,7 @@ class Target(ABC):
         statistic = self.quantile_statistic(draws).ravel()
         if statistic.size == 0:
             raise ValueError(f"draws has shape {np.shape(draws)}: give at least one draw.")
-        quantiles = stats.chi2(self.degrees_of_freedom).ppf(q)
+        quantiles = scipy.stats.chi2(self.degrees_of_freedom).ppf(q)
         return np.abs((statistic[:, None] < quantiles).mean(axis=0) - q)
 
 
@@ -352,9 +352,9 @@ class Flower(Target):
     def _ridge(self, angle: Any, numerics: ModuleType) -> Any:
         return self.radius + self.amplitude * numerics.cos(self.frequency * angle)
 
-    def _angular_mass(self, ridge: np.ndarray) -> np.ndarray:
+    def _angular_mass(self, ridge: Any) -> Any:
         standard = ridge / self.scale
-        tail = stats.norm.pdf(standard) + standard * stats.norm.cdf(standard)
+        tail = scipy.stats.norm.pdf(standard) + standard * scipy.stats.norm.cdf(standard)
         return math.sqrt(2 * math.pi) * self.scale**2 * tail
 
     def _standardise(self, x: Any, numerics: ModuleType) -> Any:
@@ -516,9 +516,9 @@ class CorrelatedGaussian(Target):
         return numerics.concatenate([z[..., :1], innovations], axis=-1)
 
     def _log_normaliser(self) -> float:
-        log_determinant = np.log(self.scales).sum()
+        log_determinant = float(np.log(self.scales).sum())
         log_determinant += (self.dim - 1) * math.log(self._innovation_scale)
-        return float(log_determinant + 0.5 * self.dim * LOG_TWO_PI)
+        return log_determinant + 0.5 * self.dim * LOG_TWO_PI
 
     def _start(self) -> np.ndarray:
         return np.zeros(self.dim)
@@ -559,9 +559,9 @@ def _require_positive(name: str, value: Any, example: float) -> None:
 
 
 def _require_integer(name: str, value: Any, lowest: int, example: int) -> None:
-    valid = isinstance(value, Integral) and not isinstance(value, bool) and value >= lowest
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
     requirement = f"must be a whole number of at least {lowest}, as in {name}={example}"
-    _require(valid, name, value, requirement)
+    _require(whole and value >= lowest, name, value, requirement)
 
 
 def _require_dim(dim: Any, lowest: int) -> None:

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from numpy.typing import ArrayLike
 from pytensor.graph import Apply, Op
 from scipy.integrate import ODEintWarning, odeint
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
@@ -323,7 +324,7 @@ def laplace_evidence(covariance: np.ndarray, labels: np.ndarray) -> tuple[float,
     if not np.isfinite(covariance).all():
         return failed
     zero = np.zeros(len(labels))
-    prior = Gaussian(zero, covariance, None)
+    prior = Gaussian(zero, covariance, None)  # type: ignore[arg-type]  # K may be singular
     likelihood = Logit(2.0 * np.asarray(labels) - 1.0)
     try:
         found = newton_mode(prior, likelihood, zero, zero, NEWTON_TOLERANCE, NEWTON_MAX_STEPS)
@@ -371,8 +372,8 @@ class LaplaceEvidence(Op):
 
     __props__ = ("labels",)
 
-    def __init__(self, labels: Sequence[float]) -> None:
-        self.labels = tuple(float(label) for label in labels)
+    def __init__(self, labels: ArrayLike) -> None:
+        self.labels = tuple(float(label) for label in np.asarray(labels))
 
     def make_node(self, covariance: Any) -> Apply:
         """Wrap a covariance matrix."""
@@ -462,8 +463,8 @@ class SIRCurves(Op):
 
     __props__ = ("times", "seconds_per_call")
 
-    def __init__(self, times: Sequence[float] = TIMES, seconds_per_call: float = 0.0) -> None:
-        self.times = tuple(float(time) for time in times)
+    def __init__(self, times: ArrayLike = TIMES, seconds_per_call: float = 0.0) -> None:
+        self.times = tuple(float(t) for t in np.asarray(times))
         self.seconds_per_call = checked_number("seconds_per_call", seconds_per_call, at_least=0)
 
     def make_node(self, beta: Any, gamma: Any) -> Apply:
@@ -475,7 +476,8 @@ class SIRCurves(Op):
         """Solve the equations."""
         if self.seconds_per_call:
             time.sleep(self.seconds_per_call)
-        outputs[0][0] = solve_sir(*inputs, np.array(self.times))
+        beta, gamma = inputs
+        outputs[0][0] = solve_sir(float(beta), float(gamma), np.array(self.times))
 
 
 def simulate_sir_epidemic(*, random_seed: RandomSeed = None) -> SimulatedData:
@@ -491,7 +493,7 @@ def simulate_sir_epidemic(*, random_seed: RandomSeed = None) -> SimulatedData:
         ``observed`` (19, 2), the shares S and I times log-normal noise of scales 0.2 and 0.3;
         ``inputs`` (19,), the times 0.25, 0.5, ..., 4.75.
     """
-    truth = {"R0": 4.0, "gamma": 1.0, "sigma": np.array([0.2, 0.3])}
+    truth: dict[str, Any] = {"R0": 4.0, "gamma": 1.0, "sigma": np.array([0.2, 0.3])}
     log_shares = solve_sir(truth["R0"] * truth["gamma"], truth["gamma"])
     noise = np.random.default_rng(random_seed).standard_normal(log_shares.shape)
     return SimulatedData(np.exp(log_shares + truth["sigma"] * noise), truth, TIMES)
@@ -538,8 +540,9 @@ def sir_epidemic(
        https://www.pymc.io/projects/examples/en/latest/ode_models/ODE_API_introduction.html
     """
     data = simulate_sir_epidemic(random_seed=random_seed) if data is None else data
-    curves = SIRCurves(data.inputs, seconds_per_call)
-    with pm.Model(coords={"series": SERIES, "time": data.inputs}) as model:
+    times = TIMES if data.inputs is None else data.inputs
+    curves = SIRCurves(times, seconds_per_call)
+    with pm.Model(coords={"series": SERIES, "time": times}) as model:
         reproduction = pm.TruncatedNormal("R0", mu=2.0, sigma=3.0, lower=1.0)
         gamma = pm.LogNormal("gamma", math.log(2.0), 2.0)
         sigma = pm.HalfCauchy("sigma", 1.0, dims="series")

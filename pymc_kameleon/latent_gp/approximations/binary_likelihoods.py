@@ -1,5 +1,7 @@
 """Likelihoods of binary labels given the values of a latent function, in closed form."""
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 from scipy.special import expit, log_ndtr
 
@@ -12,7 +14,7 @@ from pymc_kameleon.latent_gp.approximations.tilted_moments import (
 __all__ = ["Logit", "Probit"]
 
 
-class _BinaryLikelihood:
+class _BinaryLikelihood(ABC):
     """log p(y_n | f) = g(y_n f) for labels y of -1 and 1; a subclass gives g and derivatives.
 
     Parameters
@@ -29,11 +31,19 @@ class _BinaryLikelihood:
         The labels, if the likelihood is probit.
     """
 
-    probit_labels = None
+    probit_labels: np.ndarray | None = None
 
     def __init__(self, labels: np.ndarray):
         self.labels = np.asarray(labels, dtype=float)
         self.size = len(self.labels)
+
+    @staticmethod
+    @abstractmethod
+    def _log_probability(z): ...
+
+    @staticmethod
+    @abstractmethod
+    def _derivatives(z): ...
 
     def value(self, f: np.ndarray) -> float:
         """Sum of l_n at `f` (N,)."""

@@ -1,6 +1,7 @@
 """Log evidence of a latent function, by annealed importance sampling or parallel tempering."""
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -144,19 +145,22 @@ def estimate_log_evidence(
     betas = ladder(n_temperatures, spacing)
     pilot, *generators = np.random.default_rng(random_seed).spawn(n_particles + 1)
     step_sizes = learn_step_sizes(path, betas, moves, pilot)
-    run = dict(cores=cores, description=f"{method}, {name}", progressbar=progressbar)
+    run: dict[str, Any] = dict(
+        cores=cores, description=f"{method}, {name}", progressbar=progressbar
+    )
     common = path, betas, moves, step_sizes
     ladder_report = {"betas": betas, "step_sizes": step_sizes}
     if method == "ais":
-        chunks = [list(part) for part in np.array_split(generators, min(cores, n_particles))]
+        numbers = np.array_split(np.arange(n_particles), min(cores, n_particles))
+        chunks = [[generators[i] for i in part] for part in numbers]
         tasks = [(*common, chunk, n_moves) for chunk in chunks]
         total = len(tasks) * (len(betas) - 1)
         parts = run_tasks(anneal, tasks, total=total, **run)
         found = _from_particles(parts, ladder_report)
     else:
-        tasks = [(*common, generator, n_draws, n_tune) for generator in generators]
-        total = len(tasks) * (n_draws + n_tune)
-        parts = run_tasks(temper, tasks, total=total, **run)
+        replicates = [(*common, generator, n_draws, n_tune) for generator in generators]
+        total = len(replicates) * (n_draws + n_tune)
+        parts = run_tasks(temper, replicates, total=total, **run)
         found = _from_replicates(parts, ladder_report, path, estimator)
     seconds = time.perf_counter() - start
     evidence = Evidence(**found, seconds=seconds, method=method, transition=name)
@@ -205,7 +209,7 @@ def _from_particles(parts: list[Annealed], ladder_report):
 
 def _from_replicates(parts: list[Tempered], ladder_report, path, estimator):
     betas, log_ratios = ladder_report["betas"], np.array([part.log_ratios for part in parts])
-    estimates = {}
+    estimates: dict[str, Any] = {}
     for name, estimate in ESTIMATORS.items():
         value, *rest = estimate(betas, log_ratios)
         estimates[name] = Estimate(path.log_normaliser + value, *rest)

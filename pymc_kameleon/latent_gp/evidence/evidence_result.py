@@ -143,7 +143,7 @@ class Evidence:
             f"effective size {self.effective_size:.0f} of {number} {kind}, {self.seconds:.1f} s>"
         )
 
-    def posterior_draws(self, random_seed=None) -> np.ndarray:
+    def posterior_draws(self, random_seed: Any = None) -> np.ndarray:
         """Draws (n, N) of the posterior without weights.
 
         Those of annealed importance sampling are drawn again by their weights, systematically, and

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import arviz as az
 import numpy as np
 
 from pymc_kameleon.latent_gp.evidence.annealing import AnnealingPath, log_mean_exp
@@ -179,6 +178,8 @@ def stepping_stones(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
 
 def _from_series(log_evidence, series):
     """Estimate whose error is that of the mean of a series (n_replicates, n_draws)."""
+    import arviz as az
+
     if series.shape[1] < 4 or np.ptp(series) == 0:
         return Estimate(log_evidence, float("nan"), float(series.size))
     size = min(float(az.ess(series, method="mean")), float(series.size))

@@ -28,7 +28,8 @@ class EvidenceLearner(TrajectoryLearner):
 
     def uncertain_points(self, fitted, n: int) -> np.ndarray:
         """Points, at most `n` rows, where the surrogate that was `fitted` should know more."""
-        return self._uncertain_points(*fitted, n)
+        uncertainty, annealed = fitted
+        return self._uncertain_points(uncertainty, annealed, n)
 
     def end_tuning(self, position, rng):
         """Freeze what there is."""

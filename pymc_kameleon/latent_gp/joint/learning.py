@@ -77,7 +77,7 @@ def learn(
         return Lesson(pilots, None, fitted is not None, method)
     best = pilots.among_the_best(typical_depth(model.dim))
     centre = best.sites_near(best.points.mean(axis=0), scale)
-    constant = constant_sites(centre, model.dim)
+    constant = constant_sites(centre, model.dim)  # type: ignore[arg-type]  # there are pilots
     if fitted is None:
         return Lesson(pilots, constant, False, method)
     coordinates = learner.standardization

@@ -100,7 +100,7 @@ def fit_sites(
         basis = basis[:, : 1 + dim]
     if len(points) < 1.5 * basis.shape[1]:
         return None
-    floor = SMALLEST_PRECISION * precision.mean(axis=0).max()
+    floor = SMALLEST_PRECISION * float(np.max(precision.mean(axis=0)))
     precision = np.maximum(precision, floor)
     logs, shift = np.log(precision), shift / precision if has_means else shift
     found, *_ = np.linalg.lstsq(basis, np.hstack([logs, shift]), rcond=1e-10)

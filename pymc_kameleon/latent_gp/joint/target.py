@@ -28,6 +28,7 @@ import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened, whitened
+from pymc_kameleon.latent_gp.model.prior import PriorAt
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
 __all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms", "log_posterior"]
@@ -50,7 +51,7 @@ class HyperparameterModel(Protocol):
     def set_hyperparameters(self, x: np.ndarray) -> None:
         """Set theta for the likelihood and for `prior`."""
 
-    def prior(self):
+    def prior(self) -> PriorAt:
         """Return the `PriorAt` of the function, or raise ValueError or LinAlgError."""
 
 
@@ -73,7 +74,7 @@ class Place:
     x: np.ndarray
     function: np.ndarray
     whitened: np.ndarray
-    prior: object
+    prior: PriorAt
     conditional: ConditionalGaussian
     log_prior: float
     log_likelihood: float
@@ -113,7 +114,8 @@ class JointTarget:
 
     def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
         self.model, self.sites = model, sites
-        self.eta = self.proposed = None
+        self.eta: np.ndarray | None = None
+        self.proposed: Place | None = None
         self.n_failed = 0
 
     def hold(self, place: Place, rng: np.random.Generator) -> None:
@@ -138,8 +140,8 @@ class JointTarget:
             self.n_failed += 1
             return
         likelihood = self.model.likelihood.value(f)
-        self.proposed = Place(x.copy(), f, v, prior, conditional, log_prior, likelihood)
-        value[:3] = log_density_terms(self.proposed)
+        place = Place(x.copy(), f, v, prior, conditional, log_prior, likelihood)
+        self.proposed, value[:3] = place, log_density_terms(place)
 
     def place(self, x: np.ndarray, f: np.ndarray) -> Place:
         """Return the place of hyperparameters `x` (d,) and function `f` (N,).

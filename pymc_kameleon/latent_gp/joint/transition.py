@@ -76,7 +76,9 @@ def move_hyperparameters(
         rng.standard_normal((1, place.x.size + learner.n_more_normals)),
         rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),
     )
-    return target.proposed if chain.outcome[ACCEPTED] > accepted else place
+    if target.proposed is None or chain.outcome[ACCEPTED] <= accepted:
+        return place
+    return target.proposed
 
 
 def place_of_draw(model: HyperparameterModel, place: Place, rng: np.random.Generator) -> Place:
@@ -100,7 +102,8 @@ def slices(
     model.set_hyperparameters(place.x)
     conditional, likelihood = place.conditional, model.likelihood
     prior: Gaussian = place.prior.gaussian
-    target = TemperedTarget(conditional, likelihood, 1.0, conditional.sites)
+    # It has what the slices take of a Gaussian, without a matrix.
+    target = TemperedTarget(conditional, likelihood, 1.0, conditional.sites)  # type: ignore[arg-type]
     value = place.log_likelihood - float(conditional.sites.elementwise(place.function).sum())
     f, _, n_evaluations = elliptical_slice(target, place.function, value, rng, n_transitions=n)
     if f is place.function:

@@ -1,5 +1,7 @@
 """From a PyMC model and its latent function to a Gaussian prior and a factorising likelihood."""
 
+from collections.abc import Set
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -136,7 +138,7 @@ class LatentFunction:
         )
         self.follow_only(set(self.shared.values()))
 
-    def follow_only(self, others: set, ignored: set = frozenset()) -> None:
+    def follow_only(self, others: set, ignored: Set = frozenset()) -> None:
         """Let `refresh` follow the shared variables of `others`, and leave those of `ignored`."""
         self._seen_prior = SharedValues(self.prior.function, others, ignored)
         self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others, ignored)

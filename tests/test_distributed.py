@@ -316,7 +316,15 @@ def test_more_chains_tune_less():
 # ends ---------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_gives_what_is_finished(client, tmp_path):
+@pytest.fixture
+def interruptible():
+    """A shell has its jobs in the background ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_run_gives_what_is_finished(client, tmp_path, interruptible):
     step = functools.partial(AdaptiveMetropolisStep, steps_per_draw=1)
     options = {"step": step, "chains": 1, "tune": 20, "draws": 60}
     expected = draws_of(sampled(logged(tmp_path / "all"), client, **options))

@@ -259,9 +259,10 @@ def importance_log_evidence(model, x, rng, n=4000):
 @pytest.mark.slow
 @pytest.mark.parametrize("make_sites", [constant, learnt])
 def test_marginal_posterior_agrees_with_quadrature(make_sites):
-    """N = 8: means and second moments of theta on a grid, within 4 standard errors of 30 batches.
+    """N = 8: means and second moments of theta on a grid, within 5 standard errors of 100 batches.
 
-    Each of four numbers fails by chance with probability 4e-4.
+    Each of four numbers fails by chance with probability 2.5e-6. With 120 000 draws a standard
+    error is 1 % of a posterior standard deviation, of a variance 1.5 %.
     """
     rng = np.random.default_rng(5)
     inputs = np.linspace(0, 4, 8)[:, None]
@@ -277,15 +278,15 @@ def test_marginal_posterior_agrees_with_quadrature(make_sites):
     x = model.mean.copy()
     place, chain = target.place(x, np.zeros(8)), new_chain(x)
     learner = frozen_learner(model, x, rng)
-    draws = np.empty((15_000, 2))
+    draws = np.empty((120_000, 2))
     for i in range(len(draws)):
         place = move_hyperparameters(target, place, chain, learner, rng, False)
         place, _ = slices(model, place, rng, 1)
         draws[i] = place.x
-    found = np.hstack([draws, (draws - mean) ** 2]).reshape(30, -1, 4).mean(axis=1)
-    error = found.std(axis=0, ddof=1) / np.sqrt(30)
+    found = np.hstack([draws, (draws - mean) ** 2]).reshape(100, -1, 4).mean(axis=1)
+    error = found.std(axis=0, ddof=1) / np.sqrt(100)
     z = (found.mean(axis=0) - expected) / error
-    assert np.all(np.abs(z) < 4.0), z
+    assert np.all(np.abs(z) < 5.0), z
 
 
 # algebra ------------------------------------------------------------------------------------------

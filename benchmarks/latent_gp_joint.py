@@ -44,7 +44,7 @@ STEPS = {
 
 def add_arguments(parser):
     parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--tune", type=int, help="default: what each step asks PyMC for")
+    parser.add_argument("--tune", type=int, default=1000, help="of steps that ask for no number")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--problems", nargs="*", default=list(PROBLEMS)[:-1], choices=PROBLEMS)
     parser.add_argument("--samplers", nargs="+", default=[*STEPS, "nutpie"])
@@ -152,10 +152,9 @@ def pymc_run(model, sampler, arguments) -> tuple:
 
 
 def tune_of(step, arguments) -> int:
-    """Tuning draws: those asked for, else those that PyMC 6 takes from the step."""
-    if arguments.tune is not None:
-        return arguments.tune
-    return getattr(step, "default_tune_steps", None) or 1000
+    """Tuning draws: as many as the step asks PyMC 6 for, else those of the command line."""
+    parts = step if isinstance(step, list) else [step]
+    return max(getattr(part, "default_tune_steps", None) or arguments.tune for part in parts)
 
 
 def nutpie_run(model, sampler, arguments) -> tuple:
@@ -170,7 +169,7 @@ def nutpie_run(model, sampler, arguments) -> tuple:
     result = nutpie.sample(
         compiled_model,
         draws=arguments.draws,
-        tune=tune_of(None, arguments),
+        tune=arguments.tune,
         chains=arguments.chains,
         cores=1,
         seed=SEED,

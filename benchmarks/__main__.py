@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 COMMANDS = {
+    "compare": "every step and samplers of other packages on the same targets",
     "transitions": "microseconds a transition, compared with DEMetropolisZ",
     "startup": "time to the first draw, time of adaptation, size of the state",
     "defaults": "the plain call of every step on models of practice, beside PyMC's samplers",

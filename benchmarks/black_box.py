@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import packages_distributions, version
 from itertools import product
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from benchmarks.black_box_targets import (
     model_of,
     starting_points,
 )
-from benchmarks.common import SEED, DrivenStep, heading, show, write
+from benchmarks.common import SEED, DrivenStep, heading, show, versions, write
 from benchmarks.sampling import REFERENCE
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -237,7 +236,8 @@ def measure(name: str, sampler: str, budget: int, chains: int, seed: int) -> dic
     if isinstance(method, Peer):
         box = black_box(name)
         box.n_evals = 0
-        draws, n_evals = method.draw(box, starts, budget, SEED + seed), box.n_evals
+        draws = method.draw(box, starts, budget, SEED + seed)
+        draws, n_evals = draws.reshape(-1, box.dim), box.n_evals
     else:
         draws, n_evals = draw_by_step(method, name, starts, budget, seed)
     key = dict(zip(KEY, (name, sampler, budget, seed), strict=True))
@@ -260,15 +260,6 @@ def installed(samplers: list[str]) -> list[str]:
         else:
             print(f"{sampler} is left out: {method.package} is not installed.")
     return found
-
-
-def versions(samplers: list[str]) -> str:
-    """Say which versions the peers among the samplers have."""
-    methods = [SAMPLERS[sampler] for sampler in samplers]
-    packages = {method.package for method in methods if isinstance(method, Peer)} - {"pymc"}
-    distributions = packages_distributions()
-    names = sorted(distributions[package][0] for package in packages)
-    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def read(paths: list[Path]) -> list[dict]:
@@ -321,7 +312,7 @@ def run(arguments):
         "which the best is its start. At the largest budget also the error of "
         "the means in standard deviations and the log ratio of those, root mean squares over "
         "coordinates. own: budget that the sampler chooses.",
-        versions(samplers),
+        versions({getattr(SAMPLERS[sampler], "package", "pymc") for sampler in samplers}),
     )
     known = {tuple(row[key] for key in KEY) for row in rows}
     for name in arguments.targets:

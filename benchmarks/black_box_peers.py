@@ -12,7 +12,16 @@ import pymc as pm
 from benchmarks.black_box_targets import BlackBox
 from pymc_kameleon.model.mode_search import search_mode
 
-__all__ = ["PEERS", "Peer"]
+__all__ = [
+    "PEERS",
+    "Peer",
+    "at_starts",
+    "default_nautilus",
+    "default_smc",
+    "emcee",
+    "n_walkers",
+    "stretch",
+]
 
 SEARCH_SHARE = 0.15
 """Share of the budget after which no further search for a mode begins."""
@@ -43,6 +52,7 @@ def sample_smc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarra
     """
     particles = max(budget // 30, 4)
     for _ in range(4):
+        box.n_evals = 0
         draws = _smc(box, particles, seed)
         if 0.9 * budget <= box.n_evals <= 1.05 * budget:
             break
@@ -50,8 +60,12 @@ def sample_smc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarra
     return draws
 
 
-def _smc(box, particles, seed):
-    box.n_evals = 0
+def default_smc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Draw by sequential Monte Carlo with defaults, whatever the budget, a run for each start."""
+    return _smc(box, 2000, seed, len(starts))
+
+
+def _smc(box, particles, seed, runs=1):
     kernels = []
 
     class Counted(pm.smc.kernels.IMH):
@@ -67,12 +81,12 @@ def _smc(box, particles, seed):
         Counted,
         model=box.model,
         random_seed=seed,
-        chains=1,
+        chains=runs,
         cores=1,
         compute_convergence_checks=False,
         progressbar=False,
     )
-    return kernels[0].tempered_posterior
+    return np.array([kernel.tempered_posterior for kernel in kernels])
 
 
 def modes(box: BlackBox, starts: list, budget: int) -> list[np.ndarray]:
@@ -97,25 +111,42 @@ def modes(box: BlackBox, starts: list, budget: int) -> list[np.ndarray]:
     ]
 
 
-def _walkers(box, starts, budget, seed):
+def n_walkers(dim: int) -> int:
+    """Size of an ensemble in `dim` dimensions."""
+    return max(4 * dim, 16)
+
+
+def around_modes(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Walkers, shape (n, d), around modes to which some of the starts lead."""
     rng = np.random.default_rng(seed)
-    n_walkers = max(4 * box.dim, 16)
-    around = np.resize(modes(box, starts, budget), (n_walkers, box.dim))
+    around = np.resize(modes(box, starts, budget), (n_walkers(box.dim), box.dim))
     return around + BALL * rng.standard_normal(around.shape)
 
 
-def emcee(moves: Callable, box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
-    """Draw by an ensemble whose walkers start around modes; the later half of its steps."""
+def at_starts(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Walkers at the starts, of which there are as many as walkers."""
+    return np.array(starts)
+
+
+def emcee(
+    moves: Callable,
+    box: BlackBox,
+    starts: list,
+    budget: int,
+    seed: int,
+    place: Callable = around_modes,
+) -> np.ndarray:
+    """Draw by an ensemble; the later half of its steps."""
     from emcee import EnsembleSampler
 
-    walkers = _walkers(box, starts, budget, seed)
+    walkers = place(box, starts, budget, seed)
     n_steps = (budget - box.n_evals) // len(walkers) - 1
     if n_steps < 2:
-        return walkers
+        return walkers[:, None]
     np.random.seed(seed)  # noqa: NPY002 - the sampler copies this state
     sampler = EnsembleSampler(len(walkers), box.dim, box.log_density, moves=moves())
     sampler.run_mcmc(walkers, n_steps)
-    return sampler.get_chain(discard=n_steps // 2, flat=True)
+    return sampler.get_chain(discard=n_steps // 2).swapaxes(0, 1)
 
 
 def stretch():
@@ -134,7 +165,7 @@ def zeus(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
     """Draw by ensemble slice sampling from walkers around modes; the later half of its steps."""
     from zeus import EnsembleSampler
 
-    walkers = _walkers(box, starts, budget, seed)
+    walkers = around_modes(box, starts, budget, seed)
     np.random.seed(seed)  # noqa: NPY002 - the sampler draws from it
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
@@ -147,7 +178,26 @@ def zeus(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
         if 2 * box.n_evals - before > budget:
             break
         before = box.n_evals
-    return np.concatenate(draws[len(draws) // 2 :])
+    return np.swapaxes(draws[len(draws) // 2 :], 0, 1)
+
+
+def pints(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Draw by the adaptive Metropolis that PINTS takes by default; the later half of each chain."""
+    from pints import LogPDF, MCMCController
+
+    class Density(LogPDF):
+        def n_parameters(self):
+            return box.dim
+
+        def __call__(self, x):
+            return box.log_density(x)
+
+    np.random.seed(seed)  # noqa: NPY002 - the sampler draws from it
+    controller = MCMCController(Density(), len(starts), starts)
+    controller.set_max_iterations(max(budget // len(starts), 2))
+    controller.set_log_to_screen(False)
+    chains = controller.run()
+    return chains[:, chains.shape[1] // 2 :]
 
 
 def nautilus(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
@@ -155,23 +205,31 @@ def nautilus(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
 
     The number of live points is found by runs that are not counted.
     """
-    from nautilus import Sampler
-
     for share in LIVE_SHARES:
         box.n_evals = 0
         n_live = int(np.clip(budget // share, MIN_LIVE, MAX_LIVE))
-        sampler = Sampler(
-            box.from_unit_cube,
-            box.log_likelihood,
-            box.dim,
-            n_live=n_live,
-            n_batch=min(n_live, MAX_BATCH),
-            pass_dict=False,
-            seed=seed,
-        )
+        sampler = _nautilus(box, seed, n_live=n_live, n_batch=min(n_live, MAX_BATCH))
         sampler.run(n_like_max=budget, n_eff=np.inf)
         if sampler.explored or n_live == MIN_LIVE:
             break
+    return _nautilus_draws(sampler, seed)
+
+
+def default_nautilus(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Draw by importance nested sampling from the prior, with defaults, whatever the budget."""
+    sampler = _nautilus(box, seed)
+    sampler.run()
+    return _nautilus_draws(sampler, seed)
+
+
+def _nautilus(box, seed, **options):
+    from nautilus import Sampler
+
+    arguments = (box.from_unit_cube, box.log_likelihood, box.dim)
+    return Sampler(*arguments, pass_dict=False, seed=seed, **options)
+
+
+def _nautilus_draws(sampler, seed):
     draws, log_weights, _ = sampler.posterior()
     return _resampled(draws, np.exp(log_weights - log_weights.max()), seed)
 
@@ -239,8 +297,8 @@ class Peer:
     Parameters
     ----------
     draw : callable
-        Takes a black box, starting points, a budget of evaluations and a seed; returns draws of
-        shape (n, d), raveled and unconstrained.
+        Takes a black box, starting points, a budget of evaluations and a seed; returns draws,
+        raveled and unconstrained: of chains or walkers with shape (chains, n, d), otherwise (n, d).
     package : str
         Name to import.
     own_budget : bool
@@ -262,6 +320,7 @@ PEERS = {
     "emcee stretch": Peer(partial(emcee, stretch), "emcee"),
     "emcee DE + snooker": Peer(partial(emcee, differences), "emcee"),
     "zeus": Peer(zeus, "zeus"),
+    "PINTS": Peer(pints, "pints"),
     "nautilus": Peer(nautilus, "nautilus"),
     "pocoMC": Peer(pocomc, "pocomc", own_budget=True),
     "PyVBMC": Peer(pyvbmc, "pyvbmc", own_budget=True),

@@ -29,6 +29,8 @@ __all__ = [
     "black_box",
     "logistic_regression",
     "model_of",
+    "prior_scales",
+    "raveled",
     "starting_points",
     "supernovae",
 ]
@@ -131,6 +133,14 @@ MODELS: dict[str, Callable[[], pm.Model]] = {
 }
 
 
+def prior_scales(density) -> float | np.ndarray:
+    """Standard deviations of a Gaussian prior, the density's own or a wide one."""
+    scale = getattr(density, "prior_scale", None)
+    if scale is not None:
+        return scale
+    return PRIOR_WIDTH * density.draw(10_000, np.random.default_rng(SEED)).std(axis=0)
+
+
 @cache
 def model_of(name: str, with_prior: bool = False) -> pm.Model:
     """A model whose likelihood is a black box where it could be compiled.
@@ -141,9 +151,7 @@ def model_of(name: str, with_prior: bool = False) -> pm.Model:
     if name in MODELS:
         return MODELS[name]()
     density = DENSITIES[name]
-    scales = getattr(density, "prior_scale", None)
-    if scales is None and with_prior:
-        scales = PRIOR_WIDTH * density.draw(10_000, np.random.default_rng(SEED)).std(axis=0)
+    scales = prior_scales(density) if with_prior else getattr(density, "prior_scale", None)
 
     @wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
     def log_likelihood(x):
@@ -166,8 +174,13 @@ def starting_points(name: str, chains: int, seed: int) -> list[np.ndarray]:
         return list(3.0 * scales * normals)
     model = model_of(name)
     find = plausible_starts if name == "lynx-hare" else dispersed_starts
+    return raveled(model, find(model, chains, SEED + seed))
+
+
+def raveled(model: pm.Model, starts: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """Raveled unconstrained points of natural values by name."""
     points = []
-    for start in find(model, chains, SEED + seed):
+    for start in starts:
         initial = pm.initial_point.make_initial_point_fn(model=model, overrides=start)(0)
         points.append(DictToArrayBijection.map(initial).data)
     return points

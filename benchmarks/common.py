@@ -1,17 +1,20 @@
 """Tables, and steps driven by hand."""
 
+import os
+import platform
 import sys
 import textwrap
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+from datetime import date
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pymc as pm
 
-__all__ = ["SEED", "DrivenStep", "heading", "mark", "pymc_major", "show", "write"]
+__all__ = ["SEED", "DrivenStep", "heading", "machine", "mark", "pymc_major", "show", "versions", "write"]
 
 SEED = 20140622
 
@@ -19,6 +22,23 @@ SEED = 20140622
 def pymc_major() -> int:
     """Return 5 or 6."""
     return int(version("pymc").split(".")[0])
+
+
+def versions(packages: set[str]) -> str:
+    """Say which versions of packages, given by the names to import, are there, but for PyMC."""
+    distributions = packages_distributions()
+    names = sorted(distributions[package][0] for package in packages - {"pymc"})
+    return ", ".join(f"{name} {version(name)}" for name in names)
+
+
+def machine() -> str:
+    """Say what computer this is, and the date."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}, {date.today()}"
 
 
 def heading(title: str, *paragraphs: str) -> str:

@@ -1,0 +1,205 @@
+"""Every step and samplers of other packages on the same targets: accuracy, and what it costs."""
+
+import logging
+import multiprocessing
+import resource
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import arviz as az
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from benchmarks.black_box import marginal_total_variation
+from benchmarks.common import SEED, heading, machine, show, versions, write
+from benchmarks.compare_picture import picture
+from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, all_starts
+from benchmarks.compare_targets import BLACK_BOXES, TARGETS, reference, starts_of
+
+__all__ = ["add_arguments", "run"]
+
+N_POINTS = 10_000
+"""Most draws from which errors are computed."""
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+KEY = ["target", "sampler", "seed"]
+OVER_TIME = "over time"
+WALL = 4
+"""Times the limit of CPU seconds after which a sampler that waits is stopped, too."""
+
+COLUMNS = (
+    "sampler evaluations seconds ESS R-hat MMTV quantile-error ESS/1000 ESS/s outcome".split()
+)
+
+
+def add_arguments(parser):
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
+    parser.add_argument("--budget", type=int, default=100_000, help="evaluations in all")
+    parser.add_argument(
+        "--black-box-budget", type=int, default=20_000, help="the same without gradients"
+    )
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=60, help="CPU seconds of a run")
+    parser.add_argument(
+        "--references", type=Path, help="folder of reference draws, made where they are missing"
+    )
+
+
+def effective_size(draws: np.ndarray) -> tuple[float, float]:
+    """Smallest bulk effective size of a coordinate and largest R-hat; draws (chains, n, d)."""
+    if draws.ndim == 2:
+        return float(len(draws)), np.nan
+    chains = xr.Dataset({"x": (("chain", "draw", "i"), draws)})
+    chains = chains.assign_coords(chain=np.arange(len(draws)), draw=np.arange(draws.shape[1]))
+    return float(az.ess(chains)["x"].min()), float(az.rhat(chains)["x"].max(skipna=False))
+
+
+def quantile_error(points: np.ndarray, expected: np.ndarray) -> float:
+    """Largest error, over coordinates, of the probability below a quantile of the draws."""
+    quantiles = np.quantile(points, QUANTILES, axis=0)
+    found = (expected[None] <= quantiles[:, None]).mean(axis=1)
+    return float(np.abs(found - np.array(QUANTILES)[:, None]).max())
+
+
+def measure(target: str, sampler: str, seed: int, budget: int, expected: np.ndarray) -> dict:
+    """Sample once; errors, effective draws and costs."""
+    model, method = TARGETS[target](), SAMPLERS[sampler]
+    starts = starts_of(target, model, all_starts(model), seed)
+    problem = Problem(model, starts, budget, SEED + seed)
+    start = time.process_time()
+    drawn: Drawn = method.draw(problem)
+    seconds = time.process_time() - start
+    points = drawn.points(N_POINTS)
+    size, rhat = effective_size(drawn.draws) if method.exact else (np.nan, np.nan)
+    return {
+        "d": problem.dim,
+        "evaluations": drawn.evaluations,
+        "gradients": "yes" if method.gradient else "no",
+        "seconds": seconds,
+        "ESS": size,
+        "R-hat": rhat,
+        "MMTV": marginal_total_variation(points, expected),
+        "quantile-error": quantile_error(points, expected),
+        "ESS/1000": 1000 * size / drawn.evaluations,
+        "ESS/s": size / seconds,
+        "outcome": "",
+    }
+
+
+def in_child(function, arguments: tuple, limit: int | None):
+    """Result of a call in a process of its own; `OVER_TIME` after so many CPU seconds."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work():
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            used = int(time.process_time())
+            resource.setrlimit(resource.RLIMIT_CPU, (used + limit, used + 2 * limit))
+        logging.disable(logging.ERROR)
+        warnings.simplefilter("ignore")
+        try:
+            sender.send(function(*arguments))
+        except Exception as error:
+            text = str(error).splitlines()
+            sender.send(f"{type(error).__name__}: {text[0] if text else ''}"[:120])
+
+    process = context.Process(target=work)
+    process.start()
+    sender.close()
+    found = OVER_TIME
+    try:
+        if receiver.poll(None if limit is None else WALL * limit):
+            found = receiver.recv()
+    except EOFError:
+        if process.exitcode is None:
+            process.join()
+    process.kill()
+    process.join()
+    return found
+
+
+def references(targets: list[str], folder: Path) -> dict[str, np.ndarray]:
+    """Reference draws by target, from a folder, or made and kept there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for target in targets:
+        path = folder / f"{target}.npy"
+        if not path.exists():
+            print(f"reference of {target}", flush=True)
+            draws = in_child(reference, (target,), None)
+            if isinstance(draws, str):
+                raise RuntimeError(f"reference of {target}: {draws}")
+            np.save(path, draws)
+        found[target] = np.load(path)
+    return found
+
+
+def earlier(folder: Path) -> list[dict]:
+    """Rows of an interrupted run."""
+    paths = sorted(folder.glob("compare-pymc*.csv"))
+    return [row for path in paths for row in _rows(path)]
+
+
+def _rows(path):
+    return pd.read_csv(path, comment="#", keep_default_na=True).fillna({"outcome": ""}).to_dict("records")
+
+
+def installed(samplers: list[str]) -> list[str]:
+    """Samplers whose packages can be imported; print a line for each other one."""
+    found = [name for name in samplers if find_spec(SAMPLERS[name].package)]
+    for name in set(samplers) - set(found):
+        print(f"{name} is left out: {SAMPLERS[name].package} is not installed.")
+    return found
+
+
+def run(arguments):
+    """Measure what is missing, a sampler and target at a time; print, write and draw."""
+    samplers = installed(arguments.samplers)
+    folder = arguments.references or arguments.output / "references"
+    lines = heading(
+        "compare: every step and samplers of other packages on the same targets",
+        machine(),
+        versions({SAMPLERS[name].package for name in samplers} - {"pymc_kameleon"}),
+        f"Each sampler as it is called for the first time: defaults, {CHAINS} chains where it has "
+        "chains, from draws of the prior (nutpie finds its starts itself; optimised: walkers around"
+        " modes, whose search is counted). Steps of this package, NUTS, nutpie, sample_smc, "
+        "pocoMC, nautilus and PyVBMC end by their own rule. DEMetropolisZ, Metropolis, Slice, "
+        f"emcee, zeus and PINTS get {arguments.budget} evaluations in all, on "
+        f"{' and '.join(BLACK_BOXES)} {arguments.black_box_budget}, half of them to tune.",
+        "evaluations: of the log density at new points, over all chains, tuning and searches "
+        "counted; where gradients says yes, of value and gradient. seconds: CPU seconds with "
+        f"compiling and tuning, in a process of its own, one at a time; {OVER_TIME}: stopped after "
+        f"{arguments.limit} s. ESS: smallest bulk effective size of a coordinate; of pocoMC "
+        "and nautilus, which weigh draws, that of Kish; of emcee and zeus each walker counts as a "
+        "chain; of sample_smc each run; PyVBMC returns an approximation, of which there is none.",
+        "MMTV: mean over coordinates of the total variation distance of the marginal to that of "
+        "the reference. quantile-error: largest error of the probability below the 5, 25, 50, 75 "
+        "and 95 % quantiles of a coordinate. References: exact draws; for eight-schools and "
+        "gp-classification long chains of NUTS, for lynx-hare and sir of AdaptiveMetropolisStep.",
+    )
+    rows = earlier(arguments.output)
+    known = {tuple(row[key] for key in KEY) for row in rows}
+    expected = references(arguments.targets, folder)
+    for target in arguments.targets:
+        is_expensive = target in BLACK_BOXES
+        budget = arguments.black_box_budget if is_expensive else arguments.budget
+        for sampler in filter(lambda name: SAMPLERS[name].fits(target), samplers):
+            for seed in range(arguments.seeds):
+                key = (target, sampler, seed)
+                if key in known:
+                    continue
+                cell = (target, sampler, seed, budget, expected[target])
+                found = in_child(measure, cell, arguments.limit)
+                if isinstance(found, str):
+                    found = {"outcome": found}
+                rows.append(dict(zip(KEY, key, strict=True)) | found)
+                write(rows, lines, arguments.output / "compare.csv")
+        show([row for row in rows if row["target"] == target], target, COLUMNS)
+    path = arguments.output / "compare.png"
+    picture(pd.DataFrame(rows)).savefig(path, dpi=150)
+    print(f"  {path}", flush=True)

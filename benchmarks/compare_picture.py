@@ -1,0 +1,4 @@
+"""Picture."""
+from matplotlib.figure import Figure
+def picture(results):
+    return Figure()

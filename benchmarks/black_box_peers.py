@@ -66,15 +66,25 @@ def default_smc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarr
 
 
 def _smc(box, particles, seed, runs=1):
-    kernels = []
+    found = []
 
     class Counted(pm.smc.kernels.IMH):
+        compiled = None
+
+        def set_rng(self, rng):
+            if self.compiled is not None:
+                self.likelihood_logp_func = self.compiled
+            super().set_rng(rng)
+
         def setup_kernel(self):
             super().setup_kernel()
-            self.likelihood_logp_func = box.log_likelihood
+            self.compiled, self.likelihood_logp_func = self.likelihood_logp_func, box.log_likelihood
             points = self.tempered_posterior
             self.likelihood_logp = np.array([box.log_likelihood(x) for x in points])
-            kernels.append(self)
+
+        def sample_settings(self):
+            found.append(self.tempered_posterior)
+            return super().sample_settings()
 
     pm.sample_smc(
         particles,
@@ -86,7 +96,7 @@ def _smc(box, particles, seed, runs=1):
         compute_convergence_checks=False,
         progressbar=False,
     )
-    return np.array([kernel.tempered_posterior for kernel in kernels])
+    return np.array(found)
 
 
 def modes(box: BlackBox, starts: list, budget: int) -> list[np.ndarray]:

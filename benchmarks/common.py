@@ -14,7 +14,17 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
-__all__ = ["SEED", "DrivenStep", "heading", "machine", "mark", "pymc_major", "show", "versions", "write"]
+__all__ = [
+    "SEED",
+    "DrivenStep",
+    "heading",
+    "machine",
+    "mark",
+    "pymc_major",
+    "show",
+    "versions",
+    "write",
+]
 
 SEED = 20140622
 

@@ -5,6 +5,7 @@ import multiprocessing
 import resource
 import time
 import warnings
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,9 +31,7 @@ OVER_TIME = "over time"
 WALL = 4
 """Times the limit of CPU seconds after which a sampler that waits is stopped, too."""
 
-COLUMNS = (
-    "sampler evaluations seconds ESS R-hat MMTV quantile-error ESS/1000 ESS/s outcome".split()
-)
+COLUMNS = "sampler evaluations seconds ESS R-hat MMTV quantile-error ESS/1000 ESS/s outcome".split()
 
 
 def add_arguments(parser):
@@ -40,10 +39,10 @@ def add_arguments(parser):
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
     parser.add_argument("--budget", type=int, default=100_000, help="evaluations in all")
     parser.add_argument(
-        "--black-box-budget", type=int, default=20_000, help="the same without gradients"
+        "--black-box-budget", type=int, default=30_000, help="the same without gradients"
     )
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--limit", type=int, default=60, help="CPU seconds of a run")
+    parser.add_argument("--limit", type=int, default=90, help="CPU seconds of a run")
     parser.add_argument(
         "--references", type=Path, help="folder of reference draws, made where they are missing"
     )
@@ -140,31 +139,35 @@ def references(targets: list[str], folder: Path) -> dict[str, np.ndarray]:
 
 
 def earlier(folder: Path) -> list[dict]:
-    """Rows of an interrupted run."""
-    paths = sorted(folder.glob("compare-pymc*.csv"))
-    return [row for path in paths for row in _rows(path)]
+    """Rows of an interrupted run, without those that failed."""
+    tables = [pd.read_csv(path, comment="#") for path in folder.glob("compare-pymc*.csv")]
+    if not tables:
+        return []
+    rows = pd.concat(tables).fillna({"outcome": ""})
+    return rows[rows["outcome"].isin(["", OVER_TIME])].to_dict("records")
 
 
-def _rows(path):
-    return pd.read_csv(path, comment="#", keep_default_na=True).fillna({"outcome": ""}).to_dict("records")
+def place(row: dict) -> tuple:
+    """Place of a row in the table."""
+    targets, samplers = list(TARGETS), list(SAMPLERS)
+    return targets.index(row["target"]), samplers.index(row["sampler"]), row["seed"]
 
 
-def installed(samplers: list[str]) -> list[str]:
-    """Samplers whose packages can be imported; print a line for each other one."""
-    found = [name for name in samplers if find_spec(SAMPLERS[name].package)]
-    for name in set(samplers) - set(found):
-        print(f"{name} is left out: {SAMPLERS[name].package} is not installed.")
-    return found
+def installed(samplers: Iterable[str]) -> list[str]:
+    """Samplers whose packages can be imported."""
+    return [name for name in samplers if find_spec(SAMPLERS[name].package)]
 
 
 def run(arguments):
     """Measure what is missing, a sampler and target at a time; print, write and draw."""
     samplers = installed(arguments.samplers)
+    for name in sorted(set(arguments.samplers) - set(samplers)):
+        print(f"{name} is left out: {SAMPLERS[name].package} is not installed.")
     folder = arguments.references or arguments.output / "references"
     lines = heading(
         "compare: every step and samplers of other packages on the same targets",
         machine(),
-        versions({SAMPLERS[name].package for name in samplers} - {"pymc_kameleon"}),
+        versions({SAMPLERS[name].package for name in installed(SAMPLERS)} - {"pymc_kameleon"}),
         f"Each sampler as it is called for the first time: defaults, {CHAINS} chains where it has "
         "chains, from draws of the prior (nutpie finds its starts itself; optimised: walkers around"
         " modes, whose search is counted). Steps of this package, NUTS, nutpie, sample_smc, "
@@ -198,6 +201,7 @@ def run(arguments):
                 if isinstance(found, str):
                     found = {"outcome": found}
                 rows.append(dict(zip(KEY, key, strict=True)) | found)
+                rows.sort(key=place)
                 write(rows, lines, arguments.output / "compare.csv")
         show([row for row in rows if row["target"] == target], target, COLUMNS)
     path = arguments.output / "compare.png"

@@ -1,4 +1,7 @@
 """Picture."""
+
 from matplotlib.figure import Figure
+
+
 def picture(results):
     return Figure()

@@ -41,7 +41,7 @@ SLICE_EVALUATIONS = 6
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, dispersed natural starts as many as `all_starts`, a budget of evaluations, a seed."""
+    """A model, `all_starts` dispersed natural starts, a budget of evaluations and a seed."""
 
     model: pm.Model
     starts: list[dict[str, np.ndarray]]

@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 
 from benchmarks.black_box import N_REFERENCE, reference_draws
 from benchmarks.black_box_targets import DENSITIES as PLAIN
-from benchmarks.black_box_targets import MODELS, TwoModes, prior_scales, raveled
+from benchmarks.black_box_targets import MODELS, TwoModes, prior_scales
 from benchmarks.common import SEED
 from benchmarks.latent_gp_joint import classification
 from benchmarks.practice import eight_schools

@@ -35,18 +35,25 @@ from pymc_kameleon import (
 __all__ = ["CHAINS", "SAMPLERS", "Drawn", "Problem", "Sampler", "all_starts"]
 
 CHAINS = 4
+N_SHORT = 10
+"""Draws of a run that fills caches."""
+
 SLICE_EVALUATIONS = 6
 """About what a coordinate of PyMC's slice sampler takes in a draw."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, `all_starts` dispersed natural starts, a budget of evaluations and a seed."""
+    """A model, `all_starts` dispersed natural starts, a budget of evaluations and a seed.
+
+    With `only_compile`, samplers do as little as fills the caches of compiled code on disk.
+    """
 
     model: pm.Model
     starts: list[dict[str, np.ndarray]]
     budget: int
     seed: int
+    only_compile: bool = False
 
     @property
     def dim(self) -> int:
@@ -110,6 +117,8 @@ class Sampler:
 
 def sample(problem: Problem, name: str, **options) -> Drawn:
     """Run `pymc.sample`."""
+    if problem.only_compile:
+        options |= {"draws": N_SHORT, "tune": N_SHORT}
     with problem.model:
         result = pm.sample(
             chains=CHAINS,
@@ -171,6 +180,8 @@ def peer(draw: Callable, n_starts: int | None, problem: Problem) -> Drawn:
     """Call a sampler of another package on log likelihood and prior."""
     box = BlackBox(problem.model)
     starts = raveled(problem.model, problem.starts[:n_starts])
+    if problem.only_compile:
+        return Drawn(np.array(starts), lambda most: np.array(starts), 0)
     draws = draw(box, starts, problem.budget, problem.seed)
     points = draws.reshape(-1, box.dim)
     return Drawn(

@@ -9,12 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pymc_kameleon.latent_gp.evidence.evidence_result import Evidence
-from pymc_kameleon.plots.style import COLORS, INK, STYLE
+from pymc_kameleon.plots.style import COLORS, INK, MARKERS, STYLE
 
 __all__ = ["plot_evidence"]
 
-MARKERS = "osD^vPX"
-"""As many as there are colours and one more: both repeat, but not together."""
 LINE_STYLES = ["-", "--", ":", "-."]
 
 

@@ -3,10 +3,13 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-__all__ = ["COLORS", "INK", "STYLE", "pair_of_axes"]
+__all__ = ["COLORS", "INK", "MARKERS", "STYLE", "pair_of_axes"]
 
 INK = "#2b2d33"
 COLORS = ["#7a6fb8", "#b8682a", "#1f7a85", "#b0447a", "#5d7a2f", "#4a4a55"]
+MARKERS = "osD^vPX"
+"""As many as there are colours and one more: both repeat, but not together."""
+
 STYLE = {
     "axes.edgecolor": "#8a8d94",
     "axes.labelcolor": INK,

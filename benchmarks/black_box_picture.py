@@ -1,9 +1,9 @@
 """Picture of errors against evaluations: a panel a target, a line a sampler."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+from pymc_kameleon.plots import plot_efficiency
 
 __all__ = ["picture"]
 
@@ -25,19 +25,20 @@ def picture(results: pd.DataFrame) -> Figure:
         A row a run: target, sampler, budget, evaluations, MMTV.
     """
     targets, samplers = results["target"].unique(), results["sampler"].unique()
-    keys = ["target", "sampler", "budget"]
-    medians = results.groupby(keys)[["evaluations", "MMTV"]].median()
+    results = results.rename(columns={"MMTV": "error"})
+    looks = dict(zip(samplers, _looks(samplers), strict=True))
     n_columns = min(COLUMNS, len(targets))
     n_rows = -(-len(targets) // n_columns)
     figure = Figure(figsize=(3.0 * n_columns + 2.2, 2.7 * n_rows + 0.4), layout="constrained")
     panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
     lines = {}
     for panel, target in zip(panels, targets, strict=False):
-        for sampler, look in zip(samplers, _looks(samplers), strict=True):
-            if (target, sampler) in medians.index.droplevel("budget"):
-                line = medians.loc[target, sampler].sort_values("evaluations")
-                lines[sampler] = panel.plot(line["evaluations"], line["MMTV"], **look)[0]
-        _label(panel, target)
+        plot_efficiency(results[results["target"] == target], styles=looks, ax=panel)
+        panel.get_legend().remove()
+        lines |= {line.get_label(): line for line in panel.lines}
+        panel.set(title=target, xlabel="", ylabel="", yticks=[0.01, 0.03, 0.1, 0.3, 1.0])
+        panel.tick_params(labelbottom=True)
+        panel.spines[["top", "right"]].set_visible(False)
     for panel in panels[len(targets) :]:
         panel.set_visible(False)
     figure.supxlabel("evaluations of the likelihood, all counted", fontsize="medium")
@@ -63,14 +64,3 @@ def _looks(samplers):
         )
         others += 1
     return looks
-
-
-def _label(panel, target):
-    panel.set(xscale="log", yscale="log", title=target)
-    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.set_yticks(np.array([0.01, 0.03, 0.1, 0.3, 1.0]))
-    panel.tick_params(labelbottom=True)
-    panel.grid(alpha=0.3, linewidth=0.5)
-    panel.spines[["top", "right"]].set_visible(False)

@@ -187,10 +187,11 @@ def run(arguments):
         f"{' and '.join(BLACK_BOXES)} {arguments.black_box_budget}, half of them to tune.",
         "evaluations: of the log density at new points, over all chains, tuning and searches "
         "counted; where gradients says yes, of value and gradient. seconds: CPU seconds with "
-        "tuning and compiling, where a short run before has filled the caches on disk, in a process "
-        f"of its own, one at a time; {OVER_TIME}: stopped after {arguments.limit} s. ESS: smallest bulk effective size of a coordinate; of pocoMC "
-        "and nautilus, which weigh draws, that of Kish; of emcee and zeus each walker counts as a "
-        "chain; of sample_smc each run; PyVBMC returns an approximation, of which there is none.",
+        "tuning and compiling, where a short run before has filled the caches on disk, in a "
+        f"process of its own, one at a time; {OVER_TIME}: stopped after {arguments.limit} s. "
+        "ESS: smallest bulk effective size of a coordinate; of pocoMC and nautilus, which weigh "
+        "draws, that of Kish; of emcee and zeus each walker counts as a chain, of sample_smc each "
+        "run; PyVBMC returns an approximation, of which there is none.",
         "MMTV: mean over coordinates of the total variation distance of the marginal to that of "
         "the reference. quantile-error: largest error of the probability below the 5, 25, 50, 75 "
         "and 95 % quantiles of a coordinate. References: exact draws; for eight-schools and "

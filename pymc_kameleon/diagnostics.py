@@ -10,10 +10,15 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from pymc_kameleon._compat import group_dataset, is_result
+from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.kernels import Gaussian, Kernel, median_bandwidth
 from pymc_kameleon.pseudo_marginal.estimator_variance import EstimatorSD, estimator_sd
-from pymc_kameleon.validation import checked_integer, checked_number
+from pymc_kameleon.validation import (
+    checked_integer,
+    checked_number,
+    checked_results,
+    option_by_name,
+)
 
 __all__ = [
     "EstimatorSD",
@@ -102,10 +107,10 @@ def efficiency_table(
     --------
     >>> efficiency_table({"plain": idata, "surrogate": other})
     """
-    _check_results(results)
-    counters = _by_name("evaluations", evaluations, results, "n_evals")
-    transitions = _by_name("steps_per_draw", steps_per_draw, results, None)
-    times = _by_name("seconds", {} if seconds is None else seconds, results, None)
+    checked_results(results)
+    counters = option_by_name("evaluations", evaluations, results, "n_evals")
+    transitions = option_by_name("steps_per_draw", steps_per_draw, results, None)
+    times = option_by_name("seconds", {} if seconds is None else seconds, results, None)
     rows = []
     for name, result in results.items():
         steps = transitions[name]
@@ -144,7 +149,7 @@ def squared_jump_distance(result: Any, *, var_names: Sequence[str] | None = None
     It compares samplers of one model. It is a sum over coordinates, ruled by those with the largest
     scale; a mean over coordinates, which some papers give, is this over their number.
     """
-    _check_results({"result": result})
+    checked_results({"result": result})
     return _mean_squared_jump(_raveled(_selected("result", result, var_names)))
 
 
@@ -202,35 +207,6 @@ def maximum_mean_discrepancy(
 def _mean_kernel(kernel, x, y, bandwidth):
     blocks = np.array_split(x, 1 + len(x) * len(y) // 2_000_000)
     return sum(kernel(block, y, bandwidth).sum() for block in blocks) / (len(x) * len(y))
-
-
-def _check_results(results):
-    if is_result(results) or not isinstance(results, Mapping):
-        raise TypeError(
-            f"results is of type {type(results).__name__}: take a mapping of names to what "
-            'pm.sample returned, as in {"plain": idata}.'
-        )
-    if not results:
-        raise ValueError('results is empty: take at least one, as in {"plain": idata}.')
-    for name, result in results.items():
-        if not is_result(result):
-            raise TypeError(
-                f"results[{name!r}] is of type {type(result).__name__} without a posterior: take "
-                "what pm.sample returned (with return_inferencedata=True, its default)."
-            )
-
-
-def _by_name(argument, value, results, default):
-    """Value of an option for each result."""
-    if not isinstance(value, Mapping):
-        return dict.fromkeys(results, value)
-    unknown = [name for name in value if name not in results]
-    if unknown:
-        raise ValueError(
-            f"{argument} names {', '.join(map(repr, unknown))}, which is none of the results: take "
-            f"names among {', '.join(map(repr, results))}."
-        )
-    return {name: value.get(name, default) for name in results}
 
 
 def _selected(name, result, var_names):

@@ -2,9 +2,11 @@
 
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+
+from pymc_kameleon._compat import is_result
 
 __all__ = [
     "argument_mismatch",
@@ -12,7 +14,9 @@ __all__ = [
     "checked_choice",
     "checked_integer",
     "checked_number",
+    "checked_results",
     "checked_share",
+    "option_by_name",
 ]
 
 
@@ -94,3 +98,33 @@ def argument_mismatch(function: Callable, arguments: Sequence) -> TypeError | No
     except ValueError:
         return None
     return None
+
+
+def checked_results(results, argument: str = "results") -> None:
+    """Check that `results` are what `pymc.sample` returned, by name, at least one."""
+    if is_result(results) or not isinstance(results, Mapping):
+        raise TypeError(
+            f"{argument} is of type {type(results).__name__}: take a mapping of names to what "
+            'pm.sample returned, as in {"plain": idata}.'
+        )
+    if not results:
+        raise ValueError(f'{argument} is empty: take at least one, as in {{"plain": idata}}.')
+    for name, result in results.items():
+        if not is_result(result):
+            raise TypeError(
+                f"{argument}[{name!r}] is of type {type(result).__name__} without a posterior: "
+                "take what pm.sample returned (with return_inferencedata=True, its default)."
+            )
+
+
+def option_by_name(argument: str, value, results: Mapping, default) -> dict:
+    """Value of an option for each result."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(results, value)
+    unknown = [name for name in value if name not in results]
+    if unknown:
+        raise ValueError(
+            f"{argument} names {', '.join(map(repr, unknown))}, which is none of the results: take "
+            f"names among {', '.join(map(repr, results))}."
+        )
+    return {name: value.get(name, default) for name in results}

@@ -10,6 +10,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
 from pymc_kameleon.plots.style import COLORS, MARKERS, STYLE
+from pymc_kameleon.validation import checked_results, option_by_name
 
 __all__ = ["plot_efficiency"]
 
@@ -22,6 +23,7 @@ def plot_efficiency(
     runs,
     reference=None,
     *,
+    evaluations: str | Mapping[str, str] = "n_evals",
     styles: Mapping[str, Mapping] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
@@ -36,12 +38,15 @@ def plot_efficiency(
 
         Results of `pymc.sample` by name need a `reference`. Their error after n draws of each chain
         is that of the mean of these draws, in standard deviations of the reference: the root mean
-        square over all elements of the variables that both have. Evaluations are those that the
-        statistic ``n_evals`` counts over all chains, those of tuning included where the result has
-        them, as after ``pm.sample(discard_tuned_samples=False)``.
+        square over all elements of the variables that both have. Evaluations are those of all
+        chains, tuning included where the result has it, as after
+        ``pm.sample(discard_tuned_samples=False)``.
     reference : result, or mapping of str to array, optional
         Draws that are taken for the truth, those of a long run say: a result, or an array of shape
         (n, ...) by the name of each variable. Only for results.
+    evaluations : str or mapping
+        Sampler statistic that counts the evaluations of the log density in a draw, for all results
+        or by name. ``{"NUTS": "n_steps"}`` counts the gradients of NUTS. Only for results.
     styles : mapping of str to mapping, optional
         Properties of the line of a sampler, as in ``{"NUTS": {"color": "black"}}``.
     ax : matplotlib Axes, optional
@@ -56,13 +61,16 @@ def plot_efficiency(
     TypeError
         If `runs` is neither a table nor a mapping of results, or the reference is missing.
     ValueError
-        If a column is missing, a number in it cannot be drawn on a log scale, a result has no
-        statistic ``n_evals``, or no variable is in both a result and the reference.
+        If a column is missing, a number in it cannot be drawn on a log scale, a result has no such
+        statistic, or no variable is in both a result and the reference.
+
+    See Also
+    --------
+    pymc_kameleon.diagnostics.efficiency_table : Effective draws of results, and what they cost.
 
     Notes
     -----
-    Steps of this package and `pymc.DEMetropolisZ` differ in what a draw costs, so errors against
-    draws say little. PyMC's own steps do not count evaluations: put those in a table.
+    PyMC's own steps without gradients do not count evaluations: put theirs in a table.
 
     Examples
     --------
@@ -73,7 +81,10 @@ def plot_efficiency(
     ...     long_run = pm.sample(draws=20_000, step=KameleonStep())
     >>> plot_efficiency({"Kameleon": first, "adaptive Metropolis": second}, long_run)
     """
-    table = _checked_table(runs) if isinstance(runs, pd.DataFrame) else _of_results(runs, reference)
+    if isinstance(runs, pd.DataFrame):
+        table = _checked_table(runs)
+    else:
+        table = _of_results(runs, reference, evaluations)
     styles = {} if styles is None else styles
     with rc_context(STYLE):
         if ax is None:
@@ -115,13 +126,10 @@ def _checked_table(table):
     return table
 
 
-def _of_results(runs, reference):
+def _of_results(runs, reference, evaluations):
     """Return the table of results by name."""
-    if not isinstance(runs, Mapping) or not all(is_result(run) for run in runs.values()):
-        raise TypeError(
-            f"runs is of type {type(runs).__name__}: take a DataFrame, or results of pm.sample by "
-            'name, as in {"Kameleon": idata}.'
-        )
+    checked_results(runs, "runs")
+    counters = option_by_name("evaluations", evaluations, runs, "n_evals")
     if is_result(reference):
         posterior = group_dataset(reference, "posterior")
         reference = {name: stacked(posterior, name) for name in posterior.data_vars}
@@ -130,19 +138,17 @@ def _of_results(runs, reference):
             f"reference={reference!r}: for results take a result of a long run, or arrays of draws "
             "by the names of variables."
         )
-    parts = [_curve(name, run, reference) for name, run in runs.items()]
-    if not parts:
-        raise ValueError("runs is empty: take at least one result.")
-    return pd.concat(parts)
+    return pd.concat([_curve(name, run, reference, counters[name]) for name, run in runs.items()])
 
 
-def _curve(name, result, reference):
+def _curve(name, result, reference, counter):
     """Return the table of one result."""
     posterior = group_dataset(result, "posterior")
     statistics = group_dataset(result, "sample_stats")
-    if statistics is None or "n_evals" not in statistics:
+    if statistics is None or counter not in statistics:
         raise ValueError(
-            f"runs[{name!r}] has no statistic 'n_evals': take a table of {', '.join(COLUMNS)}."
+            f"runs[{name!r}] has no statistic {counter!r}: name one by evaluations=, or take a "
+            f"table of {', '.join(COLUMNS)}."
         )
     common = [variable for variable in posterior.data_vars if variable in reference]
     if not common:
@@ -150,8 +156,8 @@ def _curve(name, result, reference):
             f"runs[{name!r}] has none of the variables of the reference, {', '.join(reference)}."
         )
     tuning = group_dataset(result, "warmup_sample_stats")
-    before = 0.0 if tuning is None or "n_evals" not in tuning else float(tuning["n_evals"].sum())
-    per_draw = statistics["n_evals"].transpose("draw", ...).values
+    before = 0.0 if tuning is None or counter not in tuning else float(tuning[counter].sum())
+    per_draw = statistics[counter].transpose("draw", ...).values
     spent = before + per_draw.reshape(len(per_draw), -1).sum(axis=1).cumsum()
     squares = np.concatenate(
         [_squared_errors(name, variable, posterior, reference) for variable in common], axis=1

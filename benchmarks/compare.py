@@ -17,7 +17,7 @@ import xarray as xr
 
 from benchmarks.black_box import marginal_total_variation
 from benchmarks.common import SEED, heading, machine, show, versions, write
-from benchmarks.compare_picture import picture
+from benchmarks.compare_picture import MEASURES, picture
 from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, all_starts
 from benchmarks.compare_targets import BLACK_BOXES, TARGETS, reference, starts_of
 
@@ -217,6 +217,14 @@ def run(arguments):
                 rows.sort(key=place)
                 write(rows, lines, arguments.output / "compare.csv")
         show([row for row in rows if row["target"] == target], target, COLUMNS)
-    path = arguments.output / "compare.png"
-    picture(pd.DataFrame(rows)).savefig(path, dpi=150)
-    print(f"  {path}", flush=True)
+    draw(rows, arguments.output)
+
+
+def draw(rows: list[dict], folder: Path):
+    """Draw each measure of all rows."""
+    results = pd.DataFrame(rows)
+    results["package"] = [SAMPLERS[name].package for name in results["sampler"]]
+    for measure in MEASURES:
+        path = folder / f"compare_{measure.lower().replace('/', '_per_')}.png"
+        picture(results, measure).savefig(path, dpi=150)
+        print(f"  {path}", flush=True)

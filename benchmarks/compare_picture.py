@@ -1,7 +1,79 @@
-"""Picture."""
+"""Pictures of the comparison: a column a target, a row a sampler, a dot a run."""
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import StrMethodFormatter
+
+__all__ = ["MEASURES", "picture"]
+
+MEASURES = {
+    "MMTV": "mean marginal total variation to the reference (left is better)",
+    "ESS/1000": "effective draws per 1000 evaluations (right is better)",
+    "ESS/s": "effective draws per CPU second, tuning and compiling counted (right is better)",
+}
+LOWER_IS_BETTER = ("MMTV",)
+TICKS = np.array([0.02, 0.1, 0.5])
+LARGEST_RHAT = 1.05
+OURS, OTHERS, STOPPED = "#d55e00", "#0072b2", "#8a8d94"
 
 
-def picture(results):
-    return Figure()
+def picture(results: pd.DataFrame, measure: str) -> Figure:
+    """Draw one of `MEASURES`.
+
+    Parameters
+    ----------
+    results : DataFrame
+        A row a run: target, sampler, package, outcome, R-hat and the measures.
+    measure : str
+    """
+    targets = list(dict.fromkeys(results["target"]))
+    samplers = list(dict.fromkeys(results["sampler"]))
+    figure = Figure(figsize=(1.25 * len(targets) + 3.0, 0.25 * len(samplers) + 1.6))
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(1, len(targets), sharex=True, sharey=True, squeeze=False)[0]
+    for panel, target in zip(panels, targets, strict=True):
+        _draw(panel, results[results["target"] == target], samplers, measure)
+        panel.set_title(target, fontsize="small")
+    if measure in LOWER_IS_BETTER:
+        panels[0].set_xticks(TICKS)
+    panels[0].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panels[0].set_yticks(range(len(samplers)), samplers)
+    panels[0].set_ylim(len(samplers) - 0.5, -0.5)
+    ours = set(results.loc[results["package"] == "pymc_kameleon", "sampler"])
+    for label, name in zip(panels[0].get_yticklabels(), samplers, strict=True):
+        label.set_color(OURS if name in ours else OTHERS)
+    figure.supxlabel(MEASURES[measure], fontsize="medium")
+    dot = {"marker": "o", "ls": "", "color": "black"}
+    handles = [
+        Line2D([], [], label=f"R-hat up to {LARGEST_RHAT:g}, or no chains", **dot),
+        Line2D([], [], label="R-hat above: did not converge", mfc="white", **dot),
+        Line2D([], [], marker="x", ls="", color=STOPPED, label="over time"),
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
+    return figure
+
+
+def _draw(panel, rows, samplers, measure):
+    panel.set_xscale("log")
+    done = rows[(rows["outcome"] == "") & (rows[measure] > 0)]
+    for _, row in done.iterrows():
+        color = OURS if row["package"] == "pymc_kameleon" else OTHERS
+        # A constant coordinate has an R-hat of NaN, and so have draws without chains.
+        converged = not row["R-hat"] > LARGEST_RHAT
+        face = color if converged else "white"
+        place = samplers.index(row["sampler"])
+        panel.plot(row[measure], place, "o", ms=5.5, mec=color, mfc=face, mew=1.2, zorder=3)
+    worst = 0.98 if measure in LOWER_IS_BETTER else 0.02
+    stopped = [samplers.index(name) for name in rows.loc[rows["outcome"] == "over time", "sampler"]]
+    across = panel.get_yaxis_transform()
+    panel.plot(np.full(len(stopped), worst), stopped, "x", ms=5, color=STOPPED, transform=across)
+    panel.grid(axis="y", color="#e6e6ea", linewidth=0.8)
+    panel.grid(axis="x", color="#e6e6ea", linewidth=0.5)
+    panel.set_axisbelow(True)
+    panel.minorticks_off()
+    panel.tick_params(axis="y", length=0)
+    panel.tick_params(axis="x", labelsize="x-small")
+    panel.margins(x=0.15)
+    panel.spines[["top", "right", "left"]].set_visible(False)

@@ -17,7 +17,7 @@ import xarray as xr
 
 from benchmarks.black_box import marginal_total_variation
 from benchmarks.common import SEED, heading, machine, show, versions, write
-from benchmarks.compare_picture import MEASURES, picture
+from benchmarks.compare_picture import LARGEST_RHAT, MEASURES, picture
 from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, all_starts
 from benchmarks.compare_targets import BLACK_BOXES, TARGETS, reference, starts_of
 
@@ -44,6 +44,9 @@ def add_arguments(parser):
     )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=90, help="CPU seconds of a run")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, show and draw what was measured"
+    )
     parser.add_argument(
         "--references", type=Path, help="folder of reference draws, made where they are missing"
     )
@@ -171,6 +174,10 @@ def installed(samplers: Iterable[str]) -> list[str]:
 
 def run(arguments):
     """Measure what is missing, a sampler and target at a time; print, write and draw."""
+    rows = earlier(arguments.output)
+    if arguments.report:
+        report(rows, arguments.output)
+        return
     samplers = installed(arguments.samplers)
     for name in sorted(set(arguments.samplers) - set(samplers)):
         print(f"{name} is left out: {SAMPLERS[name].package} is not installed.")
@@ -197,7 +204,6 @@ def run(arguments):
         "and 95 % quantiles of a coordinate. References: exact draws; for eight-schools and "
         "gp-classification long chains of NUTS, for lynx-hare and sir of AdaptiveMetropolisStep.",
     )
-    rows = earlier(arguments.output)
     known = {tuple(row[key] for key in KEY) for row in rows}
     expected = references(arguments.targets, folder)
     for target in arguments.targets:
@@ -217,14 +223,30 @@ def run(arguments):
                 rows.sort(key=place)
                 write(rows, lines, arguments.output / "compare.csv")
         show([row for row in rows if row["target"] == target], target, COLUMNS)
-    draw(rows, arguments.output)
+    report(rows, arguments.output)
 
 
-def draw(rows: list[dict], folder: Path):
-    """Draw each measure of all rows."""
+def report(rows: list[dict], folder: Path):
+    """Print each measure as a table in Markdown and draw it."""
     results = pd.DataFrame(rows)
     results["package"] = [SAMPLERS[name].package for name in results["sampler"]]
-    for measure in MEASURES:
-        path = folder / f"compare_{measure.lower().replace('/', '_per_')}.png"
+    for measure, description in MEASURES.items():
+        print(f"\n{description}\n\n{markdown(results, measure)}\n")
+        name = measure.lower().replace("/", "_per_").replace("-", "_")
+        path = folder / f"compare_{name}.png"
         picture(results, measure).savefig(path, dpi=150)
         print(f"  {path}", flush=True)
+
+
+def markdown(results: pd.DataFrame, measure: str) -> str:
+    """Table of a measure, samplers by targets; a star where R-hat says that chains disagree."""
+    targets, cells = list(dict.fromkeys(results["target"])), {}
+    for _, row in results.iterrows():
+        star = " *" if row["R-hat"] > LARGEST_RHAT else ""
+        value = "" if np.isnan(row[measure]) else f"{float(f'{row[measure]:.2g}'):g}{star}"
+        cells[row["sampler"], row["target"]] = row["outcome"] or value
+    lines = [["sampler", *targets], ["---"] * (len(targets) + 1)]
+    for sampler in dict.fromkeys(results["sampler"]):
+        name = f"`{sampler}`" if SAMPLERS[sampler].package == "pymc_kameleon" else sampler
+        lines.append([name, *(cells.get((sampler, target), "") for target in targets)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -6,14 +6,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-__all__ = ["MEASURES", "picture"]
+__all__ = ["LARGEST_RHAT", "MEASURES", "picture"]
 
 MEASURES = {
-    "MMTV": "mean marginal total variation to the reference (left is better)",
-    "ESS/1000": "effective draws per 1000 evaluations (right is better)",
-    "ESS/s": "effective draws per CPU second, tuning and compiling counted (right is better)",
+    "MMTV": "mean marginal total variation to the reference: less is better",
+    "quantile-error": "largest error of the probability below a quantile: less is better",
+    "ESS/1000": "effective draws per 1000 evaluations: more is better",
+    "ESS/s": "effective draws per CPU second, tuning and compiling counted: more is better",
 }
-LOWER_IS_BETTER = ("MMTV",)
+LOWER_IS_BETTER = ("MMTV", "quantile-error")
 TICKS = np.array([0.02, 0.1, 0.5])
 LARGEST_RHAT = 1.05
 OURS, OTHERS, STOPPED = "#d55e00", "#0072b2", "#8a8d94"

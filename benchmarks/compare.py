@@ -18,7 +18,7 @@ import xarray as xr
 from benchmarks.black_box import marginal_total_variation
 from benchmarks.common import SEED, heading, machine, show, versions, write
 from benchmarks.compare_picture import LARGEST_RHAT, MEASURES, picture
-from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, all_starts
+from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, Sampler
 from benchmarks.compare_targets import BLACK_BOXES, TARGETS, reference, starts_of
 
 __all__ = ["add_arguments", "run"]
@@ -68,20 +68,25 @@ def quantile_error(points: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - np.array(QUANTILES)[:, None]).max())
 
 
-def problem_of(target: str, seed: int, budget: int, only_compile: bool = False) -> Problem:
+def problem_of(
+    target: str, sampler: Sampler, seed: int, budget: int, only_compile: bool = False
+) -> Problem:
     model = TARGETS[target]()
-    starts = starts_of(target, model, all_starts(model), seed)
+    dim = sum(np.size(value) for value in model.initial_point().values())
+    starts = starts_of(target, model, sampler.n_starts(dim), seed)
     return Problem(model, starts, budget, SEED + seed, only_compile)
 
 
 def fill_caches(target: str, sampler: str):
     """Compile what a later run finds on disk."""
-    SAMPLERS[sampler].draw(problem_of(target, 0, 0, only_compile=True))
+    method = SAMPLERS[sampler]
+    method.draw(problem_of(target, method, 0, 0, only_compile=True))
 
 
 def measure(target: str, sampler: str, seed: int, budget: int, expected: np.ndarray) -> dict:
     """Sample once; errors, effective draws and costs."""
-    method, problem = SAMPLERS[sampler], problem_of(target, seed, budget)
+    method = SAMPLERS[sampler]
+    problem = problem_of(target, method, seed, budget)
     import_module(method.package)
     start = time.process_time()
     drawn: Drawn = method.draw(problem)

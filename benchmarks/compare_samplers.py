@@ -32,7 +32,7 @@ from pymc_kameleon import (
     SurrogateHMCStep,
 )
 
-__all__ = ["CHAINS", "SAMPLERS", "Drawn", "Problem", "Sampler", "all_starts"]
+__all__ = ["CHAINS", "SAMPLERS", "Drawn", "Problem", "Sampler"]
 
 CHAINS = 4
 N_SHORT = 10
@@ -44,7 +44,7 @@ SLICE_EVALUATIONS = 6
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, `all_starts` dispersed natural starts, a budget of evaluations and a seed.
+    """A model, dispersed natural starts, a budget of evaluations and a seed.
 
     With `only_compile`, samplers do as little as fills the caches of compiled code on disk.
     """
@@ -59,11 +59,6 @@ class Problem:
     def dim(self) -> int:
         """Number of unconstrained coordinates."""
         return sum(np.size(value) for value in self.model.initial_point().values())
-
-
-def all_starts(model: pm.Model) -> int:
-    """Number of walkers, which is more than that of chains."""
-    return n_walkers(sum(np.size(value) for value in model.initial_point().values()))
 
 
 @dataclass(frozen=True)
@@ -101,6 +96,8 @@ class Sampler:
         Targets to which it is restricted; empty for all.
     exact : bool
         Whether its draws would be those of the posterior after a run long enough.
+    walkers : bool
+        Whether it needs starts for the walkers of an ensemble, instead of four chains.
     """
 
     draw: Callable[[Problem], Drawn]
@@ -108,6 +105,11 @@ class Sampler:
     gradient: bool = False
     only: tuple[str, ...] = ()
     exact: bool = True
+    walkers: bool = False
+
+    def n_starts(self, dim: int) -> int:
+        """Number of starts that it needs."""
+        return n_walkers(dim) if self.walkers else CHAINS
 
     def fits(self, target: str) -> bool:
         """Whether it is run on a target."""
@@ -154,7 +156,7 @@ def plain(name: str, make_step: Callable, problem: Problem) -> Drawn:
     """Call ``pm.sample(step=Step())`` from dispersed starts."""
     with problem.model:
         step = make_step()
-    return sample(problem, name, step=step, initvals=problem.starts[:CHAINS])
+    return sample(problem, name, step=step, initvals=problem.starts)
 
 
 def budgeted(name: str, make_step: Callable, cost: Callable, problem: Problem) -> Drawn:
@@ -162,13 +164,13 @@ def budgeted(name: str, make_step: Callable, cost: Callable, problem: Problem) -
     draws = max(round(problem.budget / (2 * CHAINS * cost(problem.dim))), 10)
     with problem.model:
         step = make_step()
-    starts = problem.starts[:CHAINS]
+    starts = problem.starts
     return sample(problem, name, step=step, initvals=starts, draws=draws, tune=draws)
 
 
 def nuts(problem: Problem) -> Drawn:
     """Call PyMC's own NUTS from dispersed starts."""
-    return sample(problem, "NUTS", nuts_sampler="pymc", initvals=problem.starts[:CHAINS])
+    return sample(problem, "NUTS", nuts_sampler="pymc", initvals=problem.starts)
 
 
 def nutpie(problem: Problem) -> Drawn:
@@ -176,10 +178,10 @@ def nutpie(problem: Problem) -> Drawn:
     return sample(problem, "nutpie", nuts_sampler="nutpie")
 
 
-def peer(draw: Callable, n_starts: int | None, problem: Problem) -> Drawn:
+def peer(draw: Callable, problem: Problem) -> Drawn:
     """Call a sampler of another package on log likelihood and prior."""
     box = BlackBox(problem.model)
-    starts = raveled(problem.model, problem.starts[:n_starts])
+    starts = raveled(problem.model, problem.starts)
     if problem.only_compile:
         return Drawn(np.array(starts), lambda most: np.array(starts), 0)
     draws = draw(box, starts, problem.budget, problem.seed)
@@ -241,18 +243,18 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "NUTS": Sampler(nuts, gradient=True),
     "nutpie": Sampler(nutpie, package="nutpie", gradient=True),
-    "sample_smc": Sampler(partial(peer, default_smc, CHAINS)),
+    "sample_smc": Sampler(partial(peer, default_smc)),
     "emcee": Sampler(
-        partial(peer, partial(emcee, stretch, place=at_starts), None), package="emcee"
+        partial(peer, partial(emcee, stretch, place=at_starts)), package="emcee", walkers=True
     ),
     "emcee, optimised start": Sampler(
-        partial(peer, PEERS["emcee stretch"].draw, CHAINS), package="emcee"
+        partial(peer, PEERS["emcee stretch"].draw), package="emcee"
     ),
-    "zeus, optimised start": Sampler(partial(peer, PEERS["zeus"].draw, CHAINS), package="zeus"),
-    "PINTS": Sampler(partial(peer, PEERS["PINTS"].draw, CHAINS), package="pints"),
-    "pocoMC": Sampler(partial(peer, PEERS["pocoMC"].draw, CHAINS), package="pocomc"),
-    "nautilus": Sampler(partial(peer, default_nautilus, CHAINS), package="nautilus"),
+    "zeus, optimised start": Sampler(partial(peer, PEERS["zeus"].draw), package="zeus"),
+    "PINTS": Sampler(partial(peer, PEERS["PINTS"].draw), package="pints"),
+    "pocoMC": Sampler(partial(peer, PEERS["pocoMC"].draw), package="pocomc"),
+    "nautilus": Sampler(partial(peer, default_nautilus), package="nautilus"),
     "PyVBMC": Sampler(
-        partial(peer, PEERS["PyVBMC"].draw, CHAINS), package="pyvbmc", exact=False
+        partial(peer, PEERS["PyVBMC"].draw), package="pyvbmc", exact=False
     ),
 }  # fmt: skip

@@ -244,7 +244,10 @@ def report(rows: list[dict], folder: Path):
 
 
 def markdown(results: pd.DataFrame, measure: str) -> str:
-    """Table of a measure, samplers by targets; a star where R-hat says that chains disagree."""
+    """Table of a measure, samplers by targets; a star where R-hat says that chains disagree.
+
+    A cell is empty where a sampler does not fit a target.
+    """
     targets, cells = list(dict.fromkeys(results["target"])), {}
     for _, row in results.iterrows():
         star = " *" if row["R-hat"] > LARGEST_RHAT else ""
@@ -253,5 +256,6 @@ def markdown(results: pd.DataFrame, measure: str) -> str:
     lines = [["sampler", *targets], ["---"] * (len(targets) + 1)]
     for sampler in dict.fromkeys(results["sampler"]):
         name = f"`{sampler}`" if SAMPLERS[sampler].package == "pymc_kameleon" else sampler
-        lines.append([name, *(cells.get((sampler, target), "") for target in targets)])
+        missing = {t: "not run" if SAMPLERS[sampler].fits(t) else "" for t in targets}
+        lines.append([name, *(cells.get((sampler, t), missing[t]) for t in targets)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -45,6 +45,9 @@ def add_arguments(parser):
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=90, help="CPU seconds of a run")
     parser.add_argument(
+        "--resume", action="store_true", help="keep what an interrupted run wrote to --output"
+    )
+    parser.add_argument(
         "--report", action="store_true", help="measure nothing, show and draw what was measured"
     )
     parser.add_argument(
@@ -179,8 +182,10 @@ def installed(samplers: Iterable[str]) -> list[str]:
 
 def run(arguments):
     """Measure what is missing, a sampler and target at a time; print, write and draw."""
-    rows = earlier(arguments.output)
+    rows = earlier(arguments.output) if arguments.report or arguments.resume else []
     if arguments.report:
+        if not rows:
+            raise SystemExit(f"{arguments.output} has no compare-pymc*.csv to report.")
         report(rows, arguments.output)
         return
     samplers = installed(arguments.samplers)

@@ -27,7 +27,7 @@ SEARCH_SHARE = 0.15
 """Share of the budget after which no further search for a mode begins."""
 
 BALL = 0.1
-"""Standard deviation of the walkers around a mode, in unconstrained coordinates."""
+"""Standard deviation of the walkers around a mode or start, in unconstrained coordinates."""
 
 MUCH_LOWER = 4.0
 """Log density by which a mode is lower than the best one if no walker starts there."""
@@ -134,8 +134,9 @@ def around_modes(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndar
 
 
 def at_starts(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
-    """Walkers at the starts, of which there are as many as walkers."""
-    return np.array(starts)
+    """Walkers around the starts, of which there are as many as walkers."""
+    points = np.array(starts)
+    return points + BALL * np.random.default_rng(seed).standard_normal(points.shape)
 
 
 def emcee(

@@ -239,7 +239,6 @@ def run(arguments):
 def report(rows: list[dict], folder: Path):
     """Print each measure as a table in Markdown and draw it."""
     results = pd.DataFrame(rows)
-    results["package"] = [SAMPLERS[name].package for name in results["sampler"]]
     for measure, description in MEASURES.items():
         print(f"\n{description}\n\n{markdown(results, measure)}\n")
         name = measure.lower().replace("/", "_per_").replace("-", "_")
@@ -255,11 +254,11 @@ def markdown(results: pd.DataFrame, measure: str) -> str:
     """
     targets, cells = list(dict.fromkeys(results["target"])), {}
     for _, row in results.iterrows():
-        star = " *" if row["R-hat"] > LARGEST_RHAT else ""
+        star = r"\*" if row["R-hat"] > LARGEST_RHAT else ""
         value = "" if np.isnan(row[measure]) else f"{float(f'{row[measure]:.2g}'):g}{star}"
         cells[row["sampler"], row["target"]] = row["outcome"] or value
     lines = [["sampler", *targets], ["---"] * (len(targets) + 1)]
-    for sampler in dict.fromkeys(results["sampler"]):
+    for sampler in filter(set(results["sampler"]).__contains__, SAMPLERS):
         name = f"`{sampler}`" if SAMPLERS[sampler].package == "pymc_kameleon" else sampler
         missing = {t: "not run" if SAMPLERS[sampler].fits(t) else "" for t in targets}
         lines.append([name, *(cells.get((sampler, t), missing[t]) for t in targets)])

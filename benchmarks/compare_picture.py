@@ -6,6 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
+from benchmarks.compare_samplers import SAMPLERS
+
 __all__ = ["LARGEST_RHAT", "MEASURES", "picture"]
 
 MEASURES = {
@@ -14,8 +16,9 @@ MEASURES = {
     "ESS/1000": "effective draws per 1000 evaluations: more is better",
     "ESS/s": "effective draws per CPU second, tuning and compiling counted: more is better",
 }
+HERE = "pymc_kameleon"
+COLUMNS = 6
 LOWER_IS_BETTER = ("MMTV", "quantile-error")
-TICKS = np.array([0.02, 0.1, 0.5])
 LARGEST_RHAT = 1.05
 OURS, OTHERS, STOPPED = "#d55e00", "#0072b2", "#8a8d94"
 
@@ -26,25 +29,29 @@ def picture(results: pd.DataFrame, measure: str) -> Figure:
     Parameters
     ----------
     results : DataFrame
-        A row a run: target, sampler, package, outcome, R-hat and the measures.
+        A row a run: target, sampler, outcome, R-hat and the measures.
     measure : str
     """
     targets = list(dict.fromkeys(results["target"]))
-    samplers = list(dict.fromkeys(results["sampler"]))
-    figure = Figure(figsize=(1.25 * len(targets) + 3.0, 0.25 * len(samplers) + 1.6))
-    figure.set_layout_engine("constrained")
-    panels = figure.subplots(1, len(targets), sharex=True, sharey=True, squeeze=False)[0]
-    for panel, target in zip(panels, targets, strict=True):
+    samplers = [name for name in SAMPLERS if name in set(results["sampler"])]
+    n_columns = min(COLUMNS, len(targets))
+    n_rows = -(-len(targets) // n_columns)
+    size = (1.3 * n_columns + 2.6, (0.2 * len(samplers) + 0.5) * n_rows + 0.8)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
+    for panel, target in zip(panels.ravel(), targets, strict=False):
         _draw(panel, results[results["target"] == target], samplers, measure)
         panel.set_title(target, fontsize="small")
-    if measure in LOWER_IS_BETTER:
-        panels[0].set_xticks(TICKS)
-    panels[0].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panels[0].set_yticks(range(len(samplers)), samplers)
-    panels[0].set_ylim(len(samplers) - 0.5, -0.5)
-    ours = set(results.loc[results["package"] == "pymc_kameleon", "sampler"])
-    for label, name in zip(panels[0].get_yticklabels(), samplers, strict=True):
-        label.set_color(OURS if name in ours else OTHERS)
+    for panel in panels.ravel()[len(targets) :]:
+        panel.set_visible(False)
+    first = panels[0, 0]
+    first.set_xticks([0.02, 0.1, 0.5] if measure in LOWER_IS_BETTER else [0.1, 10.0, 1000.0])
+    first.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    first.set_yticks(range(len(samplers)), samplers)
+    first.set_ylim(len(samplers) - 0.5, -0.5)
+    for panel in panels[:, 0]:
+        for label, name in zip(panel.get_yticklabels(), samplers, strict=True):
+            label.set(color=OURS if SAMPLERS[name].package == HERE else OTHERS, fontsize="small")
     figure.supxlabel(MEASURES[measure], fontsize="medium")
     dot = {"marker": "o", "ls": "", "color": "black"}
     handles = [
@@ -60,7 +67,7 @@ def _draw(panel, rows, samplers, measure):
     panel.set_xscale("log")
     done = rows[(rows["outcome"] == "") & (rows[measure] > 0)]
     for _, row in done.iterrows():
-        color = OURS if row["package"] == "pymc_kameleon" else OTHERS
+        color = OURS if SAMPLERS[row["sampler"]].package == HERE else OTHERS
         # A constant coordinate has an R-hat of NaN, and so have draws without chains.
         converged = not row["R-hat"] > LARGEST_RHAT
         face = color if converged else "white"
@@ -75,6 +82,6 @@ def _draw(panel, rows, samplers, measure):
     panel.set_axisbelow(True)
     panel.minorticks_off()
     panel.tick_params(axis="y", length=0)
-    panel.tick_params(axis="x", labelsize="x-small")
+    panel.tick_params(axis="x", labelsize="x-small", labelbottom=True)
     panel.margins(x=0.15)
     panel.spines[["top", "right", "left"]].set_visible(False)

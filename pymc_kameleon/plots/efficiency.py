@@ -95,8 +95,13 @@ def plot_efficiency(
             if "budget" in rows:
                 rows = rows.groupby("budget")[["evaluations", "error"]].median()
             rows = rows.sort_values("evaluations")
-            look = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
-            look |= {"linewidth": 1.2, "markersize": 4.0, "label": name}
+            look = {
+                "color": COLORS[i % len(COLORS)],
+                "marker": MARKERS[i % len(MARKERS)],
+                "linewidth": 1.2,
+                "markersize": 4.0,
+                "label": name,
+            }
             ax.plot(rows["evaluations"], rows["error"], **look | dict(styles.get(name, {})))
         ax.set(xscale="log", yscale="log", xlabel="evaluations", ylabel="error")
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

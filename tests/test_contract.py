@@ -62,6 +62,12 @@ def ours_of(statistics):
     return [s[0] if isinstance(s, list | tuple) else s for s in statistics]
 
 
+@pytest.fixture(autouse=True)
+def few_particles(monkeypatch):
+    """A fit of a surrogate takes a quarter of the time, and what is expected is the same."""
+    monkeypatch.setattr("pymc_kameleon.surrogate.trajectory_adaptation.N_TYPICAL", 50)
+
+
 @pytest.fixture
 def registered():
     register()
@@ -185,13 +191,14 @@ def all_steps(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_processes_give_the_same_chains(family, method):
+def test_processes_give_the_same_chains(family, method, monkeypatch):
     """Bitwise, but for Numba spawned; all steps of a family in one run, as spawning is slow.
 
     PyTensor may order a graph anew that was pickled: with Numba the chains differ by rounding,
     which grows along a chain until a decision differs, and at once in the draws from a surrogate:
     that run is short, and ends tuning before there is one.
     """
+    monkeypatch.undo()  # processes that are spawned know nothing of it
     model, steps = all_steps(family)
     rounds = method == "spawn" and family == "metropolis_hastings"
     draws, tune = (20, 20) if method == "spawn" or "latent" in family else (80, 150)

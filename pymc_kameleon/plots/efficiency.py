@@ -1,6 +1,7 @@
 """Picture of how the error of samplers falls with their evaluations."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,8 @@ N_COUNTS = 20
 
 
 def plot_efficiency(
-    runs,
-    reference=None,
+    runs: pd.DataFrame | Mapping[str, Any],
+    reference: Any = None,
     *,
     evaluations: str | Mapping[str, str] = "n_evals",
     styles: Mapping[str, Mapping] | None = None,

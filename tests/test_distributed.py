@@ -100,6 +100,7 @@ def reference(client, tmp_path_factory):
 # one result ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.numerics
 def test_one_seed_is_one_result_whatever_the_number_of_workers(
     cluster, client, reference, tmp_path
 ):

@@ -24,7 +24,9 @@ __all__ = [
     "N_TERMS",
     "SIMD",
     "as_pointer",
+    "by_address",
     "by_class",
+    "call_for_nothing",
     "caller",
     "evaluate",
     "evaluate_gradients",
@@ -69,7 +71,7 @@ def jit(function=None, **options):
     """
     if function is None:
         return functools.partial(jit, **options)
-    compiled = numba.njit(cache=True, **options)(function)
+    compiled = numba.njit(cache=True, **({"no_cfunc_wrapper": True} | options))(function)
     if isinstance(compiled, Dispatcher):
         cache = compiled._cache
         directory, name = cache._cache_path, cache._impl.filename_base
@@ -163,12 +165,12 @@ def caller(jitted, argument_types):
 
 
 def machine_code_address(jitted, argument_types):
-    """Address of a jitted function's machine code, for `call_machine_code`.
+    """Address of a jitted function's machine code, for what `by_address` returns.
 
     Parameters
     ----------
     jitted : numba dispatcher
-        It returns nothing. Keep it alive as long as the address is in use.
+        Keep it alive as long as the address is in use.
     argument_types : sequence of numba types
 
     Returns
@@ -180,22 +182,52 @@ def machine_code_address(jitted, argument_types):
     return compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)
 
 
-@intrinsic
-def call_machine_code(typingctx, address, arguments):
-    """Call a jitted function that returns nothing by its address, and pass its errors on."""
-    signature = types.none(types.intp, arguments)
+def by_address(result):
+    """Return what calls a function by its address, and passes its errors on.
 
-    def codegen(context, builder, signature, args):
-        convention, argument_types = context.call_conv, tuple(signature.args[1])
-        function_type = convention.get_function_type(types.none, argument_types)
-        function = builder.inttoptr(args[0], function_type.as_pointer())
-        values = cgutils.unpack_tuple(builder, args[1])
-        status, _ = convention.call_function(builder, function, types.none, argument_types, values)
-        with cgutils.if_unlikely(builder, status.is_error):
-            convention.return_status_propagate(builder, status)
-        return context.get_dummy_value()
+    Numba optimises anew all that a compiled function calls, each time that it compiles a caller;
+    what is called by address is compiled once.
 
-    return signature, codegen
+    Parameters
+    ----------
+    result : numba type
+        What the function returns.
+
+    Returns
+    -------
+    call : callable
+        ``call(routine, arguments)`` with a tuple of arguments; `routine` is what
+        `machine_code_address` returned for their types, and in plain Python a callable.
+    """
+
+    def call(routine, arguments):
+        return routine(*arguments)
+
+    @intrinsic
+    def call_address(typingctx, address, arguments):
+        parameters = tuple(map(types.unliteral, arguments))
+
+        def codegen(context, builder, signature, args):
+            convention = context.call_conv
+            function_type = convention.get_function_type(result, parameters)
+            function = builder.inttoptr(args[0], function_type.as_pointer())
+            found = zip(cgutils.unpack_tuple(builder, args[1]), arguments, parameters, strict=True)
+            values = [context.cast(builder, *of_argument) for of_argument in found]
+            status, value = convention.call_function(builder, function, result, parameters, values)
+            with cgutils.if_unlikely(builder, status.is_error):
+                convention.return_status_propagate(builder, status)
+            return value
+
+        return result(types.intp, arguments), codegen
+
+    @overload(call, strict=False)
+    def compiled(routine, arguments):
+        return lambda routine, arguments: call_address(routine, arguments)
+
+    return call
+
+
+call_for_nothing = by_address(types.none)
 
 
 @intrinsic
@@ -215,7 +247,7 @@ def _log_density_into(log_density, x, value):
 @overload(_log_density_into)
 def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
-        call_machine_code(log_density[0], (x, value, log_density))
+        call_for_nothing(log_density[0], (x, value, log_density))
 
     return compiled
 
@@ -262,7 +294,7 @@ def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
         if x.size != points.shape[0] or gradients.shape != points.shape:
             raise RuntimeError("the subsample has another size than where its gradients go")
-        call_machine_code(kernel, (x, points, parameters, gradients))
+        call_for_nothing(kernel, (x, points, parameters, gradients))
 
     return compiled
 

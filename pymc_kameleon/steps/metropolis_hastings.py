@@ -23,7 +23,6 @@ from pymc_kameleon.mcmc.moves import N_UNIFORMS
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.run import run_plain, runner
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.model.warm_start import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate, surrogate_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
@@ -36,6 +35,7 @@ from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.regression import typical_depth
+from pymc_kameleon.surrogate.routines import compiled_routines, plain_routines
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
@@ -556,7 +556,7 @@ class MetropolisHastingsStep(Step):
         is_compiled, learner = table is not None, self.learner
         stage, proposal = self.stage, learner.proposal(is_compiled)
         if stage is not None:
-            stage = self._stage(ModelFunction.compiled if is_compiled else ModelFunction.plain)
+            stage = self._stage(is_compiled)
         else:
             stage = learner.evaluation_record(self.adapts)
         run = self._loop(proposal, is_compiled)
@@ -589,10 +589,13 @@ class MetropolisHastingsStep(Step):
     def _new_stage(self):
         return surrogate_stage.new_stage(self.surrogate, self.dim, self.takes_gradients)
 
-    def _stage(self, form):
-        """Return the first stage as transitions take it, with the log prior in the same form."""
-        self.stage.learns[0] = self.adapts
-        return self.stage._replace(log_prior=form(self._prior()))
+    def _stage(self, is_compiled):
+        """Return the first stage as transitions take it, with what it calls in the same form."""
+        self.stage.learns[0], prior = self.adapts, self._prior()
+        if is_compiled:
+            routines = compiled_routines(self.stage, self.chain)
+            return self.stage._replace(routines=routines, log_prior=prior.compiled())
+        return self.stage._replace(routines=plain_routines(self.stage), log_prior=prior.plain())
 
     def _teach(self):
         if self.tune and self.stored is not None and self.stored.is_reading_due:

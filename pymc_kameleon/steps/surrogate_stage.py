@@ -6,7 +6,6 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 from scipy import linalg
 
-from pymc_kameleon.mcmc.chain import remember
 from pymc_kameleon.mcmc.layout import check_layout
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
@@ -16,8 +15,10 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     SCREENED,
     SPREAD,
     FirstStage,
+    learn,
     no_prediction,
 )
+from pymc_kameleon.surrogate.routines import plain_routines
 from pymc_kameleon.surrogate.selection import most_informative
 
 __all__ = [
@@ -110,6 +111,7 @@ def new_stage(surrogate, dim: int, gradients: bool = False) -> FirstStage:
     size = max(settings.capacity(dim, gradients), settings.initial_size(dim, gradients))
     derivatives = dim if gradients else 0
     return FirstStage(
+        routines=None,
         log_prior=None,
         process=process,
         is_open=np.array([is_fitted]),
@@ -168,11 +170,12 @@ def teach(stage, chain, points, values, log_densities) -> None:
         -inf where they are not finite.
     """
     stage.learns[0] = True
+    stage = stage._replace(routines=plain_routines(stage))
     lowest = log_densities.max() - stage.process.censoring[1]
     for i in np.argsort(log_densities, kind="stable"):
         if log_densities[i] > lowest:
             chain.proposal[:], chain.proposed_value[:] = points[i], values[i]
-            remember(stage, chain, False)
+            learn(stage, chain, False)
 
 
 def held(stage, prior) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import math
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numba import types
 from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import (
@@ -20,11 +21,9 @@ from pymc_kameleon.mcmc.chain import (
 )
 from pymc_kameleon.mcmc.layout import flags, floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate
-from pymc_kameleon.surrogate.budget import add_training_point
-from pymc_kameleon.surrogate.gaussian_process import Process, bounded, log_surrogate, predict
-from pymc_kameleon.surrogate.stages import corrected_second_stage, first_stage, second_stage
-from pymc_kameleon.surrogate.training_set import follow
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_address, call_for_nothing, evaluate
+from pymc_kameleon.surrogate.gaussian_process import Process, bounded, predict
+from pymc_kameleon.surrogate.stages import first_stage, second_stage
 
 __all__ = [
     "N_OUTCOMES",
@@ -33,13 +32,20 @@ __all__ = [
     "SPREAD",
     "FirstStage",
     "Prediction",
+    "Routines",
+    "accept_with_values",
+    "call_for_acceptance",
     "learn",
     "no_prediction",
+    "screen",
 ]
 
 SCREENED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3
 """Positions in `FirstStage.outcome`: proposals that the first stage saw, summed probabilities of
 passing it, and summed standard deviations of the surrogate."""
+
+call_for_acceptance = by_address(types.Tuple((types.float64, types.boolean)))
+call_for_truth = by_address(types.boolean)
 
 
 class Prediction(NamedTuple):
@@ -66,11 +72,30 @@ def no_prediction(derivatives: int) -> Prediction:
     return Prediction(np.zeros(2), *vectors, np.zeros((derivatives, derivatives)))
 
 
+class Routines(NamedTuple):
+    """What a first stage calls: addresses in compiled code, callables in plain Python.
+
+    Attributes
+    ----------
+    accept
+        Of type `accept_with_values`; for proposals along a gradient, `accept_with_gradients`.
+    learn
+        `learn`.
+    add_training_point
+        `budget.add_training_point`.
+    """
+
+    accept: Any
+    learn: Any
+    add_training_point: Any
+
+
 class FirstStage(NamedTuple):
     """The surrogate of a chain; all arrays are changed in place.
 
     Attributes
     ----------
+    routines : Routines
     log_prior
         The log prior, as `numba_bridge.evaluate` takes it, with its gradient if points have one.
     process : Process
@@ -102,6 +127,7 @@ class FirstStage(NamedTuple):
     outcome : array, shape (N_OUTCOMES,)
     """
 
+    routines: Any
     log_prior: Any
     process: Process
     is_open: Annotated[np.ndarray, flags(1)]
@@ -134,7 +160,6 @@ def _screens(stage, chain, uniforms):
     return stage.is_open[0] and uniforms[2] >= stage.one_stage_share[0] and chain.value[0] > -np.inf
 
 
-@register_jitable
 def learn(stage, chain, moved_unscreened):
     """Learn the log-likelihood, and its gradient if there is one, found at `chain.proposal`.
 
@@ -156,19 +181,48 @@ def learn(stage, chain, moved_unscreened):
     stage.values[i] = value
     stage.count[0] += 1
     if stage.is_open[0]:
-        add_training_point(stage.process, chain.proposal, value, gradient, chain.position)
+        call_for_truth(
+            stage.routines.add_training_point,
+            (stage.process, chain.proposal, value, gradient, chain.position),
+        )
         stage.is_current[0] = False
 
 
 @register_jitable
-def _bounded(process, prediction):
-    return bounded(process, prediction.moments[0], prediction.moments[1])
+def screen(stage, chain, log_ratio, uniforms):
+    """First stage of `chain.proposal`, by the process as it is before the proposal is learnt.
+
+    Returns
+    -------
+    passes : bool
+    log_first : float
+        Log of the probability of passing.
+    log_prior_ratio : float
+        log p(x*) - log p(x).
+    proposed, current : float
+        S(x*) and S(x).
+    """
+    log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
+    stage.outcome[SCREENED] += 1.0
+    if not log_prior > -np.inf:
+        return False, -np.inf, -np.inf, 0.0, 0.0
+    log_prior_ratio = log_prior - chain.value[0]
+    process, here, there = stage.process, stage.here.moments, stage.there.moments
+    if not stage.is_current[0]:
+        here[0], here[1] = predict(process, chain.position)
+        stage.is_current[0] = True
+    there[0], there[1] = predict(process, chain.proposal)
+    stage.outcome[SPREAD] += math.sqrt(there[1])
+    current = bounded(process, here[0], here[1])
+    proposed = bounded(process, there[0], there[1])
+    log_first = first_stage(proposed, current, log_prior_ratio, log_ratio)
+    passing = probability(log_first)
+    stage.outcome[PASSED] += passing
+    return uniforms[0] < passing, log_first, log_prior_ratio, proposed, current
 
 
-def _accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
+def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
-
-    Both surrogate values are from the process as it was before the proposal is learnt.
 
     Returns
     -------
@@ -176,49 +230,31 @@ def _accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
         That of the second stage; 0 after a rejection by the first.
     accepted : bool
     """
-    log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
-    stage.outcome[SCREENED] += 1.0
-    if not log_prior > -np.inf:
-        return 0.0, False
-    prior_difference = log_prior - chain.value[0]
-    process = stage.process
-    if not stage.is_current[0]:
-        if stage.follows[0]:
-            follow(process, chain.value[1])
-        stage.here.moments[0], stage.here.moments[1] = predict(process, chain.position)
-        stage.is_current[0] = True
-    stage.there.moments[0], stage.there.moments[1] = predict(process, chain.proposal)
-    stage.outcome[SPREAD] += math.sqrt(stage.there.moments[1])
-    here, there = _bounded(process, stage.here), _bounded(process, stage.there)
-    first = first_stage(there, here, prior_difference, log_ratio)
-    passing = probability(first)
-    stage.outcome[PASSED] += passing
-    if not uniforms[0] < passing:
+    passes, _, _, proposed, current = screen(stage, chain, log_ratio, uniforms)
+    if not passes:
         return 0.0, False
     total = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
     acceptance = 0.0
     if total > -np.inf:
-        if stage.follows[0]:
-            current = chain.value[0] + chain.value[1] + chain.value[2]
-            follow(process, chain.proposed_value[1])
-            stage.there.moments[0], stage.there.moments[1] = predict(process, chain.proposal)
-            here = log_surrogate(process, chain.position)
-            reverse = first_stage(
-                here, _bounded(process, stage.there), -prior_difference, -log_ratio
-            )
-            second = corrected_second_stage(total - current + log_ratio, first, reverse)
-        else:
-            second = second_stage(chain.proposed_value[1], chain.value[1], there, here)
-        acceptance = probability(second)
+        acceptance = probability(
+            second_stage(chain.proposed_value[1], chain.value[1], proposed, current)
+        )
     accepted = settle(chain, acceptance, uniforms[1])
     if accepted:
         copy_into(stage.there.moments, stage.here.moments)
-    elif stage.follows[0]:
-        follow(process, chain.value[1])
-    learn(stage, chain, False)
+    call_for_nothing(stage.routines.learn, (stage, chain, False))
     return acceptance, accepted
 
 
+def _accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
+    arguments = (stage, log_density, chain, log_ratio, uniforms)
+    return call_for_acceptance(stage.routines.accept, arguments)
+
+
+def _learn(stage, chain, moved_unscreened):
+    call_for_nothing(stage.routines.learn, (stage, chain, moved_unscreened))
+
+
 has_first_stage.register(FirstStage, _screens)
-remember.register(FirstStage, learn)
+remember.register(FirstStage, _learn)
 accept_in_two_stages.register(FirstStage, _accept_in_two_stages)

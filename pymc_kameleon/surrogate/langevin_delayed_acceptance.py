@@ -10,13 +10,13 @@ from numba.extending import register_jitable
 from pymc_kameleon.mcmc.chain import probability, settle
 from pymc_kameleon.mcmc.langevin import accept_langevin_in_two_stages
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, call_for_nothing, evaluate, jit
 from pymc_kameleon.surrogate.delayed_acceptance import (
     PASSED,
     SCREENED,
     SPREAD,
     FirstStage,
-    learn,
+    call_for_acceptance,
 )
 from pymc_kameleon.surrogate.gaussian_process import predict_with_gradient
 from pymc_kameleon.surrogate.stages import (
@@ -26,7 +26,7 @@ from pymc_kameleon.surrogate.stages import (
     mala_second_stage,
 )
 
-__all__ = ["predict_into"]
+__all__ = ["accept_with_gradients", "predict_into"]
 
 
 @jit
@@ -77,18 +77,19 @@ def _log_exact(start, end, value, step_size, factor):
     return log_exact_density(start, end, total, gradient, step_size, factor)
 
 
-def _accept_langevin(stage, log_density, chain, step_size, factor, uniforms):
+def accept_with_gradients(stage, log_density, chain, step_size, factor, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
 
     Returns
     -------
     acceptance : float
         That of the second stage; 0 after a rejection by the first.
+    accepted : bool
     """
     log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
     stage.outcome[SCREENED] += 1.0
     if not log_prior > -np.inf:
-        return 0.0
+        return 0.0, False
     x, proposal = chain.position, chain.proposal
     if not stage.is_current[0]:
         predict_into(stage.process, x, stage.here)
@@ -100,17 +101,23 @@ def _accept_langevin(stage, log_density, chain, step_size, factor, uniforms):
     passing = probability(mala_first_stage(reverse, forward))
     stage.outcome[PASSED] += passing
     if not uniforms[0] < passing:
-        return 0.0
+        return 0.0, False
     total = evaluate(log_density, proposal, chain.proposed_value, chain.counts)
     acceptance = 0.0
     if total > -np.inf:
         log_ratio = _log_exact(proposal, x, chain.proposed_value, step_size, factor)
         log_ratio -= _log_exact(x, proposal, chain.value, step_size, factor)
         acceptance = probability(mala_second_stage(log_ratio, reverse - forward))
-    if settle(chain, acceptance, uniforms[1]):
+    accepted = settle(chain, acceptance, uniforms[1])
+    if accepted:
         _copy_prediction(stage.there, stage.here)
-    learn(stage, chain, False)
-    return acceptance
+    call_for_nothing(stage.routines.learn, (stage, chain, False))
+    return acceptance, accepted
+
+
+def _accept_langevin(stage, log_density, chain, step_size, factor, uniforms):
+    arguments = (stage, log_density, chain, step_size, factor, uniforms)
+    return call_for_acceptance(stage.routines.accept, arguments)[0]
 
 
 accept_langevin_in_two_stages.register(FirstStage, _accept_langevin)

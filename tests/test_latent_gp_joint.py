@@ -121,11 +121,11 @@ def learnt(model):
 
 def transitions(target, model, x, f, n, rng, move=move_hyperparameters):
     """Make frozen transitions; return theta and log likelihood at their end."""
-    place, chain, learner = target.place(x, f), new_chain(x), frozen_learner(model, x, rng)
+    point, chain, learner = target.point(x, f), new_chain(x), frozen_learner(model, x, rng)
     for _ in range(n):
-        place = move(target, place, chain, learner, rng, False)
-        place, _ = slices(model, place, rng, 2)
-    return place, chain
+        point = move(target, point, chain, learner, rng, False)
+        point, _ = slices(model, point, rng, 2)
+    return point, chain
 
 
 def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n_data=N_DATA_SETS):
@@ -141,9 +141,9 @@ def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n
         fresh.append(model.likelihood.value(other))
         model.y = draw_data(f, x, rng)
         target = JointTarget(model, make_sites(model))
-        place, _ = transitions(target, model, x, f, N_TRANSITIONS, rng, move)
-        ends.append(place.x)
-        likelihoods.append(place.log_likelihood)
+        point, _ = transitions(target, model, x, f, N_TRANSITIONS, rng, move)
+        ends.append(point.x)
+        likelihoods.append(point.log_likelihood)
     ranks = stats.norm.cdf(np.array(ends), model.mean, model.sd)
     found = {f"theta[{k}]": stats.kstest(column, "uniform") for k, column in enumerate(ranks.T)}
     found["log likelihood"] = stats.ks_2samp(likelihoods, fresh)
@@ -162,9 +162,9 @@ def test_frozen_transitions_leave_exact_draws_exact(name, make_sites):
 @pytest.mark.slow
 @pytest.mark.numerics
 def test_calibration_sees_a_missing_determinant(monkeypatch):
-    def without(place):
-        log_prior, log_likelihood, last = log_density_terms(place)
-        return log_prior, log_likelihood, last - place.conditional.log_root_determinant
+    def without(point):
+        log_prior, log_likelihood, last = log_density_terms(point)
+        return log_prior, log_likelihood, last - point.conditional.log_root_determinant
 
     monkeypatch.setattr(target_module, "log_density_terms", without)
     monkeypatch.setattr(transition, "log_density_terms", without)
@@ -174,16 +174,16 @@ def test_calibration_sees_a_missing_determinant(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.numerics
 def test_calibration_sees_sites_that_differ_between_directions():
-    """Sites of a proposal that know where it comes from, and of a place that do not."""
+    """Sites of a proposal that know where it comes from, and of a point that do not."""
 
-    def move(target, place, chain, learner, rng, adapts):
+    def move(target, point, chain, learner, rng, adapts):
         def directed(x):
             sites = target.sites(x)
-            return sites if x[1] > place.x[1] else sites.scaled(0.1)
+            return sites if x[1] > point.x[1] else sites.scaled(0.1)
 
         one_way = JointTarget(target.model, directed)
-        moved = move_hyperparameters(one_way, place, chain, learner, rng, adapts)
-        return moved if moved is place else target.place(moved.x, moved.function)
+        moved = move_hyperparameters(one_way, point, chain, learner, rng, adapts)
+        return moved if moved is point else target.point(moved.x, moved.function)
 
     assert min(calibration_p_values("poisson", move=move).values()) < FALSE_ALARM
 
@@ -211,8 +211,8 @@ def taught():
 
 
 def move_by(learner):
-    def move(target, place, chain, _, rng, adapts):
-        return move_hyperparameters(target, place, chain, learner, rng, adapts)
+    def move(target, point, chain, _, rng, adapts):
+        return move_hyperparameters(target, point, chain, learner, rng, adapts)
 
     return move
 
@@ -276,13 +276,13 @@ def test_marginal_posterior_agrees_with_quadrature(make_sites):
     expected = np.concatenate([mean, weights @ (grid - mean) ** 2])
     target = JointTarget(model, make_sites(model))
     x = model.mean.copy()
-    place, chain = target.place(x, np.zeros(8)), new_chain(x)
+    point, chain = target.point(x, np.zeros(8)), new_chain(x)
     learner = frozen_learner(model, x, rng)
     draws = np.empty((30_000, 2))
     for i in range(len(draws)):
-        place = move_hyperparameters(target, place, chain, learner, rng, False)
-        place, _ = slices(model, place, rng, 1)
-        draws[i] = place.x
+        point = move_hyperparameters(target, point, chain, learner, rng, False)
+        point, _ = slices(model, point, rng, 1)
+        draws[i] = point.x
     found = np.hstack([draws, (draws - mean) ** 2]).reshape(100, -1, 4).mean(axis=1)
     error = found.std(axis=0, ddof=1) / np.sqrt(100)
     z = (found.mean(axis=0) - expected) / error
@@ -353,8 +353,8 @@ def test_log_density_is_that_of_theta_and_eta():
     model.y = draw_data(model.draw_function(model.mean, rng), model.mean, rng)
     sites = constant(model)
     target = JointTarget(model, sites)
-    place = target.place(model.mean, model.draw_function(model.mean, rng))
-    target.hold(place, np.random.default_rng(1))
+    point = target.point(model.mean, model.draw_function(model.mean, rng))
+    target.hold(point, np.random.default_rng(1))
     value = np.empty(3)
     target.into(model.mean + np.array([0.3, -0.2]), value)
     moved = target.proposed
@@ -366,8 +366,8 @@ def test_log_density_is_that_of_theta_and_eta():
         conditional = with_sites(gaussian, sites(at.x))[0]
         return log_joint + model.log_prior(at.x) - conditional.log_density(at.function)
 
-    expected = log_posterior_over_q(moved) - log_posterior_over_q(place)
-    np.testing.assert_allclose(value.sum() - sum(log_density_terms(place)), expected, rtol=1e-8)
+    expected = log_posterior_over_q(moved) - log_posterior_over_q(point)
+    np.testing.assert_allclose(value.sum() - sum(log_density_terms(point)), expected, rtol=1e-8)
 
 
 @pytest.mark.numerics
@@ -401,8 +401,8 @@ def test_a_covariance_that_is_not_positive_definite_is_a_counted_rejection():
     model, _ = poisson_model()
     model.y = np.ones(SIZE)
     target = JointTarget(model, constant(model))
-    place = target.place(model.mean, np.zeros(SIZE))
-    target.hold(place, np.random.default_rng(1))
+    point = target.point(model.mean, np.zeros(SIZE))
+    target.hold(point, np.random.default_rng(1))
     value = np.empty(3)
     target.into(np.array([0.0, -1000.0]), value)
     assert value[0] == -np.inf and value.sum() == -np.inf

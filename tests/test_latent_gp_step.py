@@ -130,12 +130,12 @@ def test_density_is_that_of_the_model():
         point = {name: v + 0.3 * rng.standard_normal(v.shape) for name, v in start.items()}
         begin(step, tune=0)
         step._arrive(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
-        found.append(log_posterior(step._place) - log_density(point))
+        found.append(log_posterior(step._point) - log_density(point))
     np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
 
 
 def test_new_data_in_the_middle_of_a_chain():
-    """What is kept of the place is computed anew, and is the model's density with the new data."""
+    """What is kept of the point is computed anew, and is the model's density with the new data."""
     with pm.Model() as model:
         observed = pm.Data("observed", VALUES)
         f = latent(amplitude=pm.HalfNormal("amplitude", 1.0), inputs=LINE)
@@ -147,7 +147,7 @@ def test_new_data_in_the_middle_of_a_chain():
         with model:
             pm.set_data({"observed": data})
         point, _ = step.step(point)
-        found.append(log_posterior(step._place) - log_density(point))
+        found.append(log_posterior(step._point) - log_density(point))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-8)
 
 

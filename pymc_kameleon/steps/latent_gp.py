@@ -13,7 +13,7 @@ from pytensor.graph.basic import Variable
 from pymc_kameleon.adaptation.history import record
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
 from pymc_kameleon.latent_gp.joint.model import JointModel
-from pymc_kameleon.latent_gp.joint.target import JointTarget, Place
+from pymc_kameleon.latent_gp.joint.target import JointPoint, JointTarget
 from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, slices
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
@@ -130,7 +130,7 @@ class LatentGPStep(LatentGPTuning):
         "warning": (SamplerWarning, None),
     }
     default_tune_steps = 500
-    _computed = ("_seen_version", "_seen_prior", "_place")
+    _computed = ("_seen_version", "_seen_prior", "_point")
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class LatentGPStep(LatentGPTuning):
     # the life of a chain --------------------------------------------------------------------------
 
     def _model_changed(self, prior_changed):
-        self._place = None
+        self._point = None
 
     # a draw ---------------------------------------------------------------------------------------
 
@@ -209,19 +209,19 @@ class LatentGPStep(LatentGPTuning):
         self.position, statistics = self._transitions()
         self.draw += 1
         is_unmoved = statistics["accepted"] == 0.0
-        self.returned = self._packed(self.chain.position, self._place.prior, q0.data.dtype)
+        self.returned = self._packed(self.chain.position, self._point.prior, q0.data.dtype)
         self._report(statistics, moved=not is_unmoved)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
     def _arrive(self, q):
-        """Find the place that `q`, theta and the free variable, stands for."""
+        """Find the point that `q`, theta and the free variable, stands for."""
         is_first = self.chain is None
         is_here = self.returned is not None and np.array_equal(q, self.returned)
         given, v = self._unpacked(q.astype(float))
         x = self.chain.position if is_here else given
         self.joint.set_hyperparameters(x)
         version = self._others.follow()
-        if is_here and self._place is not None and version == self._seen_version:
+        if is_here and self._point is not None and version == self._seen_version:
             return
         try:
             self.joint.recompute()
@@ -241,7 +241,7 @@ class LatentGPStep(LatentGPTuning):
 
     def _settle(self, x, prior):
         """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
-        self._place = Place(
+        self._point = JointPoint(
             x.copy(),
             self.position,
             self.whitened,
@@ -257,9 +257,9 @@ class LatentGPStep(LatentGPTuning):
         n_slice_evaluations = 0
         for _ in range(self.steps_per_draw):
             self._move_hyperparameters(target)
-            self._place, n = slices(self.joint, self._place, self.rng, self.n_slices)
+            self._point, n = slices(self.joint, self._point, self.rng, self.n_slices)
             n_slice_evaluations += n
-        self.whitened = self._place.whitened
+        self.whitened = self._point.whitened
         chain = self.chain
         statistics = {
             "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
@@ -270,11 +270,11 @@ class LatentGPStep(LatentGPTuning):
             "n_evals": float(chain.counts[EVALUATIONS] + n_slice_evaluations),
             "n_failed": float(target.n_failed),
             "n_center": self.n_fits,
-            "log_likelihood": self._place.log_likelihood,
+            "log_likelihood": self._point.log_likelihood,
         }
         self._count_failures(target.n_failed)
         chain.counts[:] = 0
-        return self._place.function, statistics
+        return self._point.function, statistics
 
     def _move_hyperparameters(self, target):
         """Make a transition of theta, with the function carried along."""
@@ -282,7 +282,7 @@ class LatentGPStep(LatentGPTuning):
         if self.tune and learner.transitions_before_update(self.transition, 1, rng) == 0:
             with all_or_nothing(learner):
                 learner.update(chain.position, True, rng)
-        self._place = move_hyperparameters(target, self._place, chain, learner, rng, self.tune)
+        self._point = move_hyperparameters(target, self._point, chain, learner, rng, self.tune)
         self.transition += 1
         if self.tune and self.history is not None:
             record(self.history, chain.position)

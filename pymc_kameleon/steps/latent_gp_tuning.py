@@ -18,7 +18,7 @@ from pymc_kameleon.latent_gp.joint.learning import learn
 from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.joint.target import log_posterior
-from pymc_kameleon.latent_gp.joint.transition import new_chain, place_of_draw
+from pymc_kameleon.latent_gp.joint.transition import new_chain, point_of_draw
 from pymc_kameleon.mcmc.chain import Chain
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
@@ -127,10 +127,10 @@ class LatentGPTuning(LatentFunctionStep):
         if self.sites is sites:
             return
         self.n_fits += 1.0
-        place = self._place
-        self.joint.set_hyperparameters(place.x)
-        conditional = ConditionalGaussian(place.prior.gaussian, self.sites(place.x))
-        self._place = replace(place, conditional=conditional)
+        point = self._point
+        self.joint.set_hyperparameters(point.x)
+        conditional = ConditionalGaussian(point.prior.gaussian, self.sites(point.x))
+        self._point = replace(point, conditional=conditional)
         if self.tune:
             self._leave_tails()
 
@@ -153,13 +153,13 @@ class LatentGPTuning(LatentFunctionStep):
         """Fit constant sites at the mean of where the chain has been."""
         self.next_fit = max(1, 2 * self.draw) if self.tune else None
         normal = self.learner.normal()
-        x = self._place.x if normal is None else normal[0].copy()
+        x = self._point.x if normal is None else normal[0].copy()
         start = self.sites(x) if self.n_fits else None
         # While tuning Laplace's, which are cheap, and are soon others.
         method = "laplace" if self.tune else self.approximation
         pilot = approximate(self.joint, x, method, start)
         if pilot is None and normal is not None:
-            pilot = approximate(self.joint, self._place.x, method)
+            pilot = approximate(self.joint, self._point.x, method)
         if pilot is not None:
             self.sites = constant_sites(pilot.sites, self.joint.dim)
         elif not self.n_fits and "center_told" not in self.report:
@@ -172,7 +172,7 @@ class LatentGPTuning(LatentFunctionStep):
 
     def _leave_tails(self):
         """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
-        place = self._place
-        drawn = place_of_draw(self.joint, place, self.rng)
-        if log_posterior(drawn) > log_posterior(place):
-            self._place = drawn
+        point = self._point
+        drawn = point_of_draw(self.joint, point, self.rng)
+        if log_posterior(drawn) > log_posterior(point):
+            self._point = drawn

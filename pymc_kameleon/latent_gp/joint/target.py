@@ -31,7 +31,7 @@ from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhi
 from pymc_kameleon.latent_gp.model.prior import PriorAt
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
-__all__ = ["HyperparameterModel", "JointTarget", "Place", "log_density_terms", "log_posterior"]
+__all__ = ["HyperparameterModel", "JointPoint", "JointTarget", "log_density_terms", "log_posterior"]
 
 
 class HyperparameterModel(Protocol):
@@ -56,7 +56,7 @@ class HyperparameterModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class JointPoint:
     """Hyperparameters, a latent function, and what is known of the model there.
 
     Attributes
@@ -80,17 +80,17 @@ class Place:
     log_likelihood: float
 
 
-def log_density_terms(place: Place) -> tuple[float, float, float]:
+def log_density_terms(point: JointPoint) -> tuple[float, float, float]:
     """Log prior of theta, log likelihood, and log N(v; 0, I) / q(v)."""
-    v = place.whitened
-    last = -0.5 * float(v @ v) - place.conditional.log_density(v)
-    return place.log_prior, place.log_likelihood, last
+    v = point.whitened
+    last = -0.5 * float(v @ v) - point.conditional.log_density(v)
+    return point.log_prior, point.log_likelihood, last
 
 
-def log_posterior(place: Place) -> float:
+def log_posterior(point: JointPoint) -> float:
     """Log density of theta and v, without a constant."""
-    v = place.whitened
-    return place.log_prior + place.log_likelihood - 0.5 * float(v @ v)
+    v = point.whitened
+    return point.log_prior + point.log_likelihood - 0.5 * float(v @ v)
 
 
 class JointTarget:
@@ -106,7 +106,7 @@ class JointTarget:
     ----------
     eta : array, shape (2, N)
         The standardised function of `hold`.
-    proposed : Place
+    proposed : JointPoint
         Of the last evaluation that succeeded.
     n_failed : int
         Evaluations at which a covariance was not positive definite.
@@ -115,12 +115,12 @@ class JointTarget:
     def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
         self.model, self.sites = model, sites
         self.eta: np.ndarray | None = None
-        self.proposed: Place | None = None
+        self.proposed: JointPoint | None = None
         self.n_failed = 0
 
-    def hold(self, place: Place, rng: np.random.Generator) -> None:
-        """Draw an eta of a place, and fix it."""
-        self.eta = place.conditional.standardised(place.whitened, rng)
+    def hold(self, point: JointPoint, rng: np.random.Generator) -> None:
+        """Draw an eta of a point, and fix it."""
+        self.eta = point.conditional.standardised(point.whitened, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the three terms of the log density at `x` (d,) into `value`, -inf if there is none.
@@ -140,11 +140,11 @@ class JointTarget:
             self.n_failed += 1
             return
         likelihood = self.model.likelihood.value(f)
-        place = Place(x.copy(), f, v, prior, conditional, log_prior, likelihood)
-        self.proposed, value[:3] = place, log_density_terms(place)
+        point = JointPoint(x.copy(), f, v, prior, conditional, log_prior, likelihood)
+        self.proposed, value[:3] = point, log_density_terms(point)
 
-    def place(self, x: np.ndarray, f: np.ndarray) -> Place:
-        """Return the place of hyperparameters `x` (d,) and function `f` (N,).
+    def point(self, x: np.ndarray, f: np.ndarray) -> JointPoint:
+        """Return the point of hyperparameters `x` (d,) and function `f` (N,).
 
         Raises
         ------
@@ -154,7 +154,7 @@ class JointTarget:
         prior, conditional = self._gaussians(x)
         v = whitened(prior.gaussian, f)
         likelihood = self.model.likelihood.value(f)
-        return Place(x.copy(), f, v, prior, conditional, self.model.log_prior(x), likelihood)
+        return JointPoint(x.copy(), f, v, prior, conditional, self.model.log_prior(x), likelihood)
 
     def _gaussians(self, x):
         self.model.set_hyperparameters(x)

@@ -9,8 +9,8 @@ from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian
 from pymc_kameleon.latent_gp.joint.conditional import unwhitened, whitened
 from pymc_kameleon.latent_gp.joint.target import (
     HyperparameterModel,
+    JointPoint,
     JointTarget,
-    Place,
     log_density_terms,
 )
 from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
@@ -20,7 +20,7 @@ from pymc_kameleon.mcmc.moves import N_UNIFORMS
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.mcmc.run import run_plain
 
-__all__ = ["move_hyperparameters", "new_chain", "place_of_draw", "slices"]
+__all__ = ["move_hyperparameters", "new_chain", "point_of_draw", "slices"]
 
 
 def new_chain(x: np.ndarray) -> Chain:
@@ -37,20 +37,20 @@ def new_chain(x: np.ndarray) -> Chain:
 
 def move_hyperparameters(
     target: JointTarget,
-    place: Place,
+    point: JointPoint,
     chain: Chain,
     learner: Learner,
     rng: np.random.Generator,
     adapts: bool,
-) -> Place:
+) -> JointPoint:
     """Make a Metropolis-Hastings transition of theta, with the function carried along at fixed eta.
 
     Parameters
     ----------
     target : JointTarget
-    place : Place
+    point : JointPoint
     chain : Chain
-        Of theta; at the place.
+        Of theta; at the point.
     learner : Learner
         Its proposal and its mixture of moves are used.
     rng : numpy.random.Generator
@@ -59,11 +59,11 @@ def move_hyperparameters(
 
     Returns
     -------
-    Place
+    JointPoint
         The one that was given if the proposal was rejected.
     """
-    target.hold(place, rng)
-    chain.value[:] = log_density_terms(place)
+    target.hold(point, rng)
+    chain.value[:] = log_density_terms(point)
     accepted = chain.outcome[ACCEPTED]
     run_plain(
         (target.into,),
@@ -73,40 +73,42 @@ def move_hyperparameters(
         learner.proposal(False),
         learner.observer(),
         adapts,
-        rng.standard_normal((1, place.x.size + learner.n_more_normals)),
+        rng.standard_normal((1, point.x.size + learner.n_more_normals)),
         rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),
     )
     if target.proposed is None or chain.outcome[ACCEPTED] <= accepted:
-        return place
+        return point
     return target.proposed
 
 
-def place_of_draw(model: HyperparameterModel, place: Place, rng: np.random.Generator) -> Place:
-    """Return the place of a draw of the conditional Gaussian, at the same theta, which is set."""
-    v = place.conditional.restored(rng.standard_normal((2, place.function.size)))
-    f = unwhitened(place.prior.gaussian, v)
-    return replace(place, function=f, whitened=v, log_likelihood=model.likelihood.value(f))
+def point_of_draw(
+    model: HyperparameterModel, point: JointPoint, rng: np.random.Generator
+) -> JointPoint:
+    """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
+    v = point.conditional.restored(rng.standard_normal((2, point.function.size)))
+    f = unwhitened(point.prior.gaussian, v)
+    return replace(point, function=f, whitened=v, log_likelihood=model.likelihood.value(f))
 
 
 def slices(
-    model: HyperparameterModel, place: Place, rng: np.random.Generator, n: int
-) -> tuple[Place, int]:
+    model: HyperparameterModel, point: JointPoint, rng: np.random.Generator, n: int
+) -> tuple[JointPoint, int]:
     """Move the function by elliptical slices about its conditional Gaussian, at fixed theta.
 
     Returns
     -------
-    Place
+    JointPoint
     int
         Likelihood evaluations.
     """
-    model.set_hyperparameters(place.x)
-    conditional, likelihood = place.conditional, model.likelihood
-    prior: Gaussian = place.prior.gaussian
+    model.set_hyperparameters(point.x)
+    conditional, likelihood = point.conditional, model.likelihood
+    prior: Gaussian = point.prior.gaussian
     # It has what the slices take of a Gaussian, without a matrix.
     target = TemperedTarget(conditional, likelihood, 1.0, conditional.sites)  # type: ignore[arg-type]
-    value = place.log_likelihood - float(conditional.sites.elementwise(place.function).sum())
-    f, _, n_evaluations = elliptical_slice(target, place.function, value, rng, n_transitions=n)
-    if f is place.function:
-        return place, n_evaluations
+    value = point.log_likelihood - float(conditional.sites.elementwise(point.function).sum())
+    f, _, n_evaluations = elliptical_slice(target, point.function, value, rng, n_transitions=n)
+    if f is point.function:
+        return point, n_evaluations
     v, log_likelihood = whitened(prior, f), likelihood.value(f)
-    return replace(place, function=f, whitened=v, log_likelihood=log_likelihood), n_evaluations + 1
+    return replace(point, function=f, whitened=v, log_likelihood=log_likelihood), n_evaluations + 1

@@ -9,7 +9,7 @@ from pymc.sampling.parallel import ParallelSamplingError
 
 from pymc_kameleon.distributed.chain_record import ChainRecord, ClientStore
 from pymc_kameleon.distributed.progress import Progress
-from pymc_kameleon.distributed.task import held, run_round, stop, topic
+from pymc_kameleon.distributed.task import run_round, stop, stored, topic
 from pymc_kameleon.distributed.workbench import Part, Task
 
 __all__ = ["Run"]
@@ -56,7 +56,7 @@ class Run:
         progress: Progress,
     ):
         self.client, self.name, self.store, self.progress = client, name, store, progress
-        self.data = client.submit(held, data, key=f"model-{name}")
+        self.data = client.submit(stored, data, key=f"model-{name}")
         self.bit_generator = type(rng.bit_generator)
         self.seed = rng.bit_generator.seed_seq
         self.records = [ChainRecord() for _ in range(chains)]
@@ -110,7 +110,7 @@ class Run:
     def _known(self, number):
         if self.store is None:
             return None
-        return self.client.submit(held, self.store.known(), key=f"known-{number}-{self.name}")
+        return self.client.submit(stored, self.store.known(), key=f"known-{number}-{self.name}")
 
     def _tasks(self, number, rounds, tune, draws):
         for chain, record in enumerate(self.records):

@@ -8,7 +8,7 @@ from dask.distributed import get_worker
 from pymc_kameleon.distributed.round_store import Known
 from pymc_kameleon.distributed.workbench import Part, Task, part_of, workbench
 
-__all__ = ["held", "run_round", "stop", "topic"]
+__all__ = ["run_round", "stop", "stored", "topic"]
 
 INTERVAL = 0.2
 """Seconds between messages of one chain."""
@@ -22,7 +22,7 @@ def topic(run: str) -> str:
     return f"pymc_kameleon-{run}"
 
 
-def held(value):
+def stored(value):
     """Return what it is given: a value that a worker has, and that is sent again if it is lost."""
     return value
 

@@ -431,7 +431,7 @@ class MetropolisHastingsStep(Step):
         """Points from a store that make a search needless, and their log densities; else None."""
         if self.stage is None or self.stored is None or not self.stage.is_open[0]:
             return None
-        points, values = surrogate_stage.held(self.stage, self._prior())
+        points, values = surrogate_stage.stored_points(self.stage, self._prior())
         n_typical = np.sum(self._are_typical(values))
         return (points, values) if n_typical >= self._enough_typical else None
 

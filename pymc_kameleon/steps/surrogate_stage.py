@@ -27,11 +27,11 @@ __all__ = [
     "check",
     "complaint",
     "configuration",
-    "held",
     "lengths",
     "new_stage",
     "refit",
     "statistics",
+    "stored_points",
     "teach",
     "teach_found",
 ]
@@ -178,7 +178,7 @@ def teach(stage, chain, points, values, log_densities) -> None:
             learn(stage, chain, False)
 
 
-def held(stage, prior) -> tuple[np.ndarray, np.ndarray]:
+def stored_points(stage, prior) -> tuple[np.ndarray, np.ndarray]:
     """Return the points (n, d) that the process holds, and their log densities (n,).
 
     Parameters
@@ -222,7 +222,7 @@ def teach_found(stage, surrogate, chain, prior, found) -> None:
         teach(stage, chain, *(part[chosen] for part in found))
         refit(stage, surrogate, chain)
         return
-    own, log_densities = held(stage, prior)
+    own, log_densities = stored_points(stage, prior)
     chosen = most_informative(
         np.concatenate([own, found.points]),
         np.concatenate([log_densities, found.log_densities]),

@@ -1,10 +1,14 @@
 """What the documentation holds: programs, names of code, texts of warnings; and how to run it."""
 
+import functools
 import importlib
 import re
 from pathlib import Path
 
 import pymc as pm
+import pytensor
+
+from pymc_kameleon import latent_gp
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -22,8 +26,12 @@ ADJACENT = re.compile(r'"\s*\n\s*f?"')
 
 
 def sample_little(monkeypatch, folder):
-    """Let `pm.sample` make a few draws, in a folder where files may be left."""
+    """Let `pm.sample` and `log_evidence` make a few draws, in a folder where files may be left.
+
+    Models are not compiled, which would take most of the time: other tests compile each step.
+    """
     plain = pm.sample
+    monkeypatch.setattr(pytensor.config, "mode", "FAST_COMPILE")
 
     def sample(*args, **kwargs):
         if "initvals" not in kwargs:
@@ -31,6 +39,8 @@ def sample_little(monkeypatch, folder):
         kwargs |= {"tune": 20, "draws": 10, "cores": 1, "progressbar": False}
         return plain(*args, **kwargs)
 
+    few = functools.partial(latent_gp.log_evidence, n_temperatures=10, n_particles=8)
+    monkeypatch.setattr(latent_gp, "log_evidence", few)
     monkeypatch.setattr(pm, "sample", sample)
     monkeypatch.chdir(folder)
 

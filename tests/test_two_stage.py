@@ -114,7 +114,7 @@ def test_a_mixture_with_transitions_of_one_stage_is_invariant(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [AdaptiveMetropolisStep, KameleonStep, MALAStep])
+@pytest.mark.parametrize("make", [KameleonStep, MALAStep])
 def test_the_surrogate_here_is_that_of_the_present_position(make):
     """While learning and after it, and whichever kind of move was accepted last."""
     model = logistic()

@@ -279,19 +279,32 @@ def built(make_step, model, **options):
     return _BUILT[key][1]
 
 
-@pytest.fixture(params=list(CASES))
+SAME_LIFE_CYCLE = {"fast_kameleon", "pca_kameleon", "adaptive_metropolis", "slice_prior"}
+SAME_LIFE_CYCLE |= {"mala-beside", "slice_prior-beside", "riemannian-beside"}
+"""Rows in which PyMC meets nothing but what it meets in others: the newer one is enough."""
+
+
+def rows(names):
+    """Parameters of a fixture."""
+    return [
+        pytest.param(name, marks=pytest.mark.numerics if name in SAME_LIFE_CYCLE else [])
+        for name in names
+    ]
+
+
+@pytest.fixture(params=rows(CASES))
 def case(request):
     """Every step in turn, with a model."""
     return CASES[request.param]
 
 
-@pytest.fixture(params=list(STEPS))
+@pytest.fixture(params=rows(STEPS))
 def kind(request):
     """Every step in turn."""
     return STEPS[request.param]
 
 
-@pytest.fixture(params=METROPOLIS_HASTINGS)
+@pytest.fixture(params=rows(METROPOLIS_HASTINGS))
 def make_step(request):
     """Every step that moves any variables, as a function of the arguments that all of them take."""
     return STEPS[request.param].make
@@ -309,7 +322,7 @@ def make_gradient_free(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=RANDOM_WALKS)
+@pytest.fixture(params=rows(RANDOM_WALKS))
 def make_random_walk(request):
     """Those of `make_step` whose every move has a scaling that is learnt or given."""
     return STEPS[request.param].make
@@ -321,7 +334,7 @@ def make_estimating(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=METROPOLIS_HASTINGS)
+@pytest.fixture(params=rows(METROPOLIS_HASTINGS))
 def step_class(request):
     """The class of every step that moves any variables."""
     return STEPS[request.param].step_class

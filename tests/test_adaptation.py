@@ -118,6 +118,7 @@ def test_running_moments_match_the_recursion_written_out():
     np.testing.assert_allclose(moments.factor @ moments.factor.T, covariance, rtol=1e-9)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize(
     "make_step",
     [KameleonStep, FastKameleonStep, functools.partial(PCAKameleonStep, n_components=3)],

@@ -28,6 +28,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_one_signature_serves_all_settings(settings):

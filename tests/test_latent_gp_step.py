@@ -311,6 +311,7 @@ def test_a_start_without_a_covariance():
 # tuning -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numerics
 def test_lessons_come_at_doubling_transitions(monkeypatch):
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED, steps_per_draw=10)

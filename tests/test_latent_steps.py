@@ -627,6 +627,7 @@ def wrong_sites(step):
     return step
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [gaussian, gaussian_directly])
 @pytest.mark.parametrize("kind", ["riemannian", "ep", "laplace", "prior", "wrong sites"])

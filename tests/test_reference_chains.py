@@ -85,7 +85,14 @@ def chain(name):
     return [round(float(x), 9) for x in found]
 
 
-@pytest.mark.parametrize("name", STEPS)
+# A surrogate knows nothing of PyMC, and is what takes longest to compile.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.numerics if "surrogate" in name else [])
+        for name in STEPS
+    ],
+)
 def test_the_chain_is_the_one_that_was_kept(name):
     np.testing.assert_allclose(chain(name), CHAINS[name], rtol=1e-4, atol=1e-6)
 

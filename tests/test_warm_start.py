@@ -29,6 +29,7 @@ def assert_correlated(idata):
     assert_moments(difference, 3.0, np.sqrt(0.2), "difference of the correlated pair")
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws):
     step = make_step(model=model, warm_start=exact_draws, steps_per_draw=10)

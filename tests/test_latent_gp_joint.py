@@ -106,7 +106,7 @@ def constant(model):
 
 
 def learnt(model):
-    """Sites as a quadratic in theta, fitted at the points of a fixed design."""
+    """Sites as a function of theta, fitted at the points of a fixed design."""
     dim = model.mean.size
     offsets = stats.qmc.Sobol(dim, seed=1).random(16) - 0.5
     points = model.mean + 2.0 * offsets * model.sd
@@ -372,28 +372,33 @@ def test_log_density_is_that_of_theta_and_eta():
 
 
 @pytest.mark.numerics
-def test_fitted_sites_repeat_a_quadratic_and_do_not_leave_the_pilots():
+@pytest.mark.parametrize("has_means", [False, True])
+def test_fitted_sites_are_the_regression_and_do_not_leave_the_pilots(has_means):
+    """The posterior mean of a Gaussian process, written out for one parameter at a time."""
     rng = np.random.default_rng(10)
-    points = rng.standard_normal((20, 2))
-    coefficients = rng.standard_normal((2, 6, 4))
+    points, size = rng.standard_normal((20, 2)), 4
+    precision, shift = rng.gamma(3.0, size=(20, size)), rng.standard_normal((20, size))
+    coordinates = Standardization(np.array([0.5, -0.5]), np.array([[2.0, 0.0], [0.5, 1.0]]))
+    fitted = fit_sites(points, precision, shift, coordinates, has_means)
 
-    def sites(x):
-        basis = np.array([1, x[0], x[1], x[0] ** 2, x[0] * x[1], x[1] ** 2])
-        return Sites(np.exp(0.3 * basis @ coefficients[0]), basis @ coefficients[1])
+    def covariance(x, y):
+        u, v = (np.linalg.solve(coordinates.factor, z - coordinates.location) for z in (x, y))
+        return 4.0 * (1.0 + u @ v) + np.exp(-0.5 * np.sum((u - v) ** 2) / 2.0**2)
 
-    exact = [sites(x) for x in points]
-    fitted = fit_sites(
-        points,
-        np.array([s.precision for s in exact]),
-        np.array([s.shift for s in exact]),
-        Standardization(np.array([0.5, -0.5]), np.array([[2.0, 0.0], [0.5, 1.0]])),
-    )
-    for x in points:
-        np.testing.assert_allclose(fitted(x).precision, sites(x).precision, rtol=1e-6)
-        np.testing.assert_allclose(fitted(x).shift, sites(x).shift, rtol=1e-6, atol=1e-8)
-    centre, far = np.array([0.5, -0.5]), np.array([30.0, 40.0])
+    among = np.array([[covariance(x, y) for y in points] for x in points]) + 0.01 * np.eye(20)
+    new = np.array([0.7, -0.2])
+    weights = np.linalg.solve(among, [covariance(new, x) for x in points])
+
+    def predicted(values):
+        return values.mean(axis=0) + weights @ (values - values.mean(axis=0))
+
+    expected = np.exp(predicted(np.log(precision)))
+    np.testing.assert_allclose(fitted(new).precision, expected, rtol=1e-8)
+    means = expected * predicted(shift / precision)
+    np.testing.assert_allclose(fitted(new).shift, means if has_means else predicted(shift))
+    far = np.array([30.0, 40.0])
     np.testing.assert_allclose(
-        fitted(centre + far).shift, fitted(centre + 2 * far).shift, rtol=1e-9
+        fitted(coordinates.location + far).shift, fitted(coordinates.location + 2 * far).shift
     )
 
 

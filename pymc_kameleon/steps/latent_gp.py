@@ -94,8 +94,8 @@ class LatentGPStep(LatentGPTuning):
     are fitted where the chain has been, first at draws 0, 1, 2, 4, ... of tuning. After 150 + 50 d
     transitions and at twice, four times, ... as many, pilots are approximated where the chain has
     been. They teach a surrogate of log p(theta | y), which makes proposals beside those of
-    differences of earlier points, and sites as a quadratic function of theta, which take the place
-    of constant ones if they make the ratio vary less. Tuning ends all that. Ratios are exact.
+    differences of earlier points, and sites as a function of theta, which take the place
+    of constant ones if more moves are accepted with them. Tuning ends all that. Ratios are exact.
 
     References
     ----------

@@ -6,7 +6,7 @@ from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation, 
 
 __all__ = ["EVIDENCE", "EvidenceLearner"]
 
-EVIDENCE = TrajectoryAdaptation(max_centers=150)
+EVIDENCE = TrajectoryAdaptation(max_centers=300)
 """Choices of every `EvidenceLearner`."""
 
 

@@ -14,8 +14,8 @@ from pymc_kameleon.surrogate.regression import typical_depth
 
 __all__ = ["Lesson", "learn"]
 
-N_DRAWS = 4
-"""Functions drawn at each pilot to compare sites by."""
+N_DRAWS = 16
+"""Functions drawn at each pilot, of which one is resampled to compare sites by."""
 
 N_COMPARED, AGREEMENT = 8, 0.05
 """Pilots at which expectation propagation and Laplace's approximation are compared, and standard
@@ -82,12 +82,12 @@ def learn(
         return Lesson(pilots, constant, False, method)
     coordinates = learner.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
-    smallest, sites = _variance(model, constant, halves[1], rng), constant
+    highest, sites = _acceptance(model, constant, halves[1], rng), constant
     for has_means in (False, True):
         learnt = _fitted(halves[0], coordinates, has_means)
-        variance = np.inf if learnt is None else _variance(model, learnt, halves[1], rng)
-        if variance < smallest:
-            smallest, sites = variance, _fitted(best, coordinates, has_means)
+        acceptance = 0.0 if learnt is None else _acceptance(model, learnt, halves[1], rng)
+        if acceptance > highest:
+            highest, sites = acceptance, _fitted(best, coordinates, has_means)
     return Lesson(pilots, sites, True, method)
 
 
@@ -122,11 +122,11 @@ def _approximated(model, learner, pilots, points, scale, method):
     return pilots.joined(found)
 
 
-def _variance(model, sites, pilots, rng):
-    """Variance of the log ratio that moves of theta would meet, less what theta itself explains.
+def _acceptance(model, sites, pilots, rng):
+    """Return the mean acceptance of moves of theta between pilots, less what theta explains.
 
-    At each pilot, functions are drawn from its own approximation, and the log density of theta at
-    their eta is compared with the pilot's log evidence.
+    At each pilot a function is drawn, by importance resampling of draws from its own approximation,
+    and the log density of theta at its eta is compared with the pilot's log evidence.
     """
     excess = []
     for x, value, precision, shift in zip(*pilots, strict=True):
@@ -137,11 +137,14 @@ def _variance(model, sites, pilots, rng):
             other = ConditionalGaussian(prior, sites(x))
         except ValueError:
             continue
-        for _ in range(N_DRAWS):
-            v = own.restored(rng.standard_normal((2, prior.size)))
-            likelihood = model.likelihood.value(unwhitened(prior, v))
-            log_density = likelihood - 0.5 * v @ v - other.log_density(v)
-            excess.append(log_density + model.log_prior(x) - value)
+        draws = [own.restored(eta) for eta in rng.standard_normal((N_DRAWS, 2, prior.size))]
+        density = np.array(
+            [model.likelihood.value(unwhitened(prior, v)) - 0.5 * v @ v for v in draws]
+        )
+        # The largest of these is that of a draw by the weights (Gumbel's trick).
+        weights = density - [own.log_density(v) for v in draws] + rng.gumbel(size=N_DRAWS)
+        i = int(np.argmax(weights))
+        excess.append(density[i] - other.log_density(draws[i]) + model.log_prior(x) - value)
     excess = np.array(excess)
     finite = excess[np.isfinite(excess)]
-    return float(finite.var()) if len(finite) > N_DRAWS else np.inf
+    return float(np.exp(np.minimum(0.0, finite - finite[:, None])).mean()) if len(finite) else 0.0

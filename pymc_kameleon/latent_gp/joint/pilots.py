@@ -14,7 +14,7 @@ from pymc_kameleon.mcmc.layout import floats
 
 __all__ = ["MOST_PILOTS", "Pilot", "Pilots", "approximate", "no_pilots"]
 
-MOST_PILOTS = 150
+MOST_PILOTS = 400
 """Approximations that are kept; beyond, the least probable go."""
 
 TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17

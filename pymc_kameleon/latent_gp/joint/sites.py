@@ -1,9 +1,9 @@
-"""Gaussian sites as a function of hyperparameters: constant, or a quadratic that pilots taught."""
+"""Gaussian sites as a function of hyperparameters: constant, or a regression that pilots taught."""
 
-from functools import cache
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from scipy.linalg import solve
 from scipy.linalg.blas import dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
@@ -15,19 +15,26 @@ __all__ = ["SiteFunction", "constant_sites", "fit_sites"]
 SMALLEST_PRECISION = 1e-10
 """Share of the mean precision below which a site says nothing, and its logarithm too much."""
 
+LENGTHSCALE, LINEAR_VARIANCE, NOISE_VARIANCE = 2.0, 4.0, 0.01
+"""Of the regression, in standardised coordinates, relative to the variance of a parameter."""
+
 
 class SiteFunction(NamedTuple):
-    """Sites whose parameters are polynomials in standardised hyperparameters u.
+    """Sites whose parameters are a regression on standardised hyperparameters u.
+
+    The basis functions are 1, u, and a radial one at each pilot.
 
     Attributes
     ----------
     coordinates : Standardization
         Of theta.
     radius : array, shape (1,)
-        Distance from 0 up to which the polynomials are followed: further out the sites are those
+        Distance from 0 up to which the regression is followed: further out the sites are those
         at that distance in the same direction, so that nothing is extrapolated.
+    pilots : array, shape (P, d)
+        Standardised.
     precision : array, shape (b, N)
-        Coefficients of the logs of the precisions; b = 1 for constant sites.
+        Coefficients of the logs of the precisions; b = 1 for constant sites, else 1 + d + P.
     shift : array, shape (b, N)
         Coefficients of the shifts, or of the means.
     has_means : bool array, shape (1,)
@@ -37,6 +44,7 @@ class SiteFunction(NamedTuple):
 
     coordinates: Standardization
     radius: Annotated[np.ndarray, floats(1)]
+    pilots: Annotated[np.ndarray, floats("pilots", "d")]
     precision: Annotated[np.ndarray, floats("basis", "N")]
     shift: Annotated[np.ndarray, floats("basis", "N")]
     has_means: Annotated[np.ndarray, flags(1)]
@@ -50,7 +58,7 @@ class SiteFunction(NamedTuple):
         distance = np.sqrt(u @ u)
         if distance > self.radius[0]:
             u *= self.radius[0] / distance
-        basis = _basis(u)
+        basis = np.concatenate([[1.0], u, _radial(u, self.pilots)])
         precision, shift = np.exp(basis @ self.precision), basis @ self.shift
         return Sites(precision, precision * shift if self.has_means[0] else shift)
 
@@ -62,6 +70,7 @@ def constant_sites(sites: Sites, dim: int) -> SiteFunction:
     return SiteFunction(
         Standardization(np.zeros(dim), np.eye(dim)),
         np.zeros(1),
+        np.zeros((0, dim)),
         logs,
         sites.shift[None].copy(),
         np.zeros(1, dtype=np.bool_),
@@ -75,7 +84,10 @@ def fit_sites(
     coordinates: Standardization,
     has_means: bool = False,
 ) -> SiteFunction | None:
-    """Fit quadratics, or linear functions where points are few, to the sites at pilot points.
+    """Regress the parameters of sites on hyperparameters, from those at pilot points.
+
+    The posterior mean of a Gaussian process for each parameter, in units of its standard deviation:
+    a linear function of u with weights N(0, 4), plus a squared-exponential covariance.
 
     Parameters
     ----------
@@ -86,43 +98,39 @@ def fit_sites(
     coordinates : Standardization
         Of the hyperparameters.
     has_means : bool
-        Fit the means of the sites and not their shifts.
+        Regress the means of the sites and not their shifts.
 
     Returns
     -------
     SiteFunction or None
         None if there are too few points for a linear function.
     """
-    u = coordinates.whiten(points).T
-    basis = _basis(u)
     dim = points.shape[1]
-    if len(points) < 1.5 * basis.shape[1]:
-        basis = basis[:, : 1 + dim]
-    if len(points) < 1.5 * basis.shape[1]:
+    if len(points) < 1.5 * (1 + dim):
         return None
+    u = np.ascontiguousarray(coordinates.whiten(points).T)
     floor = SMALLEST_PRECISION * float(np.max(precision.mean(axis=0)))
     precision = np.maximum(precision, floor)
-    logs, shift = np.log(precision), shift / precision if has_means else shift
-    found, *_ = np.linalg.lstsq(basis, np.hstack([logs, shift]), rcond=1e-10)
-    coefficients = np.zeros((_basis(u[:1]).shape[1], found.shape[1]))
-    coefficients[: len(found)] = found
+    parameters = np.hstack([np.log(precision), shift / precision if has_means else shift])
+    location = parameters.mean(axis=0)
+    linear = np.column_stack([np.ones(len(u)), u])
+    covariance = _radial(u, u) + LINEAR_VARIANCE * linear @ linear.T
+    covariance[np.diag_indices_from(covariance)] += NOISE_VARIANCE
+    weights = solve(covariance, parameters - location, assume_a="pos")
+    coefficients = np.vstack([LINEAR_VARIANCE * linear.T @ weights, weights])
+    coefficients[0] += location
     size = precision.shape[1]
     return SiteFunction(
         coordinates,
         np.array([np.sqrt(np.max(np.sum(u**2, axis=1)))]),
+        u,
         np.ascontiguousarray(coefficients[:, :size]),
         np.ascontiguousarray(coefficients[:, size:]),
         np.array([has_means]),
     )
 
 
-def _basis(u):
-    """1, u and the products of its entries for `u` (..., d): an array (..., b)."""
-    rows, columns = _pairs(u.shape[-1])
-    products = u[..., rows] * u[..., columns]
-    return np.concatenate([np.ones((*u.shape[:-1], 1)), u, products], axis=-1)
-
-
-@cache
-def _pairs(dim):
-    return np.triu_indices(dim)
+def _radial(u, pilots):
+    """Radial basis functions (..., P) of `u` (..., d)."""
+    squared = np.sum((u[..., None, :] - pilots) ** 2, axis=-1)
+    return np.exp(-0.5 * squared / LENGTHSCALE**2)

@@ -1,24 +1,34 @@
 """Gradient-free, kernel-adaptive step methods for PyMC."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from pymc_kameleon import kernels, latent_gp, pseudo_marginal, targets
-from pymc_kameleon.kernels import random_features
-from pymc_kameleon.model.initial_points import dispersed_starts
-from pymc_kameleon.steps import (
-    AdaptiveMetropolisStep,
-    EllipticalSliceStep,
-    FastKameleonStep,
-    KameleonStep,
-    LatentGPStep,
-    MALAStep,
-    PCAKameleonStep,
-    RiemannianHMCStep,
-    SurrogateHMCStep,
-)
-from pymc_kameleon.steps.registration import register, unregister
-from pymc_kameleon.store import EvaluationStore
-from pymc_kameleon.surrogate import GPSurrogate
+if TYPE_CHECKING:
+    from pymc_kameleon import (
+        diagnostics,
+        distributed,
+        kernels,
+        latent_gp,
+        plots,
+        pseudo_marginal,
+        targets,
+    )
+    from pymc_kameleon.kernels import random_features
+    from pymc_kameleon.model.initial_points import dispersed_starts
+    from pymc_kameleon.steps import (
+        AdaptiveMetropolisStep,
+        EllipticalSliceStep,
+        FastKameleonStep,
+        KameleonStep,
+        LatentGPStep,
+        MALAStep,
+        PCAKameleonStep,
+        RiemannianHMCStep,
+        SurrogateHMCStep,
+    )
+    from pymc_kameleon.steps.registration import register, unregister
+    from pymc_kameleon.store import EvaluationStore
+    from pymc_kameleon.surrogate import GPSurrogate
 
 __version__ = "0.2.0"
 
@@ -47,13 +57,29 @@ __all__ = [
     "unregister",
 ]
 
-_ON_REQUEST = ("diagnostics", "distributed", "plots")
+_WHERE = {
+    "EvaluationStore": "store",
+    "GPSurrogate": "surrogate",
+    "dispersed_starts": "model.initial_points",
+    "random_features": "kernels",
+    "register": "steps.registration",
+    "unregister": "steps.registration",
+} | {name: "steps" for name in __all__ if name.endswith("Step")}
 
 
 def __getattr__(name):
-    """Import what sampling does not need, and is slow to import, when it is first used."""
-    if name in _ON_REQUEST:
-        return import_module(f"{__name__}.{name}")
+    """Import a public name when it is first used: Numba and SciPy take half a second."""
     if name == "surrogate_targets":
         raise AttributeError(f"{__name__}.{name} is {__name__}.targets.simulators now")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _WHERE:
+        return import_module(f"{__name__}.{name}")
+    value = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    """Return the public names, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -44,7 +44,7 @@ class SiteFunction(NamedTuple):
 
     coordinates: Standardization
     radius: Annotated[np.ndarray, floats(1)]
-    pilots: Annotated[np.ndarray, floats("pilots", "d")]
+    pilots: Annotated[np.ndarray, floats("pilots of sites", "d")]
     precision: Annotated[np.ndarray, floats("basis", "N")]
     shift: Annotated[np.ndarray, floats("basis", "N")]
     has_means: Annotated[np.ndarray, flags(1)]

@@ -28,14 +28,22 @@ def plain_routines(stage) -> Routines:
     return Routines(_acceptance(stage), learn, add_training_point)
 
 
+_found: dict = {}
+
+
 def compiled_routines(stage, chain) -> Routines:
-    """Return the addresses that a `FirstStage` of a `Chain` calls in compiled code."""
-    table = np.zeros(0, np.intp)
-    stage = stage._replace(routines=Routines(0, 0, 0), log_prior=table)
-    return _addresses(_acceptance(stage), typeof(stage), typeof(chain), typeof(table))
+    """Return the addresses that a `FirstStage` of a `Chain` calls in compiled code.
+
+    Both classes always bring arrays of the same types, so they are looked at once a process.
+    """
+    accept = _acceptance(stage)
+    if accept not in _found:
+        table = np.zeros(0, np.intp)
+        stage = stage._replace(routines=Routines(0, 0, 0), log_prior=table)
+        _found[accept] = _addresses(accept, typeof(stage), typeof(chain), typeof(table))
+    return _found[accept]
 
 
-@functools.cache
 def _addresses(accept, stage, chain, table):
     number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
     move = (number, matrix) if accept is accept_with_gradients else (number,)

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.linalg import solve
 from scipy.linalg.blas import dtrsv
 
+from pymc_kameleon.kernels import Gaussian
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.layout import flags, floats
@@ -17,6 +18,8 @@ SMALLEST_PRECISION = 1e-10
 
 LENGTHSCALE, LINEAR_VARIANCE, NOISE_VARIANCE = 2.0, 4.0, 0.01
 """Of the regression, in standardised coordinates, relative to the variance of a parameter."""
+
+_KERNEL = Gaussian()
 
 
 class SiteFunction(NamedTuple):
@@ -58,7 +61,7 @@ class SiteFunction(NamedTuple):
         distance = np.sqrt(u @ u)
         if distance > self.radius[0]:
             u *= self.radius[0] / distance
-        basis = np.concatenate([[1.0], u, _radial(u, self.pilots)])
+        basis = np.concatenate([[1.0], u, _KERNEL(u[None], self.pilots, LENGTHSCALE)[0]])
         precision, shift = np.exp(basis @ self.precision), basis @ self.shift
         return Sites(precision, precision * shift if self.has_means[0] else shift)
 
@@ -114,7 +117,7 @@ def fit_sites(
     parameters = np.hstack([np.log(precision), shift / precision if has_means else shift])
     location = parameters.mean(axis=0)
     linear = np.column_stack([np.ones(len(u)), u])
-    covariance = _radial(u, u) + LINEAR_VARIANCE * linear @ linear.T
+    covariance = _KERNEL(u, u, LENGTHSCALE) + LINEAR_VARIANCE * linear @ linear.T
     covariance[np.diag_indices_from(covariance)] += NOISE_VARIANCE
     weights = solve(covariance, parameters - location, assume_a="pos")
     coefficients = np.vstack([LINEAR_VARIANCE * linear.T @ weights, weights])
@@ -128,9 +131,3 @@ def fit_sites(
         np.ascontiguousarray(coefficients[:, size:]),
         np.array([has_means]),
     )
-
-
-def _radial(u, pilots):
-    """Radial basis functions (..., P) of `u` (..., d)."""
-    squared = np.sum((u[..., None, :] - pilots) ** 2, axis=-1)
-    return np.exp(-0.5 * squared / LENGTHSCALE**2)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pymc as pm
 
 from pymc_kameleon.adaptation.scaling import ScalingAdaptation
-from pymc_kameleon.mcmc.moves import Scaling
-from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.proposals import Scaling, register_proposal
 from pymc_kameleon.steps import MetropolisHastingsStep
 
 

@@ -7,9 +7,8 @@ import numpy as np
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.moves import CoordinateScales
 from pymc_kameleon.mcmc.proposals import covariance_at
-from pymc_kameleon.mcmc.run import Mixture
+from pymc_kameleon.mcmc.run import CoordinateScales, Mixture
 
 __all__ = ["Adaptation", "Learner", "LearnerState", "WarmStart"]
 

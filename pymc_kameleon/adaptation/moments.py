@@ -13,10 +13,10 @@ from pymc_kameleon.adaptation.scaling import WIDEST_BOUNDS, ScalingRecursion
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import rank_one_update
-from pymc_kameleon.mcmc.moves import Scaling, no_differences
 from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.proposals import Scaling
 from pymc_kameleon.mcmc.proposals.random_walk import RandomWalk
-from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.mcmc.run import Mixture, no_differences, observe
 from pymc_kameleon.validation import checked_array, checked_number
 
 __all__ = ["Moments", "MomentsAdaptation", "MomentsLearner", "update_moments"]

@@ -9,8 +9,8 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.moves import Scaling, no_differences
-from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.mcmc.proposals import Scaling
+from pymc_kameleon.mcmc.run import Mixture, no_differences, observe
 from pymc_kameleon.validation import checked_number
 
 __all__ = [

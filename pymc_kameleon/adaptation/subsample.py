@@ -19,9 +19,9 @@ from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.kernels import median_bandwidth
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.moves import Scaling, differences_of
+from pymc_kameleon.mcmc.proposals import Scaling
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, scatter
-from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.mcmc.run import Mixture, differences_of, observe
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
 __all__ = ["Learnt", "SubsampleAdaptation", "SubsampleLearner", "SubsampleState"]

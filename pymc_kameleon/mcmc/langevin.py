@@ -10,9 +10,9 @@ import numpy as np
 from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import has_first_stage, probability, remember, settle
-from pymc_kameleon.mcmc.moves import ACCEPT, CHOICE, move_coordinate
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, resolved_once
-from pymc_kameleon.mcmc.run import observe
+from pymc_kameleon.mcmc.proposals import ACCEPT, CHOICE
+from pymc_kameleon.mcmc.run import move_coordinate, observe
 
 __all__ = ["accept_langevin_in_two_stages", "run_compiled", "run_plain"]
 

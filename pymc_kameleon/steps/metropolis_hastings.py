@@ -19,8 +19,8 @@ from pymc_kameleon.adaptation.history import SEEN, STORED, record
 from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
-from pymc_kameleon.mcmc.moves import N_UNIFORMS
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
+from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.run import run_plain, runner
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.warm_start import warm_points, warm_scaling

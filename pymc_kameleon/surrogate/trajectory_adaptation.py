@@ -18,8 +18,7 @@ from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
-from pymc_kameleon.mcmc.moves import differences_of, no_differences
-from pymc_kameleon.mcmc.run import Mixture, observe
+from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences, observe
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.posterior import (

@@ -22,9 +22,8 @@ from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.coordinates import standardize
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into, dot, factor_times
-from pymc_kameleon.mcmc.moves import ACCEPT, N_UNIFORMS, PICK
 from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     surrogate_value,

@@ -16,8 +16,8 @@ from pymc_kameleon.latent_gp.joint.target import (
 from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
-from pymc_kameleon.mcmc.moves import N_UNIFORMS
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.run import run_plain
 
 __all__ = ["move_hyperparameters", "new_chain", "point_of_draw", "slices"]

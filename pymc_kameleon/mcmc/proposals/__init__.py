@@ -4,10 +4,39 @@ The loop of `mcmc.run` calls `propose`, `commit` and `invalidate` with the tuple
 """
 
 from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
+import numpy as np
+
+from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import by_class
 
-__all__ = ["commit", "covariance_at", "invalidate", "propose", "register_proposal"]
+__all__ = [
+    "ACCEPT",
+    "CHOICE",
+    "JUMP",
+    "N_UNIFORMS",
+    "PICK",
+    "SECOND_PICK",
+    "Scaling",
+    "commit",
+    "covariance_at",
+    "invalidate",
+    "propose",
+    "register_proposal",
+]
+
+N_UNIFORMS = 7
+CHOICE, PICK, SECOND_PICK, JUMP, ACCEPT = range(N_UNIFORMS - 2)
+"""Uniform random numbers of a transition: kind of move, two picks, length, and from `ACCEPT` on
+those of acceptance."""
+
+
+class Scaling(NamedTuple):
+    """Logs of the scalings of a proposal, and how often each was updated; arrays of shape (m,)."""
+
+    log: Annotated[np.ndarray, floats("scalings")]
+    n_updates: Annotated[np.ndarray, floats("scalings")]
 
 
 @by_class

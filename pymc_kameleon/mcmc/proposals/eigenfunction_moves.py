@@ -11,9 +11,8 @@ import numpy as np
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import flags, floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
-from pymc_kameleon.mcmc.moves import PICK, Scaling
 from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit
-from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.proposals import PICK, Scaling, register_proposal
 
 __all__ = ["EigenfunctionMoves", "Eigenfunctions", "GradientsHere", "directions"]
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.moves import Scaling
 from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.proposals import Scaling
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
 
 __all__ = ["FeatureGaussian", "Features", "feature_scatter"]

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.moves import Scaling
 from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit
+from pymc_kameleon.mcmc.proposals import Scaling
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
 
 __all__ = ["KernelGaussian", "centred_scatter"]

@@ -31,6 +31,7 @@ PARTS: dict[str, tuple[dict, dict, bool]] = {
     "nothing where uncertain": ({f"{LEARNER}.EXPLORED": 0.0}, {}, False),
     "no hot trajectories": ({f"{LEARNER}.HOT_SHARE": 0.0}, {}, False),
     "100 centres": ({}, {"max_centers": 100}, False),
+    "gradients too": ({}, {"gradients": True}, False),
 }
 """Name -> what is replaced, arguments, and whether chains share."""
 
@@ -53,7 +54,10 @@ def error(name: str, part: str, evaluations: int, chains: int, seed: int) -> flo
         for target, value in replaced.items():
             stack.enter_context(patch(target, value))
         starts = starting_points(name, chains, seed)
-        draws, _ = draw_by_step(step, name, starts, evaluations, seed)
+        try:
+            draws, _ = draw_by_step(step, name, starts, evaluations, seed)
+        except NotImplementedError:  # there is no gradient
+            return np.nan
     return errors(draws, reference_draws(name))["MMTV"]
 
 

@@ -115,6 +115,7 @@ def test_one_seed_is_one_result_whatever_the_number_of_workers(
         np.testing.assert_array_equal(draws_of(found), draws_of(expected))
 
 
+@pytest.mark.numerics
 def test_one_seed_is_one_result_where_a_worker_dies(client, reference, tmp_path):
     *_, expected = reference
     marker = tmp_path / "killed"
@@ -134,6 +135,7 @@ def test_one_seed_is_one_result_where_a_worker_dies(client, reference, tmp_path)
     assert {np.array(x).tobytes() for x in stored["x"].values} == set(asked(tmp_path / "asked"))
 
 
+@pytest.mark.numerics
 def test_without_a_store_the_draws_are_those_of_pymc(client):
     with pm.Model() as model:
         pm.Normal("x", 1.0, 2.0, shape=2)
@@ -182,6 +184,7 @@ def test_the_result_is_one_of_pymc(client):
     assert set(group_dataset(some, "posterior").data_vars) == {"total"}
 
 
+@pytest.mark.numerics
 def test_the_posterior_is_right(client):
     idata = sampled(
         with_likelihood(lambda x: np.asarray(-0.5 * np.sum((x - 1.0) ** 2))),
@@ -199,6 +202,7 @@ def test_the_posterior_is_right(client):
 # evaluations --------------------------------------------------------------------------------------
 
 
+@pytest.mark.numerics
 def test_every_evaluation_is_stored_and_none_is_asked_twice(client, reference, tmp_path):
     path, store, _ = reference
     points = asked(path)
@@ -214,6 +218,7 @@ def test_every_evaluation_is_stored_and_none_is_asked_twice(client, reference, t
     assert len(again) <= 3 * (SHORT["tune"] + SHORT["draws"]) + 3 * 3 * 8
 
 
+@pytest.mark.numerics
 def test_evaluations_are_stored_while_chains_run(client, tmp_path):
     """The likelihood waits until the client's store has what was evaluated before."""
     path = tmp_path / "run.sqlite"
@@ -265,6 +270,7 @@ def test_a_client_store_takes_each_evaluation_once():
     assert all(e.gradient == 2 * e.point for e in stored)
 
 
+@pytest.mark.numerics
 def test_gradients_go_along(client):
     """A chain begins a round with what all found: it knows more points than it evaluates."""
     with pm.Model() as model:
@@ -422,6 +428,7 @@ def test_a_closed_client_is_told(cluster):
     refused(ValueError, "client is closed: pass one that is connected", client)
 
 
+@pytest.mark.numerics
 def test_a_store_of_another_model_is_told(client, reference):
     _, store, _ = reference
     with pm.Model() as model:

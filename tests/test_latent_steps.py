@@ -647,6 +647,7 @@ def test_exact_draws_of_a_gaussian_posterior_stay_exact(make, kind):
     assert min(found.values()) > FALSE_ALARM, found
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"step_size": 0.7, "n_steps": 3}], ids=["long steps"])
 def test_exact_draws_of_a_curved_posterior_stay_exact(options):
@@ -655,6 +656,7 @@ def test_exact_draws_of_a_curved_posterior_stay_exact(options):
     assert min(found.values()) > FALSE_ALARM, found
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_a_metric_without_its_determinant_is_caught(monkeypatch):
     energy = LocalGeometry.energy
@@ -669,6 +671,7 @@ def test_a_metric_without_its_determinant_is_caught(monkeypatch):
     assert min(found.values()) < FALSE_ALARM, found
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("make", [gaussian, gaussian_directly])
 def test_a_log_ratio_that_keeps_the_sites_is_caught(make, monkeypatch):
     def without_sites(base, likelihood, scale=1.0, sites=None):
@@ -733,6 +736,7 @@ def test_compound_with_hyperparameters_agrees_with_nuts():
     assert_agrees_with_nuts(numbers(idata), "counts")
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_moments_of_classification_agree_with_nuts():
     model = glass_classification()

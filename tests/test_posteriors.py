@@ -60,7 +60,10 @@ def numbers(idata):
     return np.concatenate([v.reshape(*v.shape[:2], -1) for v in arrays], axis=-1)
 
 
-@pytest.mark.parametrize("make_model", [hierarchical_poisson, ordered_mixture])
+@pytest.mark.parametrize(
+    "make_model",
+    [hierarchical_poisson, pytest.param(ordered_mixture, marks=pytest.mark.numerics)],
+)
 def test_kameleon_agrees_with_nuts(make_model):
     model = make_model()
     step = KameleonStep(model=model, steps_per_draw=50)
@@ -104,6 +107,7 @@ def far_start():
     return model, {"a": (2000.0, np.sqrt(0.5 / n)), "b": (-1000.0, np.sqrt(0.5 / n))}
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("make_step", [KameleonStep, AdaptiveMetropolisStep])
 @pytest.mark.parametrize("make_model", [wild_scales, far_start], ids=lambda m: m.__name__)
 def test_wild_scales_and_far_starts(make_model, make_step):

@@ -105,6 +105,68 @@ def test_few_centres_learn_from_all_evaluations():
     assert error(400) < 0.5 * error(40)
 
 
+def gradients_of(target, points):
+    """Gradients (n, d), by central differences."""
+    steps = 1e-5 * np.eye(target.dim)
+    slopes = [target.log_density(points + h) - target.log_density(points - h) for h in steps]
+    return np.array(slopes).T / 2e-5
+
+
+def fitted_with_gradients(n, max_centers=500):
+    points = BANANA.draw(n, np.random.default_rng(0))
+    gradients = gradients_of(BANANA, points)
+    gradients[0, 1] = np.nan
+    values, coordinates = BANANA.log_density(points), standardization(points, np.ones(2))
+    regression, _ = fit_regression(points, values, coordinates, max_centers, None, None, gradients)
+    return regression, points, values, gradients
+
+
+def test_gradients_are_regressed_on_as_values_are():
+    """The weights are those of generalised least squares on values and gradients together."""
+    regression, points, values, gradients = fitted_with_gradients(12, max_centers=20)
+    u, factor = regression.standardization.whiten(points), regression.standardization.factor
+    slopes = gradients @ factor
+    prior = np.array([mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)])
+    residuals, noise = misfits(values, prior, 2)
+    inverse, centres = regression.inverse_lengthscales, regression.centres
+
+    def basis(u):
+        apart = (u * inverse[:, None]).T[:, None] - centres.T[None]
+        return (1 + np.sum(apart**2, axis=2) / 16) ** -8
+
+    rows, targets, sds = [basis(u)], [residuals], [noise]
+    known = np.flatnonzero(
+        np.all(np.isfinite(slopes), axis=1) & (values > values.max() - typical_depth(2))
+    )
+    assert 0 not in known and len(known) > 8
+    for k in range(2):
+        h = 1e-5 * np.eye(2)[:, [k]]
+        rows.append((basis(u + h) - basis(u - h))[known] / 2e-5)
+        means = [
+            [mean_value(regression.mean, np.ascontiguousarray(row)) for row in (u + sign * h).T]
+            for sign in (1, -1)
+        ]
+        targets.append((slopes[:, k] - (np.subtract(*means) / 2e-5))[known])
+        sds.append(noise[known])
+    design, target = np.concatenate(rows), np.concatenate(targets)
+    scaled = design / np.concatenate(sds)[:, None]
+    apart = centres.T[:, None] - centres.T[None]
+    covariance = (1 + np.sum(apart**2, axis=2) / 16) ** -8 + 1e-8 * np.eye(len(centres.T))
+    precision = scaled.T @ scaled + covariance * np.exp(-2 * regression.hyperparameters[0])
+    weights = np.linalg.solve(precision, scaled.T @ (target / np.concatenate(sds)))
+    new = basis(np.random.default_rng(2).normal(size=(2, 9)))
+    np.testing.assert_allclose(new @ regression.weights, new @ weights, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_tell_more_than_values_alone():
+    test = BANANA.draw(300, np.random.default_rng(5))
+
+    def error(surrogate):
+        return np.median(np.abs(predicted(surrogate, test) - BANANA.log_density(test)))
+
+    assert error(without_prior(fitted_with_gradients(25)[0])) < 0.3 * error(fitted(n=25)[0])
+
+
 def test_values_far_below_are_very_low_and_in_order():
     values = np.array([0.0, -1.0, -1e2, -1e4, -1e300, -np.inf, np.nan])
     found, noise = misfits(values, np.zeros(7), 3)
@@ -177,6 +239,31 @@ def test_the_prior_is_the_models_own_and_only_the_rest_is_learnt():
     far = np.array([[4.0, -30.0], [4.0, 0.0], [4.0, 30.0]])
     exact = [step.target(point)[0] for point in far]
     assert np.ptp(predicted(step.learner.surrogate, far) - exact) < 10.0 < np.ptp(exact)
+
+
+def test_gradients_of_what_is_learnt_are_learnt():
+    """Without the prior's, and in the coordinates that the regression takes."""
+    with pm.Model() as model:
+        pm.Uniform("share", 0.0, 3.0)
+        pm.HalfCauchy("scale", 2.0)
+        pm.Potential("y", -0.5 * pt.sum((model["share"] - 2.0) ** 2) / 0.04 - model["scale"] ** 2)
+        step = SurrogateHMCStep(gradients=True)
+    begin(step, 5, tune=60)
+    drive(step, model.initial_point(), 60, tune=60)
+    points, _, gradients = step.learner.evaluations.stored()
+    expected = [step.target.value_and_gradient(point)[1][1] for point in points]
+    np.testing.assert_allclose(gradients, expected, rtol=1e-8, atol=1e-12)
+    assert step.learner.is_bounded.tolist() == [True, False]
+    values = step.learner.known()[1]
+    typical = values > values.max() - 3.0
+    found = predicted(step.learner.surrogate, points[typical])
+    np.testing.assert_allclose(found, values[typical], atol=0.05)
+
+
+def test_a_model_without_gradients_has_none_to_learn_from():
+    model, _ = models.black_box()
+    with model, pytest.raises(NotImplementedError, match=r"no gradient .* x.* gradients=True"):
+        SurrogateHMCStep(gradients=True)
 
 
 def test_a_prior_that_another_step_moves_is_followed(caplog):
@@ -283,7 +370,7 @@ def test_step_size_is_chosen_for_its_acceptance():
 # the exact ratio ----------------------------------------------------------------------------------
 
 
-def p_values(target, spoil=None, n=20_000, steps_per_draw=8, **options):
+def p_values(target, spoil=None, n=20_000, steps_per_draw=3, **options):
     rng = np.random.default_rng(20)
     step = frozen(
         SurrogateHMCStep(

@@ -396,13 +396,12 @@ def test_epidemic_is_sampled():
     assert len(np.unique(posterior["gamma"].values)) > 5
 
 
-@pytest.mark.slow
-def test_epidemic_is_sampled_in_spawned_processes():
-    here = sample_epidemic(chains=2)
-    there = sample_epidemic(chains=2, cores=2, mp_ctx="spawn")
-    for name in ("R0", "gamma", "sigma"):
-        values = [result["posterior"][name].values for result in (here, there)]
-        np.testing.assert_allclose(*values, rtol=1e-6)
+def test_epidemic_can_be_sent_to_a_process():
+    model = targets.sir_epidemic(random_seed=1)
+    sent = pickle.loads(cloudpickle.dumps(model))
+    found = [m.compile_logp(mode="FAST_COMPILE")(m.initial_point()) for m in (model, sent)]
+    assert np.isfinite(found[0])
+    assert found[0] == found[1]
 
 
 def test_dear_epidemic_waits():

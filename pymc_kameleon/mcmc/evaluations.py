@@ -23,6 +23,8 @@ class Evaluations(NamedTuple):
         Raw coordinates.
     values : array, shape (m,)
         What is learnt: log-likelihoods, or log densities; -inf where they were not finite.
+    gradients : array, shape (m, d)
+        Of `values`; (m, 0) where gradients are not evaluated.
     first_term : int64 array, shape (1,)
         First term of the log density that counts in it: 1 if the prior is not learnt.
     count : int64 array, shape (1,)
@@ -32,6 +34,7 @@ class Evaluations(NamedTuple):
 
     points: Annotated[np.ndarray, floats("evaluations", "d")]
     values: Annotated[np.ndarray, floats("evaluations")]
+    gradients: Annotated[np.ndarray, floats("evaluations", "derivatives")]
     first_term: Annotated[np.ndarray, integers(1)]
     count: Annotated[np.ndarray, integers(1)]  # type: ignore[assignment]
     learns: Annotated[np.ndarray, flags(1)]
@@ -41,18 +44,19 @@ class Evaluations(NamedTuple):
         """Whether the count is no negative one."""
         return bool(self.count[0] >= 0)
 
-    def stored(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points (n, d) and values (n,), the oldest first."""
+    def stored(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Points (n, d), values (n,) and gradients (n, d or 0), the oldest first."""
         count, size = int(self.count[0]), len(self.values)
         order = np.arange(max(0, count - size), count) % size
-        return self.points[order], self.values[order]
+        return self.points[order], self.values[order], self.gradients[order]
 
 
-def new_evaluations(capacity: int, dim: int) -> Evaluations:
+def new_evaluations(capacity: int, dim: int, gradients: bool = False) -> Evaluations:
     """Return a record of nothing yet."""
     return Evaluations(
         np.zeros((capacity, dim)),
         np.zeros(capacity),
+        np.zeros((capacity, dim if gradients else 0)),
         np.zeros(1, dtype=np.int64),
         np.zeros(1, dtype=np.int64),
         np.ones(1, dtype=np.bool_),
@@ -61,7 +65,10 @@ def new_evaluations(capacity: int, dim: int) -> Evaluations:
 
 @register_jitable
 def keep_evaluation(evaluations, point, terms):
-    """Remember the log density at `point` (d,), of which `terms` has the terms, or more."""
+    """Remember the log density at `point` (d,), and its gradient if gradients are evaluated.
+
+    `terms` has the terms of the log density, then the gradients of log prior and log-likelihood.
+    """
     value = 0.0
     for k in range(evaluations.first_term[0], N_TERMS):
         value += terms[k]
@@ -69,6 +76,12 @@ def keep_evaluation(evaluations, point, terms):
     for k in range(point.size):
         evaluations.points[i, k] = point[k]
     evaluations.values[i] = value if np.isfinite(value) else -np.inf
+    dim = evaluations.gradients.shape[1]
+    for k in range(dim):
+        gradient = terms[N_TERMS + dim + k]
+        if evaluations.first_term[0] == 0:
+            gradient += terms[N_TERMS + k]
+        evaluations.gradients[i, k] = gradient
     evaluations.count[0] += 1
 
 

@@ -366,7 +366,8 @@ class LogDensity:
             named = ", ".join(black_boxes(terms)) or str(error)
             raise NotImplementedError(
                 f"The log density has no gradient with respect to {', '.join(self.names)}: {named} "
-                "has none. Take a step that needs no gradient, such as KameleonStep."
+                "has none. Take a step that needs no gradient, such as KameleonStep, or leave out "
+                "gradients=True."
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Towards the mode of a log density without its gradient, counting evaluations."""
+"""Towards the mode of a log density, counting evaluations."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,12 @@ import scipy
 __all__ = ["search_mode"]
 
 ENOUGH = 0.5
-"""A gain of the log density in `PATIENCE` evaluations a dimension below which the search ends."""
+"""A gain of the log density in `PATIENCE` evaluations below which the search ends."""
 
-PATIENCE = 2
+PATIENCE = 8
+"""And as many a dimension, without gradients, as `PATIENCE_PER_DIMENSION` says."""
+
+PATIENCE_PER_DIMENSION = 2
 
 
 class _Found(Exception):
@@ -18,9 +21,12 @@ class _Found(Exception):
 
 
 def search_mode(
-    log_density: Callable[[np.ndarray], float], start: np.ndarray, max_evaluations: int
+    log_density: Callable[[np.ndarray], float],
+    start: np.ndarray,
+    max_evaluations: int,
+    gradient: Callable[[], np.ndarray] | None = None,
 ) -> None:
-    """Climb from `start` (d,) by a trust region without derivatives (COBYQA).
+    """Climb from `start` (d,) by a trust region without derivatives (COBYQA), or by L-BFGS-B.
 
     Parameters
     ----------
@@ -28,6 +34,8 @@ def search_mode(
         Keeps its points and values itself; -inf and NaN are allowed.
     start : array, shape (d,)
     max_evaluations : int
+    gradient : callable, optional
+        Returns the gradient (d,) at the point that was evaluated last.
 
     References
     ----------
@@ -35,10 +43,11 @@ def search_mode(
     thesis, The Hong Kong Polytechnic University.
     """
     best, lowest, since, count = -np.inf, 0.0, 0, 0
+    patience = PATIENCE + (PATIENCE_PER_DIMENSION * start.size if gradient is None else 0)
 
     def negative(x):
         nonlocal best, lowest, since, count
-        if count >= max_evaluations or since > PATIENCE * start.size + 8:
+        if count >= max_evaluations or since > patience:
             raise _Found
         value, count = log_density(x), count + 1
         if value > best + ENOUGH:
@@ -50,8 +59,15 @@ def search_mode(
         lowest = min(lowest, value)
         return -value
 
+    def negative_with_gradient(x):
+        value, slope = negative(x), -gradient()
+        return value, np.where(np.isfinite(slope), slope, 0.0)
+
     options = {"initial_tr_radius": 0.5, "final_tr_radius": 1e-6, "maxfev": max_evaluations + 1}
     try:
-        scipy.optimize.minimize(negative, start, method="COBYQA", options=options)
+        if gradient is None:
+            scipy.optimize.minimize(negative, start, method="COBYQA", options=options)
+        else:
+            scipy.optimize.minimize(negative_with_gradient, start, jac=True, method="L-BFGS-B")
     except _Found:
         pass

@@ -416,11 +416,14 @@ class MetropolisHastingsStep(Step):
             values.append(chain.proposed_value.copy())
             return log_densities[-1]
 
-        known = self._known_near_mode()
+        known, gradients = self._known_near_mode(), None
         if known is None:
-            search_from(chain.position, evaluate_and_keep)
+            search_from(chain.position, evaluate_and_keep, self._gradient_of_proposal)
             known = np.array(points), np.array(log_densities)
-        gaussian = around_the_mode(*known)
+            if self.takes_gradients:
+                parts = np.array(values)[:, N_TERMS:].reshape(-1, 2, self.dim)
+                gradients = parts.sum(axis=1)
+        gaussian = around_the_mode(*known, gradients)
         move_near_mode(chain, gaussian, *known, evaluate_and_keep, self.rng)
         self.learner.begin_with(gaussian, self.rng)
         if self.stage is not None:
@@ -448,6 +451,12 @@ class MetropolisHastingsStep(Step):
         chain = self.chain
         chain.proposal[:] = x
         return evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
+
+    @property
+    def _gradient_of_proposal(self):
+        """What returns the gradient (d,) at `chain.proposal`; None for a step without gradients."""
+        terms = self.chain.proposed_value[N_TERMS:]
+        return (lambda: terms.reshape(2, self.dim).sum(axis=0)) if self.takes_gradients else None
 
     def _learn_from_others(self):
         """Teach the first stage what other chains and runs have stored since the last time.

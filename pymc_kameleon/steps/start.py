@@ -29,9 +29,12 @@ def checked_start(start: str, is_estimated: bool) -> str:
     return start
 
 
-def search_from(begin: np.ndarray, evaluate) -> None:
-    """Search for a mode from `begin` (d,) by calls of `evaluate`, which keeps what it finds."""
-    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size)
+def search_from(begin: np.ndarray, evaluate, gradient=None) -> None:
+    """Search for a mode from `begin` (d,) by calls of `evaluate`, which keeps what it finds.
+
+    `gradient` returns the gradient where `evaluate` was called last, if there is one.
+    """
+    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size, gradient)
 
 
 def move_near_mode(chain, gaussian, points, log_densities, evaluate, rng) -> None:

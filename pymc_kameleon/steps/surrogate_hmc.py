@@ -71,6 +71,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     target_accept : float
         Acceptance on the surrogate that the step size is chosen for. That of the chain is lower by
         the surrogate's error.
+    gradients : bool
+        Learn from gradients of the model too, for models that have them at the price of a few
+        evaluations; `n_evals` counts value and gradient as one.
     %(start)s
         Some draws from the prior are evaluated first; the search begins at the best of them if the
         chain starts at the model's default.
@@ -88,6 +91,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     ------
     ValueError, TypeError
         At construction, for a bad argument or a discrete variable, naming it.
+    NotImplementedError
+        At construction, with `gradients`, if the model has none, naming the operation.
 
     Notes
     -----
@@ -132,6 +137,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         *,
         max_centers: int = 500,
         target_accept: float = 0.9,
+        gradients: bool = False,
         start: str = "optimize",
         store: EvaluationStore | None = None,
         steps_per_draw: int = 1,
@@ -143,9 +149,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ) -> None:
+        self.takes_gradients = bool(gradients)
         super().__init__(
             vars,
-            adaptation=TrajectoryAdaptation(max_centers=max_centers),
+            adaptation=TrajectoryAdaptation(max_centers=max_centers, gradients=bool(gradients)),
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,
             disperse=disperse,
@@ -171,6 +178,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 "it saves. Take KameleonStep, or NUTS where there is a gradient.",
                 self.dim,
             )
+        if self.takes_gradients:
+            _ = self.target.with_gradients  # raises an error where there is none
         self.known_prior = _prior_with_gradient(self.target)
         others = self.target.others_in_likelihood
         if self.known_prior is None:
@@ -250,7 +259,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if from_anywhere:
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
-        search_from(begin, self._evaluate_at)
+        search_from(begin, self._evaluate_at, self._gradient_of_proposal)
         self._learn_from_others()
 
     def _begin_near_mode(self):

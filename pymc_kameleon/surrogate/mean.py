@@ -112,6 +112,7 @@ def fit_confining_mean(
     values: np.ndarray,
     weights: np.ndarray,
     largest_curvature: float = LARGEST_CURVATURE,
+    gradients: np.ndarray | None = None,
 ) -> Mean:
     """Fit a quadratic that falls in all directions, however few points there are.
 
@@ -128,6 +129,8 @@ def fit_confining_mean(
         Values, and what multiplies their misfits.
     largest_curvature : float
         Negative, or 0 if something else confines.
+    gradients : array, shape (d, t), optional
+        Of the values, in u; points with a NaN among them count with their value alone.
     """
     dim, centre = len(u), values.max()
     if n_coefficients(dim) > LARGEST_FIT:
@@ -135,12 +138,20 @@ def fit_confining_mean(
         constant = np.sum(weights**2 * rest) / np.sum(weights**2)
         return Mean(np.array([constant]), np.zeros(dim), -np.eye(dim))
     design, target = _design(u), values - centre + 0.5 * np.sum(u**2, axis=0)
+    if gradients is not None:
+        known = np.all(np.isfinite(gradients), axis=0)
+        slopes = (gradients + u)[:, known]
+        design = np.concatenate([design, *_gradient_designs(u[:, known])])
+        target = np.concatenate([target, *slopes])
+        weights = np.concatenate([weights, *np.tile(weights[known], (dim, 1))])
     coefficients = _ridge_regression(weights[:, None] * design, weights * target)
     matrix = _as_matrix(coefficients[1 + dim :], dim) - np.eye(dim)
     eigenvalues, vectors = np.linalg.eigh(matrix)
     if eigenvalues[-1] > largest_curvature:
         matrix = (vectors * np.minimum(eigenvalues, largest_curvature)) @ vectors.T
         rest = values - centre - 0.5 * np.sum(u * (matrix @ u), axis=0)
+        if gradients is not None:
+            rest = np.concatenate([rest, *(gradients - matrix @ u)[:, known]])
         coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
     return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
 

@@ -13,7 +13,9 @@ FLAT = -1e-4
 """Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
 
 
-def around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
+def around_the_mode(
+    points: np.ndarray, values: np.ndarray, gradients: np.ndarray | None = None
+) -> Standardization:
     """Mean and covariance of the quadratic through the evaluations near the largest value.
 
     Where they are flat or curved upwards, their own spread stands for that of the posterior.
@@ -23,6 +25,8 @@ def around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
     points : array, shape (n, d)
     values : array, shape (n,)
         Log densities, of which at least one is finite.
+    gradients : array, shape (n, d), optional
+        Theirs; those with a NaN do not count.
     """
     dim = points.shape[1]
     finite = np.isfinite(values)
@@ -30,9 +34,11 @@ def around_the_mode(points: np.ndarray, values: np.ndarray) -> Standardization:
     order, depth = np.argsort(-values), values.max() - values
     near = max(2 * n_coefficients(dim), int(np.sum(depth < typical_depth(dim))))
     points, values = points[order[:near]], values[order[:near]]
-    spread = standardization(points, np.ones(dim))
+    spread, slopes = standardization(points, np.ones(dim)), None
+    if gradients is not None:
+        slopes = spread.factor.T @ gradients[finite][order[:near]].T
     weights = 1.0 / (1.0 + (values.max() - values) / dim)
-    mean = fit_confining_mean(spread.whiten(points), values, weights, FLAT)
+    mean = fit_confining_mean(spread.whiten(points), values, weights, FLAT, slopes)
     curvatures, directions = np.linalg.eigh(-mean.quadratic)
     is_flat = curvatures <= -1.01 * FLAT
     mode = directions @ np.where(is_flat, 0.0, directions.T @ mean.linear / curvatures)

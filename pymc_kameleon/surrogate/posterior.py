@@ -23,6 +23,7 @@ __all__ = [
     "NO_PRIOR",
     "PosteriorSurrogate",
     "log_priors",
+    "natural_slopes",
     "natural_where",
     "predicted",
     "predicted_at",
@@ -62,6 +63,12 @@ class PosteriorSurrogate(NamedTuple):
 def natural_where(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return w of the rows of `points` (n, d): shares of the interval where there are bounds."""
     return np.where(is_bounded, expit(points), points)
+
+
+def natural_slopes(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return dw/dx (n, d) at the rows of `points` (n, d)."""
+    shares = expit(points)
+    return np.where(is_bounded, shares * (1.0 - shares), 1.0)
 
 
 @jit
@@ -138,8 +145,10 @@ def predicted(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     return np.array([predicted_at(surrogate, point) for point in points])
 
 
-def log_priors(log_prior: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Log prior (n,) at the rows of `points` (n, d), in raw coordinates; 0 for `NO_PRIOR`."""
+def log_priors(log_prior: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log prior (n,) and its gradient (n, d) at the rows of `points` (n, d); 0 for `NO_PRIOR`."""
     if log_prior.size == 0:
-        return np.zeros(len(points))
-    return np.array([_prior_terms(log_prior, point)[0] for point in np.ascontiguousarray(points)])
+        return np.zeros(len(points)), np.zeros(points.shape)
+    rows = np.ascontiguousarray(points)
+    terms = np.array([_prior_terms(log_prior, row) for row in rows]).reshape(len(rows), -1)
+    return terms[:, 0], terms[:, N_TERMS:]

@@ -64,6 +64,12 @@ the posterior has no mass the surrogate need only be low."""
 LEAST_NOISE = 0.02
 """Standard deviation of the misfit, in the unit of the log density, where the mass is."""
 
+SHIFT = 0.5
+"""Lengthscales by which centres lie beside a point whose gradient is known."""
+
+BLOCK = 500
+"""Points whose gradients are regressed on at a time, so that memory stays bounded."""
+
 
 class Regression(NamedTuple):
     """A fitted regression; fixed until the next fit.
@@ -144,12 +150,15 @@ def regression_gradient(regression, u, work, out):
 
 @jit
 def _basis(coordinates, centres, out):
-    """Basis functions (n, m) of the columns of `coordinates` (d, n) at `centres` (d, m)."""
+    """Basis functions at `centres` (d, m) of the columns of `coordinates` (d, n).
+
+    `out` has shape (n, 1, m), or (n, 1 + d, m) for the gradients after the values.
+    """
     z = np.empty(coordinates.shape[0])
     for i in range(coordinates.shape[1]):
         for k in range(z.size):
             z[k] = coordinates[k, i]
-        correlations(RATIONAL, z, centres, centres.shape[1], 1, out[i : i + 1])
+        correlations(RATIONAL, z, centres, centres.shape[1], 1, out[i])
 
 
 @jit(fastmath=SIMD)
@@ -244,6 +253,7 @@ def fit_regression(
     max_centers: int,
     previous: Regression | None = None,
     log_prior: np.ndarray | None = None,
+    gradients: np.ndarray | None = None,
 ) -> tuple[Regression, Uncertainty]:
     """Fit a regression to all evaluations, and say how uncertain it is.
 
@@ -259,6 +269,9 @@ def fit_regression(
         The search for lengthscales begins with its.
     log_prior : array, shape (n,), optional
         What is not to be learnt, because it is known; 0 by default.
+    gradients : array, shape (n, d), optional
+        Of what is to be learnt, in raw coordinates. They count down to the depth of the typical
+        set; those with a NaN do not.
 
     Raises
     ------
@@ -281,35 +294,83 @@ def fit_regression(
     learnt, weights = (values - known)[finite], 1.0 / (1.0 + depth / dim) ** 2
     confined = np.ptp(known) > 0.0  # by the prior
     curvature = 0.0 if confined else LARGEST_CURVATURE
-    mean = fit_confining_mean(u[:, finite], learnt, weights, curvature)
+    slopes = np.full(u.shape, np.nan)
+    if gradients is not None:
+        slopes = standardization.factor.T @ gradients[first][possible].T
+        counts = np.all(np.isfinite(slopes), axis=0) & finite
+        counts[finite] &= depth < typical_depth(dim)
+        slopes[:, ~counts] = np.nan
+    mean = fit_confining_mean(u[:, finite], learnt, weights, curvature, slopes[:, finite])
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(u.T)])
     residuals, noise = misfits(values, known + means, dim)
+    near = np.flatnonzero(np.isfinite(slopes[0]))
+    slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ u[:, near])
+    at, rows, sds = u, residuals[None], noise
+    if len(near) > 1:
+        at, rows, sds = u[:, near], np.concatenate([rows[:, near], slopes]), noise[near]
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
-    hyperparameters = fit_hyperparameters(RATIONAL, u, residuals[None], start, noise, iterations)
+    hyperparameters = fit_hyperparameters(RATIONAL, at, rows, start, sds, iterations)
     inverse = np.exp(-hyperparameters[1:])
     z = np.ascontiguousarray(u * inverse[:, None])
-    chosen = np.empty(min(max_centers, len(values)), dtype=np.int64)
-    count = choose_centres(z, 1.0 / noise, chosen.size, chosen)
-    centres = np.ascontiguousarray(z[:, chosen[:count]])
-    weights, uncertainty = _ridge(z, centres, residuals, noise, math.exp(hyperparameters[0]))
+    data = [(z, residuals, noise)]
+    data += _slope_data(z[:, near], slopes.T / inverse, noise[near, None] / inverse)
+    candidates, importance = z, 1.0 / noise
+    if len(values) < max_centers:
+        candidates, importance = _with_shifted(z, importance, near)
+    chosen = np.empty(min(max_centers, len(importance)), dtype=np.int64)
+    count = choose_centres(candidates, importance, chosen.size, chosen)
+    centres = np.ascontiguousarray(candidates[:, chosen[:count]])
+    weights, uncertainty = _ridge(data, centres, math.exp(hyperparameters[0]))
     regression = Regression(standardization, mean, inverse, centres, weights, hyperparameters)
     return regression, uncertainty
 
 
-def _ridge(z, centres, residuals, noise, amplitude):
-    """Weights (m,) of the basis functions: the posterior mean of the subset of regressors."""
+def _slope_data(z, residuals, noise):
+    """Return gradients of the residual in z, as `_ridge` takes them, block by block."""
+    blocks = [slice(begin, begin + BLOCK) for begin in range(0, z.shape[1], BLOCK)]
+    return [(np.ascontiguousarray(z[:, b]), residuals[b], noise[b]) for b in blocks]
+
+
+def _with_shifted(z, importance, near):
+    """Candidates for centres: the points, and beside those whose gradient is known one a direction.
+
+    Differences of such basis functions are near the derivatives that a gradient is correlated with.
+    """
+    dim = len(z)
+    shifted = [z[:, near] + SHIFT * np.eye(dim)[:, [k]] for k in range(dim)]
+    candidates = np.ascontiguousarray(np.concatenate([z, *shifted], axis=1))
+    return candidates, np.concatenate([importance, *[0.5 * importance[near]] * dim])
+
+
+def _ridge(data, centres, amplitude):
+    """Weights (m,) of the basis functions: the posterior mean of the subset of regressors.
+
+    Parameters
+    ----------
+    data : list of (z, residuals, noise)
+        Points (d, n), what the basis functions are to add there, and how closely: arrays of shape
+        (n,) for values, (n, d) for gradients in z.
+    centres : array, shape (d, m)
+    amplitude : float
+    """
     m = centres.shape[1]
     covariance = np.zeros((m, m))
     correlation_matrix(RATIONAL, centres, 1, covariance)
     covariance[np.diag_indices(m)] += 1e-8
     lower = linalg.cholesky(covariance, lower=True, check_finite=False)
-    basis = np.empty((z.shape[1], m))
-    _basis(z, centres, basis)
-    scaled = linalg.solve_triangular(lower, basis.T / noise, lower=True, check_finite=False)
-    gram = linalg.blas.dsyrk(1.0, scaled, lower=1)
+    gram, moment = np.zeros((m, m)), np.zeros(m)
+    for z, residuals, noise in data:
+        is_value = residuals.ndim == 1
+        basis = np.empty((z.shape[1], 1 if is_value else 1 + len(z), m))
+        _basis(z, centres, basis)
+        rows = basis[:, 0] if is_value else basis[:, 1:].reshape(-1, m)
+        sds, targets = noise.ravel(), residuals.ravel()
+        scaled = linalg.solve_triangular(lower, rows.T / sds, lower=True, check_finite=False)
+        gram += linalg.blas.dsyrk(1.0, scaled, lower=1)
+        moment += scaled @ (targets / sds)
     gram[np.diag_indices(m)] += amplitude**-2
     precision = linalg.cholesky(gram, lower=True, check_finite=False)
-    solved = linalg.cho_solve((precision, True), scaled @ (residuals / noise), check_finite=False)
+    solved = linalg.cho_solve((precision, True), moment, check_finite=False)
     weights = linalg.solve_triangular(lower, solved, lower=True, trans=1, check_finite=False)
     return weights, Uncertainty(lower, precision, amplitude)
 
@@ -322,11 +383,11 @@ def posterior_covariance(
     What the centres do not see keeps its prior variance, so it grows away from the evaluations.
     """
     z = np.ascontiguousarray(u * regression.inverse_lengthscales[:, None])
-    basis = np.empty((z.shape[1], regression.weights.size))
+    basis = np.empty((z.shape[1], 1, regression.weights.size))
     _basis(z, regression.centres, basis)
     prior = np.zeros((z.shape[1], z.shape[1]))
     correlation_matrix(RATIONAL, z, 1, prior)
     prior += np.tril(prior, -1).T
-    seen = linalg.solve_triangular(uncertainty.lower, basis.T, lower=True, check_finite=False)
+    seen = linalg.solve_triangular(uncertainty.lower, basis[:, 0].T, lower=True, check_finite=False)
     left = linalg.solve_triangular(uncertainty.precision, seen, lower=True, check_finite=False)
     return uncertainty.amplitude**2 * (prior - seen.T @ seen) + left.T @ left

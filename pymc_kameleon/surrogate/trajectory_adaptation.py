@@ -25,6 +25,7 @@ from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
     log_priors,
+    natural_slopes,
     natural_where,
     surrogate_values,
 )
@@ -132,13 +133,16 @@ class TrajectoryAdaptation(Adaptation):
     ----------
     max_centers : int
         Largest number of radial basis functions.
+    gradients : bool
+        Whether the gradients of evaluations are learnt from too.
     """
 
     history_capacity = N_HISTORY
 
-    def __init__(self, *, max_centers: int):
+    def __init__(self, *, max_centers: int, gradients: bool = False):
         self.max_centers = checked_integer("max_centers", max_centers, 1)
-        self.options = {"max_centers": self.max_centers}
+        self.gradients = gradients
+        self.options = {"max_centers": self.max_centers, "gradients": gradients}
 
     def start(self, position, rng, warm, target_accept):  # noqa: D102
         return TrajectoryLearner(self, position, target_accept)
@@ -184,7 +188,7 @@ class TrajectoryLearner(Learner):
         super().__init__(dim)
         self.choices, self.target_accept = choices, target_accept
         self.history = new_history(N_HISTORY, dim)
-        self.evaluations = new_evaluations(N_EVALUATIONS, dim)
+        self.evaluations = new_evaluations(N_EVALUATIONS, dim, choices.gradients)
         self.regression = no_regression(dim)
         self.standardization = self.regression.standardization
         self.is_bounded = np.zeros(dim, dtype=np.bool_)
@@ -240,10 +244,17 @@ class TrajectoryLearner(Learner):
 
     def known(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points (n, d) that were evaluated, log densities (n,), and the part not learnt (n,)."""
-        points, learnt = self.evaluations.stored()
-        not_learnt = log_priors(self.log_prior, points)
+        points, learnt, _ = self.evaluations.stored()
+        not_learnt, _ = log_priors(self.log_prior, points)
         values = learnt + not_learnt
         return points, np.where(np.isfinite(values), values, -np.inf), not_learnt
+
+    def _gradients(self):
+        """Gradients (n, d) of the log density, and of what is learnt; None if not evaluated."""
+        if not self.choices.gradients:
+            return None, None
+        points, _, learnt = self.evaluations.stored()
+        return learnt + log_priors(self.log_prior, points)[1], learnt
 
     def transitions_before_update(self, transition, n, rng):  # noqa: D102
         return min(n, max(0, self.next_update - self.n_own))
@@ -312,12 +323,15 @@ class TrajectoryLearner(Learner):
         points, values, not_learnt = self.known()
         if not np.any(np.isfinite(values)):
             return None
-        coordinates = self._coordinates(points, values, self._past(), self.standardization)
+        slopes = self._gradients()
+        coordinates = self._coordinates(
+            points, values, slopes[0], self._past(), self.standardization
+        )
         typical = self._typical_points(coordinates, rng)
         high = values > values.max() - 2.0 * typical_depth(self.dim)
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
         try:
-            regression, uncertainty = self._regress(points, values, not_learnt, coordinates)
+            regression, uncertainty = self._regress(points, values, slopes, not_learnt, coordinates)
             annealed, integrator = anneal(
                 PosteriorSurrogate(coordinates, regression, self.is_bounded, self.log_prior),
                 self.integrator._replace(radius=np.array([radius])),
@@ -337,13 +351,17 @@ class TrajectoryLearner(Learner):
         self._judge()
         return uncertainty, annealed
 
-    def _regress(self, points, values, not_learnt, coordinates):
-        previous = self.regression if self.has_learnt else None
+    def _regress(self, points, values, slopes, not_learnt, coordinates):
         if np.any(self.is_bounded):
+            if self.choices.gradients:
+                scales = natural_slopes(self.is_bounded, points)
+                slopes = [gradient / scales for gradient in slopes]
             points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
-            coordinates = self._coordinates(points, values, past, self.regression.standardization)
+            before = self.regression.standardization
+            coordinates = self._coordinates(points, values, slopes[0], past, before)
+        previous = self.regression if self.has_learnt else None
         size = self.choices.max_centers
-        return fit_regression(points, values, coordinates, size, previous, not_learnt)
+        return fit_regression(points, values, coordinates, size, previous, not_learnt, slopes[1])
 
     def _judge(self):
         """Let those moves be the more that took the chain further since the last fit."""
@@ -360,13 +378,13 @@ class TrajectoryLearner(Learner):
         later = self.history.later_half()
         return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
 
-    def _coordinates(self, points, values, past, previous):
+    def _coordinates(self, points, values, gradients, past, previous):
         """Standardise by the chain's past, or by the evaluations near the largest value."""
         if len(past):
             return standardization(past, np.ones(self.dim))
         if self.has_learnt and not self.acceptance < HOPELESS:
             return previous
-        return around_the_mode(points, values)
+        return around_the_mode(points, values, gradients)
 
     def _typical_points(self, coordinates, rng):
         """Standardised points (d, n) where the chain is, or will be if the density is Gaussian."""
@@ -422,5 +440,6 @@ class TrajectoryLearner(Learner):
             "history": N_HISTORY,
             "recent": 0,
             "evaluations": N_EVALUATIONS,
+            "derivatives": self.dim * self.choices.gradients,
             "1 + d": 1 + self.dim,
         }

@@ -98,7 +98,7 @@ def test_those_that_are_not_finite_are_counted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "least"), [(KameleonStep, 10), (MALAStep, 3)], ids=["values", "gradients"]
+    ("make", "least"), [(KameleonStep, 10), (MALAStep, 2)], ids=["values", "gradients"]
 )
 def test_the_first_stage_learns_from_the_search(make, least):
     """With gradients the search is over before there are points enough to open it."""

@@ -34,6 +34,7 @@ from pymc_kameleon import (
     KameleonStep,
     SurrogateHMCStep,
 )
+from pymc_kameleon.distributed.rounds import shared_tuning
 
 __all__ = ["SAMPLERS", "TARGETS", "Step", "add_arguments", "run"]
 
@@ -52,7 +53,8 @@ class Step:
         Largest share of the evaluations that tune; less where the step's own `default_tune_steps`
         are fewer.
     shares : bool
-        Whether the chains run at once and share their evaluations.
+        Whether the chains run at once and share their evaluations. They tune no longer than
+        `distributed.sample` has them tune unless told.
     """
 
     make: Callable
@@ -216,6 +218,8 @@ def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
     driven = DrivenStep(model_of(name), make)
     share = budget // len(starts)
     most = driven.step.default_tune_steps or share
+    if step.shares:
+        most = shared_tuning(most, len(starts))
     tuning = min(round(step.tuning_share * share), most)
     run_all = at_once if step.shares else in_turn
     results = run_all(

@@ -532,29 +532,41 @@ def test_each_chain_finds_both_modes_and_their_weights():
 # the search ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("dim", [1, 2, 8])
-def test_search_comes_near_the_mode_and_counts(dim):
+def test_search_comes_near_the_mode_and_counts(dim, has_gradients):
     target = CorrelatedGaussian(dim) if dim == 1 else Banana(0.03, dim=dim)
-    values = []
+    points, values = [], []
 
     def log_density(x):
+        points.append(x.copy())
         values.append(float(target.log_density(x[None])[0]))
         return values[-1]
 
-    search_mode(log_density, np.full(dim, 4.0), 60 + 20 * dim)
+    def gradient():
+        return gradients_of(target, points[-1][None])[0]
+
+    most = 40 if has_gradients else 60 + 20 * dim
+    search_mode(log_density, np.full(dim, 4.0), most, gradient if has_gradients else None)
     best = max(target.log_density(target.draw(2000, np.random.default_rng(0))))
     assert max(values) > best - 1.5
-    assert len(values) <= 60 + 20 * dim
+    assert len(values) <= most
 
 
-def test_search_goes_round_where_there_is_no_density():
-    values = []
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_search_goes_round_where_there_is_no_density(has_gradients):
+    points, values = [], []
 
     def log_density(x):
+        points.append(x.copy())
         values.append(-np.inf if x[0] < 0 else -0.5 * np.sum((x - 1.0) ** 2))
         return values[-1] if len(values) % 7 else np.nan
 
-    search_mode(log_density, np.array([3.0, 3.0]), 200)
+    def gradient():
+        return np.where(np.isfinite(values[-1]), 1.0 - points[-1], np.nan)
+
+    start = np.array([3.0, 3.0])
+    search_mode(log_density, start, 200, gradient if has_gradients else None)
     assert max(values) > -0.5
 
 

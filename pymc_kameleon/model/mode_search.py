@@ -8,12 +8,10 @@ import scipy
 __all__ = ["search_mode"]
 
 ENOUGH = 0.5
-"""A gain of the log density in `PATIENCE` evaluations below which the search ends."""
+"""A gain of the log density; the search ends after `PATIENCE` evaluations without one."""
 
-PATIENCE = 8
-"""And as many a dimension, without gradients, as `PATIENCE_PER_DIMENSION` says."""
-
-PATIENCE_PER_DIMENSION = 2
+PATIENCE, MORE_PATIENCE = 8, 2
+"""The second for each dimension, where there are no gradients."""
 
 
 class _Found(Exception):
@@ -43,7 +41,7 @@ def search_mode(
     thesis, The Hong Kong Polytechnic University.
     """
     best, lowest, since, count = -np.inf, 0.0, 0, 0
-    patience = PATIENCE + (PATIENCE_PER_DIMENSION * start.size if gradient is None else 0)
+    patience = PATIENCE + (MORE_PATIENCE * start.size if gradient is None else 0)
 
     def negative(x):
         nonlocal best, lowest, since, count

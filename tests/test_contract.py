@@ -23,8 +23,8 @@ import pytensor.tensor as pt
 import pytest
 from conftest import (
     LATENT,
+    METROPOLIS_HASTINGS,
     STEPS,
-    WAYS_TO_RUN,
     assert_evaluations,
     built,
     small_model,
@@ -172,7 +172,7 @@ def test_shallow_copies_are_independent(case):
 
 
 FAMILIES = {
-    "metropolis_hastings": WAYS_TO_RUN,
+    "metropolis_hastings": METROPOLIS_HASTINGS,
     "latent": [*LATENT, "latent_gp"],
 }
 
@@ -795,20 +795,20 @@ def warnings_of(step, model, draws, tune):
 @pytest.fixture
 def soon_stuck(monkeypatch):
     for module in ("metropolis_hastings", "latent_function"):
-        monkeypatch.setattr(f"pymc_kameleon.steps.{module}.STUCK_AFTER", 20)
+        monkeypatch.setattr(f"pymc_kameleon.steps.{module}.STUCK_AFTER", 30)
 
 
 def test_stuck_chain_says_so_once(kind, soon_stuck):
     model = kind.needle()
     step = kind.make(model=model, compile_kwargs=UNCOMPILED)
-    told = warnings_of(step, model, 70, tune=20)
+    told = warnings_of(step, model, 130, tune=20)
     messages = [w.message for w in told]
     assert all(w.level == "warn" for w in told)
     assert all(f" of {kind.variable} " in message for message in messages)
     for reason in ("stuck", *kind.told_of_a_needle):
         assert sum(reason in message for message in messages) == 1
     assert len(messages) == len(set(messages)) == 1 + len(kind.told_of_a_needle)
-    assert any("stuck" in message and "20 " in message for message in messages)
+    assert any("stuck" in message and "30 " in message for message in messages)
 
 
 def test_acceptance_far_from_target_says_so_once(make_random_walk):
@@ -849,7 +849,7 @@ def test_long_enough_tuning_says_nothing(make_each_way):
 def test_warnings_reach_the_log_and_not_the_result(kind, soon_stuck, caplog):
     model = kind.needle()
     step = kind.make(model=model, compile_kwargs=UNCOMPILED)
-    idata = sample(step, model, chains=2, draws=25, tune=2)
+    idata = sample(step, model, chains=2, draws=35, tune=2)
     assert len([r for r in caplog.records if "stuck" in r.getMessage()]) == 2
     assert "warning" not in idata["sample_stats"].data_vars
 

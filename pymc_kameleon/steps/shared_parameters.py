@@ -43,8 +43,9 @@ disperse : bool
     NUTS; a start that was given is left alone.""",
     "start": """\
 start : "here" or "optimize"
-    How tuning begins: where the chain starts, or with a search for the mode from there, by 100 + 20
-    d evaluations at most, and a random point around what it found. Not with `warm_start`.""",
+    How tuning begins: where the chain starts, or with a search for the mode from there, by
+    100 + 20 d evaluations at most, and a random point around what it found. Not with
+    `warm_start`.""",
     "pseudo_marginal": """\
 pseudo_marginal : bool
     The black-box terms of the likelihood are unbiased estimates, an `estimated_loglikelihood`

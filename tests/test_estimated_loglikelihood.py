@@ -223,7 +223,10 @@ def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_est
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"cores": 2, "mp_ctx": "spawn"}, {"cores": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"cores": 2, "mp_ctx": "spawn"}, marks=pytest.mark.numerics), {"cores": 2}],
+)
 def test_one_seed_is_one_chain_in_any_process(options):
     model, _ = noisy_normal()
     with model:

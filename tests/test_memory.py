@@ -1,7 +1,7 @@
 """Nothing from outside reaches compiled memory unchecked: a wrong size is an error, never a crash.
 
-Where a mistake would kill the interpreter the test runs in a process of its own. The whole file is
-also run with NUMBA_BOUNDSCHECK=1, where an index out of range is an error too.
+Where a mistake would kill the interpreter the test runs in a process of its own. The checks run all
+tests on the older PyMC with NUMBA_BOUNDSCHECK=1, where an index out of range is an error too.
 """
 
 import copy

@@ -89,7 +89,7 @@ def test_the_gradient_is_that_of_the_operation():
         pt.grad(plain(x), x)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.numerics)])
 def test_chains_of_any_step_share_values(context):
     """Chains of one seed find in the file, one after the other, what the first of them asked."""
     store, operation = EvaluationStore(), BlackBox(models.negative_half_square)

@@ -191,7 +191,7 @@ def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again():
     """The power of the test above: both tails get half as much again, ten standard errors."""
     model, _ = noisy_normal(noise=1.0)
     with model:
-        step = AdaptiveMetropolisStep(steps_per_draw=1, pseudo_marginal=True)
+        step = STEPS["adaptive_metropolis"].make(pseudo_marginal=True)
     arrive = step._arrive
 
     def arrive_and_draw_again(x):

@@ -180,11 +180,6 @@ VARIANTS = {
 }
 
 
-def each(variants):
-    """Parameters of a test, of which one worker takes all that are of one variant."""
-    return [pytest.param(v, marks=pytest.mark.xdist_group(v)) for v in variants]
-
-
 @functools.cache
 def used(variant):
     """A model and its step, which has sampled it."""
@@ -216,7 +211,7 @@ def test_a_resized_variable_is_an_error_that_says_what_to_do(variant, n):
     assert "make a new one" in message
 
 
-@pytest.mark.parametrize("variant", each(VARIANTS))
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_other_data_of_any_length_just_work(variant):
     """Also after the model was resized, which was refused, and set back."""
     model, _ = used(variant)
@@ -267,7 +262,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("given", list(POINTS))
-@pytest.mark.parametrize("variant", each(["kameleon", "metropolis", "mala, plain"]))
+@pytest.mark.parametrize("variant", ["kameleon", "metropolis", "mala, plain"])
 def test_a_point_that_does_not_fit(variant, given):
     point, error, message = POINTS[given]
     model, step = used(variant)
@@ -503,7 +498,7 @@ def latent_step(kind):
         return LATENT[kind]()
 
 
-@pytest.mark.parametrize("kind", each(LATENT))
+@pytest.mark.parametrize("kind", LATENT)
 def test_a_latent_function_with_other_data(kind):
     """The posterior, known in closed form, follows more observations, elsewhere."""
     model, step = latent(), latent_step(kind)
@@ -524,7 +519,7 @@ def test_a_latent_function_with_other_data(kind):
     assert_mean(draws, gain @ observed, kind)
 
 
-@pytest.mark.parametrize("kind", each(LATENT))
+@pytest.mark.parametrize("kind", LATENT)
 @pytest.mark.parametrize(
     ("data", "mention"),
     [
@@ -581,7 +576,7 @@ def spoilt_tuple(part):
 
 
 @pytest.mark.parametrize(
-    "variant", each(["kameleon", "fast", "pca", "metropolis", "surrogate", "gradient surrogate"])
+    "variant", ["kameleon", "fast", "pca", "metropolis", "surrogate", "gradient surrogate"]
 )
 def test_a_state_of_other_arrays_is_refused_and_changes_nothing(variant):
     model, step = used(variant)
@@ -606,7 +601,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("variant", each(COUNTS))
+@pytest.mark.parametrize("variant", COUNTS)
 def test_a_state_that_counts_too_far_is_refused(variant):
     model, step = used(variant)
     begin(step)
@@ -634,7 +629,6 @@ def test_a_refused_state_leaves_nothing_behind():
     drive(step, point, 5)
 
 
-@pytest.mark.xdist_group("slice, ep")
 def test_a_state_of_a_latent_function_of_another_length_is_refused():
     step = latent_step("slice, ep")
     begin(step)
@@ -647,7 +641,6 @@ def test_a_state_of_a_latent_function_of_another_length_is_refused():
             step.sampling_state = other
 
 
-@pytest.mark.xdist_group("surrogate")
 def test_a_fitted_surrogate_of_other_arrays_is_refused():
     model, _ = used("surrogate")
     points = np.random.default_rng(0).standard_normal((30, SIZE))
@@ -833,7 +826,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("variant", each(SINGLE))
+@pytest.mark.parametrize("variant", SINGLE)
 def test_any_sequence_of_calls(variant, tmp_path):
     """Sequences of twelve calls; each call works, or is refused with a message.
 
@@ -862,7 +855,7 @@ def test_any_sequence_of_calls(variant, tmp_path):
     assert error is None, f"{log.read_text()}{error[2]}"
 
 
-@pytest.mark.parametrize("variant", each(["kameleon", "gradient surrogate", "estimate"]))
+@pytest.mark.parametrize("variant", ["kameleon", "gradient surrogate", "estimate"])
 def test_pickled_and_copied_steps_go_on(variant):
     model, step = used(variant)
     begin(step)

@@ -97,21 +97,19 @@ def test_those_that_are_not_finite_are_counted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "least"), [(KameleonStep, 10), (MALAStep, 2)], ids=["values", "gradients"]
-)
-def test_the_first_stage_learns_from_the_search(make, least):
-    """With gradients the search is over before there are points enough to open it."""
+@pytest.mark.parametrize("make", [KameleonStep, MALAStep], ids=["values", "gradients"])
+def test_the_first_stage_learns_from_the_search(make):
     with pm.Model() as model:
-        pm.Normal("y", pm.Normal("x", 0, 3, shape=2), 0.1, observed=[1.0, 2.0])
+        x = pm.Normal("x", 0, 3, shape=2)
+        bent = pt.stack([x[0], x[1] + x[0] ** 2])  # with gradients a straight one takes three steps
+        pm.Normal("y", bent, 0.1, observed=[2.0, 2.0])
     step = make(model=model, start="optimize", surrogate=GPSurrogate(), steps_per_draw=1)
     begin(step, 3)
     _, statistics = step.step(model.initial_point())
     stage = step.stage
-    assert stage.is_open[0] == (make is KameleonStep)
-    assert stage.count[0] > least
-    if stage.is_open[0]:
-        assert statistics[0]["n_points"] > least
+    assert stage.is_open[0]
+    assert stage.count[0] > 10
+    assert statistics[0]["n_points"] > 10
     assert statistics[0]["n_evals"] >= stage.count[0]
     log_prior = -0.5 * np.sum(stage.points**2, axis=1) / 9 - 2 * np.log(3 * np.sqrt(2 * np.pi))
     known = stage.points[: min(stage.count[0], len(stage.points))]

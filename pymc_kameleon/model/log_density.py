@@ -366,8 +366,8 @@ class LogDensity:
             named = ", ".join(black_boxes(terms)) or str(error)
             raise NotImplementedError(
                 f"The log density has no gradient with respect to {', '.join(self.names)}: {named} "
-                "has none. Take a step that needs no gradient, such as KameleonStep, or leave out "
-                "gradients=True."
+                "has none. Take a step that needs no gradient: KameleonStep, or SurrogateHMCStep "
+                "without gradients=True."
             ) from error
 
 

@@ -421,8 +421,7 @@ class MetropolisHastingsStep(Step):
             search_from(chain.position, evaluate_and_keep, self._gradient_of_proposal)
             known = np.array(points), np.array(log_densities)
             if self.takes_gradients:
-                parts = np.array(values)[:, N_TERMS:].reshape(-1, 2, self.dim)
-                gradients = parts.sum(axis=1)
+                gradients = self._gradients_in(np.array(values))
         gaussian = around_the_mode(*known, gradients)
         move_near_mode(chain, gaussian, *known, evaluate_and_keep, self.rng)
         self.learner.begin_with(gaussian, self.rng)
@@ -455,8 +454,13 @@ class MetropolisHastingsStep(Step):
     @property
     def _gradient_of_proposal(self):
         """What returns the gradient (d,) at `chain.proposal`; None for a step without gradients."""
-        terms = self.chain.proposed_value[N_TERMS:]
-        return (lambda: terms.reshape(2, self.dim).sum(axis=0)) if self.takes_gradients else None
+        value = self.chain.proposed_value
+        return (lambda: self._gradients_in(value)) if self.takes_gradients else None
+
+    def _gradients_in(self, values):
+        """Gradients (..., d) of the log density among the values (..., 3 + 2 d) of `_density`."""
+        parts = values[..., N_TERMS:]
+        return parts[..., : self.dim] + parts[..., self.dim :]
 
     def _learn_from_others(self):
         """Teach the first stage what other chains and runs have stored since the last time.

@@ -152,7 +152,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self.takes_gradients = bool(gradients)
         super().__init__(
             vars,
-            adaptation=TrajectoryAdaptation(max_centers=max_centers, gradients=bool(gradients)),
+            adaptation=TrajectoryAdaptation(
+                max_centers=max_centers, gradients=self.takes_gradients
+            ),
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,
             disperse=disperse,

@@ -323,15 +323,17 @@ class TrajectoryLearner(Learner):
         points, values, not_learnt = self.known()
         if not np.any(np.isfinite(values)):
             return None
-        slopes = self._gradients()
+        gradients, learnt = self._gradients()
         coordinates = self._coordinates(
-            points, values, slopes[0], self._past(), self.standardization
+            points, values, gradients, self._past(), self.standardization
         )
         typical = self._typical_points(coordinates, rng)
         high = values > values.max() - 2.0 * typical_depth(self.dim)
         radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
         try:
-            regression, uncertainty = self._regress(points, values, slopes, not_learnt, coordinates)
+            regression, uncertainty = self._regress(
+                points, values, not_learnt, gradients, learnt, coordinates
+            )
             annealed, integrator = anneal(
                 PosteriorSurrogate(coordinates, regression, self.is_bounded, self.log_prior),
                 self.integrator._replace(radius=np.array([radius])),
@@ -351,17 +353,17 @@ class TrajectoryLearner(Learner):
         self._judge()
         return uncertainty, annealed
 
-    def _regress(self, points, values, slopes, not_learnt, coordinates):
+    def _regress(self, points, values, not_learnt, gradients, learnt, coordinates):
         if np.any(self.is_bounded):
             if self.choices.gradients:
                 scales = natural_slopes(self.is_bounded, points)
-                slopes = [gradient / scales for gradient in slopes]
+                gradients, learnt = gradients / scales, learnt / scales
             points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
             before = self.regression.standardization
-            coordinates = self._coordinates(points, values, slopes[0], past, before)
+            coordinates = self._coordinates(points, values, gradients, past, before)
         previous = self.regression if self.has_learnt else None
         size = self.choices.max_centers
-        return fit_regression(points, values, coordinates, size, previous, not_learnt, slopes[1])
+        return fit_regression(points, values, coordinates, size, previous, not_learnt, learnt)
 
     def _judge(self):
         """Let those moves be the more that took the chain further since the last fit."""

@@ -33,8 +33,10 @@ def execute(path: Path) -> None:
 
 def main(folder: Path) -> int:
     """Execute all notebooks below a folder and return the number of failures."""
+    # The later ones are the longer ones: these first, so that none runs alone at the end.
     paths = sorted(
-        path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
+        (path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts),
+        reverse=True,
     )
     if not paths:
         print(f"No notebooks in {folder}")

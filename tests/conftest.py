@@ -23,6 +23,7 @@ from pymc_kameleon import (
     RiemannianHMCStep,
     SurrogateHMCStep,
 )
+from pymc_kameleon.surrogate.trajectory import LENGTHS
 
 
 def _vector(name, parent):
@@ -279,8 +280,9 @@ def built(make_step, model, **options):
     return _BUILT[key][1]
 
 
-SAME_LIFE_CYCLE = {"fast_kameleon", "pca_kameleon", "adaptive_metropolis", "slice_prior"}
-SAME_LIFE_CYCLE |= {"mala-beside", "slice_prior-beside", "riemannian-beside"}
+SAME_LIFE_CYCLE = {"fast_kameleon", "pca_kameleon", "adaptive_metropolis", "mala", "mala-beside"}
+SAME_LIFE_CYCLE |= {"slice_prior", "slice_prior-beside", "slice_ep-beside"}
+SAME_LIFE_CYCLE |= {"riemannian", "riemannian-beside", "latent_gp-beside"}
 """Rows in which PyMC meets nothing but what it meets in others: the newer one is enough."""
 
 
@@ -290,6 +292,17 @@ def rows(names):
         pytest.param(name, marks=pytest.mark.numerics if name in SAME_LIFE_CYCLE else [])
         for name in names
     ]
+
+
+@pytest.fixture
+def quick_fits(monkeypatch):
+    """A fit of `SurrogateHMCStep` anneals fewer particles in fewer stages, by short trajectories.
+
+    For what does not depend on how well it fits.
+    """
+    monkeypatch.setattr("pymc_kameleon.surrogate.trajectory_adaptation.N_TYPICAL", 50)
+    monkeypatch.setattr("pymc_kameleon.surrogate.transition.HEATS", (4.0, 0.0))
+    monkeypatch.setattr("pymc_kameleon.surrogate.trajectory.LENGTHS", LENGTHS[:9])
 
 
 @pytest.fixture(params=rows(CASES))

@@ -49,7 +49,10 @@ C_LINKER = {"mode": "cvm"}
 UNCOMPILED = {"mode": "FAST_COMPILE"}
 wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 needs_c_compiler = pytest.mark.skipif(**models.needs_c_compiler)
-pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
+pytestmark = [
+    pytest.mark.usefixtures("quick_fits"),
+    pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects"),
+]
 
 
 def parts(step):
@@ -60,12 +63,6 @@ def parts(step):
 def ours_of(statistics):
     """Those of our step, for each draw."""
     return [s[0] if isinstance(s, list | tuple) else s for s in statistics]
-
-
-@pytest.fixture(autouse=True)
-def few_particles(monkeypatch):
-    """A fit of a surrogate takes a quarter of the time, and what is expected is the same."""
-    monkeypatch.setattr("pymc_kameleon.surrogate.trajectory_adaptation.N_TYPICAL", 50)
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_density_is_that_of_the_model():
     """With the Jacobians of the transforms: differences between points are those of the model."""
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
-    log_density, rng = model.compile_logp(), np.random.default_rng(0)
+    log_density, rng = model.compile_logp(**UNCOMPILED), np.random.default_rng(0)
     found = []
     for _ in range(3):
         start = model.initial_point()
@@ -140,7 +140,8 @@ def test_new_data_in_the_middle_of_a_chain():
         observed = pm.Data("observed", VALUES)
         f = latent(amplitude=pm.HalfNormal("amplitude", 1.0), inputs=LINE)
         pm.Normal("y", f, 0.5, observed=observed)
-    step, log_density = LatentGPStep(model=model, compile_kwargs=PLAIN), model.compile_logp()
+    step = LatentGPStep(model=model, compile_kwargs=PLAIN)
+    log_density = model.compile_logp(**UNCOMPILED)
     found, point = [], model.initial_point()
     begin(step)
     for data in (VALUES, VALUES[::-1] + 1.0):

@@ -182,8 +182,6 @@ VARIANTS = {
 }
 
 
-
-
 def rows(variants):
     """Variants as parameters: what reaches PyMC is the same in all but a few."""
     few = {"kameleon", "surrogate hmc", "beside slice"}

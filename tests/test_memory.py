@@ -47,7 +47,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects"),
 ]
 
-
 REFUSALS = (ValueError, TypeError, SamplingError)
 SIZE = 3
 MOST_SECONDS = 120

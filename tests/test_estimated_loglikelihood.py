@@ -223,13 +223,17 @@ def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_est
 
 
 @pytest.mark.slow
-def test_one_seed_is_one_chain_in_any_process():
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"cores": 2, "mp_ctx": "spawn"}, marks=pytest.mark.numerics), {"cores": 2}],
+)
+def test_one_seed_is_one_chain_in_any_process(options):
     model, _ = noisy_normal()
     with model:
         step = KameleonStep(pseudo_marginal=True, n_subsample=100)
     settings = {"model": model, "chains": 2, "draws": 200, "tune": 200}
     expected = models.sample(step, **settings)
-    found = models.sample(step, cores=2, **settings)
+    found = models.sample(step, **(settings | options))
     for name, group in (("x", "posterior"), ("estimate", "sample_stats")):
         values = models.values(expected, name, group)
         np.testing.assert_array_equal(models.values(found, name, group), values)

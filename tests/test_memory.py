@@ -243,12 +243,13 @@ def test_other_data_of_any_length_just_work(variant):
         assert np.all(np.isfinite(found))
 
 
-def test_a_resized_variable_in_worker_processes():
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_resized_variable_in_worker_processes(method):
     model, step = used("kameleon")
     resize(model, 8)
     try:
         with pytest.raises(Exception) as raised:
-            sample(step, model, chains=2, cores=2, mp_ctx="fork", draws=50, tune=50)
+            sample(step, model, chains=2, cores=2, mp_ctx=method, draws=50, tune=50)
     finally:
         resize(model, SIZE)
     chain = [raised.value, raised.value.__cause__, getattr(raised.value, "__context__", None)]

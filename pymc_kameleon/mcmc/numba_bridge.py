@@ -17,13 +17,13 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, register_jitable
+from numba.np.arrayobj import populate_array
 
 __all__ = [
     "EVALUATIONS",
     "NONFINITE",
     "N_TERMS",
     "SIMD",
-    "as_pointer",
     "by_address",
     "by_class",
     "call_for_nothing",
@@ -132,7 +132,7 @@ def by_class(stub):
 
 
 def caller(jitted, argument_types):
-    """Return what calls a jitted function from compiled code with a tuple of arguments.
+    """Return what calls a jitted function from compiled code, with arrays that are somewhere.
 
     It calls the machine code that is there. A plain call would have all of it optimised again
     with the caller, which takes a second where the function calls linear algebra.
@@ -141,27 +141,58 @@ def caller(jitted, argument_types):
     ----------
     jitted : numba dispatcher
         Keep it alive as long as what is compiled with the result.
-    argument_types : sequence of numba types
+    argument_types : sequence of numba array types
+        Of a vector, and of arrays in C order.
+
+    Returns
+    -------
+    callable
+        ``call(vector, table)``, for compiled code: the other arrays are those of which an int64
+        array holds, from its position 1 on, one after the other, the address and the shape.
     """
     parameters = jitted.get_call_template(tuple(argument_types), {})[2]
     machine_code = jitted.overloads[parameters]
     star_args = (types.StarArgTuple, types.StarArgUniTuple)
     takes_tuple = len(parameters) == 1 and isinstance(parameters[0], star_args)
+    vector, *others = argument_types
 
     @intrinsic
-    def call(typingctx, arguments):
-        if list(arguments) != list(argument_types):
-            raise TypingError(f"{jitted} is compiled for {argument_types}, not {arguments}")
+    def call(typingctx, x, table):
+        if x != vector:
+            raise TypingError(f"{jitted} is compiled for {vector}, not {x}")
 
         def codegen(context, builder, signature, args):
-            values = args if takes_tuple else cgutils.unpack_tuple(builder, args[0])
+            pointer = context.make_array(signature.args[1])(context, builder, args[1]).data
+            values, position = [args[0]], 1
+            for kind in others:
+                values.append(_array_at(context, builder, kind, pointer, position))
+                position += 1 + kind.ndim
+            if takes_tuple:
+                values = [context.make_tuple(builder, parameters[0], values)]
             return context.call_internal(
                 builder, machine_code.fndesc, machine_code.signature, values
             )
 
-        return machine_code.signature.return_type(arguments), codegen
+        return machine_code.signature.return_type(x, table), codegen
 
     return call
+
+
+def _array_at(context, builder, kind, pointer, position):
+    """Array of a type in C order, whose address and shape are numbers at `position` of a table."""
+    entries = [
+        builder.load(cgutils.gep(builder, pointer, position + i)) for i in range(1 + kind.ndim)
+    ]
+    item = context.get_data_type(kind.dtype)
+    step = context.get_constant(types.intp, context.get_abi_sizeof(item))
+    itemsize, strides = step, []
+    for length in reversed(entries[1:]):
+        strides.insert(0, step)
+        step = builder.mul(step, length)
+    array = context.make_array(kind)(context, builder)
+    data = builder.inttoptr(entries[0], item.as_pointer())
+    populate_array(array, data, entries[1:], strides, itemsize, meminfo=None)
+    return array._getvalue()
 
 
 def machine_code_address(jitted, argument_types):
@@ -228,16 +259,6 @@ def by_address(result):
 
 
 call_for_nothing = by_address(types.none)
-
-
-@intrinsic
-def as_pointer(typingctx, address):
-    """Turn an integer address into a pointer that `numba.carray` takes."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.intp), codegen
 
 
 def _log_density_into(log_density, x, value):

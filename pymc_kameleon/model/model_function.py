@@ -10,6 +10,7 @@ import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from numba.extending import register_jitable
 from pymc.logprob.utils import ParameterValueError
 from pytensor.compile.mode import Mode
 from pytensor.compile.ops import FromFunctionOp
@@ -21,7 +22,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.mcmc.numba_bridge import as_pointer, caller, machine_code_address
+from pymc_kameleon.mcmc.numba_bridge import caller, machine_code_address
 
 __all__ = [
     "ENDLESS",
@@ -266,18 +267,8 @@ class ModelFunction:
             numba.types.Array(numba.from_dtype(t), n, "C")
             for t, n in zip(given, dimensions, strict=True)
         ]
-        namespace = {
-            "np": np,
-            "carray": numba.carray,
-            "as_pointer": as_pointer,
-            "call_jitted": caller(self._jitted, types),
-        }
-        for i, array in enumerate(arrays):
-            namespace[f"dtype_{i}"] = array.dtype.type
-        namespace["input_dtype"] = np.dtype(self._point.dtype).type
-        exec(_caller_source(self._dim, [a.ndim for a in arrays]), namespace)
         self._caller = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-            namespace["model_function"]
+            _model_function(caller(self._jitted, types), self._dim, given[0])
         )
         vector, table = numba.types.float64[::1], numba.types.intp[::1]
         self._address = machine_code_address(self._caller, (vector, vector, table))
@@ -351,27 +342,33 @@ def _same(a, b) -> bool:
     )
 
 
-def _caller_source(dim, dimensions) -> str:
-    """Source of a function that unpacks the table and calls the jitted function."""
-    lines, offset = [], 1
-    for i, ndim in enumerate(dimensions):
-        shape = "".join(f"table[{offset + 1 + k}], " for k in range(ndim))
-        lines.append(f"    shared_{i} = carray(as_pointer(table[{offset}]), ({shape}), dtype_{i})")
-        offset += 1 + ndim
-    arguments = "".join(f" shared_{i}," for i in range(len(dimensions)))
-    return "\n".join(
-        [
-            "def model_function(x, value, table):",
-            f"    if x.size != {dim}:",
-            "        raise RuntimeError('the position has another size than the model')",
-            *lines,
-            f"    outputs = call_jitted((x.astype(input_dtype),{arguments}))[0]",
-            "    if value.size != outputs.size:",
-            "        raise RuntimeError('the log density has another size')",
-            "    for i in range(value.size):",
-            "        value[i] = outputs[i]",
-        ]
-    )
+def _model_function(call, dim: int, dtype: np.dtype):
+    """Return a function that writes what `call` returns for the vector `x`, cast, into `value`."""
+    as_input = _as_it_is if dtype == np.float64 else _cast_to(dtype.type)
+
+    def model_function(x, value, table):
+        if x.size != dim:
+            raise RuntimeError("the position has another size than the model")
+        outputs = call(as_input(x), table)[0]
+        if value.size != outputs.size:
+            raise RuntimeError("the log density has another size")
+        for i in range(value.size):
+            value[i] = outputs[i]
+
+    return model_function
+
+
+@register_jitable
+def _as_it_is(x):
+    return x
+
+
+def _cast_to(scalar_type):
+    @register_jitable
+    def cast(x):
+        return x.astype(scalar_type)
+
+    return cast
 
 
 def _operations(variables) -> Iterator:

@@ -188,8 +188,13 @@ def all_steps(family):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "method"),
-    # What is forked has less to go wrong than what is spawned.
-    [(family, "spawn") for family in FAMILIES] + [("latent", "fork")],
+    [
+        # On the older PyMC tests/test_memory.py spawns such a step.
+        pytest.param("metropolis_hastings", "spawn", marks=pytest.mark.numerics),
+        ("latent", "spawn"),
+        # What is forked has less to go wrong than what is spawned.
+        ("latent", "fork"),
+    ],
 )
 def test_processes_give_the_same_chains(family, method, monkeypatch):
     """Bitwise, but for Numba spawned; all steps of a family in one run, as spawning is slow.

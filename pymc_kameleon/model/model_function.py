@@ -96,6 +96,23 @@ class ModelFunction:
         self.__dict__.update(state)
         self._reset()
 
+    def values(self, x: np.ndarray, size: int) -> np.ndarray:
+        """Return the outputs at `x` (d,), an array (size,), in plain Python.
+
+        Raises
+        ------
+        ValueError
+            If `x` or the outputs have another length.
+        """
+        if x.size != self._dim:
+            raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
+        outputs = self._function(x.astype(self._point.dtype, copy=False))
+        if outputs.size != size:
+            raise ValueError(
+                f"{outputs.size} numbers came from the model's function where {size} go."
+            )
+        return outputs
+
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the outputs at `x` (d,) into `value`, in plain Python.
 
@@ -104,14 +121,7 @@ class ModelFunction:
         ValueError
             If `x` or `value` has another length than the function takes or returns.
         """
-        if x.size != self._dim:
-            raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
-        outputs = self._function(x.astype(self._point.dtype, copy=False))
-        if outputs.size != value.size:
-            raise ValueError(
-                f"{outputs.size} numbers came from the model's function where {value.size} go."
-            )
-        value[:] = outputs
+        value[:] = self.values(x, value.size)
 
     def check_data(self, x: np.ndarray, name: str) -> bool:
         """Evaluate the outputs at `x` (d,) with shapes and indices checked, for data that are new.

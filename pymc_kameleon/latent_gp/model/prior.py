@@ -217,9 +217,8 @@ class ModelPrior:
 
         The Jacobian is a `Factorised` where the model has its product with its transpose.
         """
-        out = np.empty(self._n_outputs)
         try:
-            self._function.into(v, out)
+            out = self._function.values(v, self._n_outputs)
         except LinAlgError as error:
             raise self._not_positive_definite() from error
         parts = np.split(out, np.cumsum(self._lengths())[:-1])

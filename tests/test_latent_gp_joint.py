@@ -30,6 +30,8 @@ from pymc_kameleon.mcmc import run
 from pymc_kameleon.mcmc.coordinates import Standardization
 
 N_DATA_SETS = 500
+# A mistake that is planted shows in fewer.
+N_PLANTED = 200
 N_TRANSITIONS = 25
 SIZE = 20
 
@@ -169,7 +171,8 @@ def test_calibration_sees_a_missing_determinant(monkeypatch):
 
     monkeypatch.setattr(target_module, "log_density_terms", without)
     monkeypatch.setattr(transition, "log_density_terms", without)
-    assert min(calibration_p_values("probit").values()) < FALSE_ALARM
+    p_values = calibration_p_values("probit", n_data=N_PLANTED)
+    assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
 @pytest.mark.slow
@@ -186,7 +189,8 @@ def test_calibration_sees_sites_that_differ_between_directions():
         moved = move_hyperparameters(one_way, point, chain, learner, rng, adapts)
         return moved if moved is point else target.point(moved.x, moved.function)
 
-    assert min(calibration_p_values("poisson", move=move).values()) < FALSE_ALARM
+    p_values = calibration_p_values("poisson", move=move, n_data=N_PLANTED)
+    assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
 # surrogate transitions ----------------------------------------------------------------------------
@@ -235,7 +239,8 @@ def test_calibration_sees_that_the_surrogates_ratio_is_missing(taught, monkeypat
         return (0.0 if log_ratio > -np.inf else log_ratio), index
 
     monkeypatch.setattr(run, "propose", without)
-    assert min(calibration_p_values("poisson", move=move_by(taught)).values()) < FALSE_ALARM
+    p_values = calibration_p_values("poisson", move=move_by(taught), n_data=N_PLANTED)
+    assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
 # quadrature ---------------------------------------------------------------------------------------

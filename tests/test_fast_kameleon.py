@@ -63,7 +63,7 @@ def test_covariance_is_that_of_kameleon_with_the_kernel_of_the_features(embeddin
 
 
 def mean_error_of_covariance(n_features, seeds):
-    """Over sets of frequencies: of F-KAMH's covariance at places, against KAMH's with all points."""
+    """Of F-KAMH against KAMH with all points, at places, over sets of frequencies."""
     options = {"model": MODEL, "warm_start": POINTS, "standardize": False, "bandwidth": 9.0}
     expected = KameleonStep(n_subsample=300, scaling=1.0, **options).proposal_covariance(PLACES)
     errors = []

@@ -219,6 +219,16 @@ def test_python_and_compiled_agree(n_particles):
     assert next(estimates) == pytest.approx(next(estimates), rel=1e-10)
 
 
+def test_compiled_functions_may_divide_by_zero():
+    at_a_bound, inside = (0.0, 1.0, 0.5), (0.0, 0.9, 0.5)
+    functions = stationary, autoregression, log_volatility
+    filter_ = BootstrapFilter(np.zeros(3), *compiled(functions))
+    for parameters, is_finite in ((at_a_bound, False), (inside, True), (at_a_bound, False)):
+        estimate = filter_(*parameters, 5, np.random.default_rng(1))
+        assert np.isfinite(estimate) == is_finite
+        assert is_finite or np.isnan(estimate)
+
+
 def test_vector_observations():
     scalar = linear()
     functions, log_normal = scalar.functions, COMPILED[log_noise]

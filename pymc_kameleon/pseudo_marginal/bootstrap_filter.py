@@ -64,7 +64,8 @@ class BootstrapFilter:
 
     unbiased for any number of particles (Del Moral 2004), also with resampling that depends on the
     weights (Whiteley, Lee & Heine 2016, doi:10.3150/14-BEJ666). It is -inf, an estimate of 0, when
-    all weights are zero at one time, and NaN when a log density is NaN or +inf.
+    all weights are zero at one time, and NaN when a log density is NaN or +inf, or when a compiled
+    function divides by zero.
     """
 
     def __init__(
@@ -93,6 +94,15 @@ class BootstrapFilter:
         *values, n_particles, rng = arguments
         parameters = tuple(_parameter(value) for value in values)
         n_particles = checked_integer("n_particles", n_particles, 1)
+        try:
+            return self._run(parameters, n_particles, rng)
+        except ZeroDivisionError:
+            # Numba raises where NumPy goes on with infinity or NaN.
+            if not self.is_compiled:
+                raise
+            return math.nan
+
+    def _run(self, parameters, n_particles, rng):
         if n_particles not in self._checked_sizes:
             self._check_functions(parameters, n_particles)
             self._checked_sizes.add(n_particles)

@@ -59,8 +59,8 @@ def particle_filter_loglikelihood(
     The mean of the estimated likelihood, not of its log, is the exact one [2]_, so that a
     pseudo-marginal chain has the exact posterior [3]_; see `estimated_loglikelihood` for the steps
     to take. If all three functions are decorated with ``numba.njit`` the filter runs compiled,
-    about four times as fast. Numba raises an error where a number is divided by zero, unless it is
-    told ``numba.njit(error_model="numpy")``.
+    about four times as fast. Where they divide by zero, which Numba takes for an error, the
+    estimate is NaN and the proposal rejected.
 
     References
     ----------

@@ -260,7 +260,7 @@ LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
     # How other variables reach a log density does not depend on the proposal.
     f"{name}-beside": Case(name, beside=True)
-    for name in ["kameleon", "mala", "latent_gp", *LATENT]
+    for name in ["kameleon", "mala", "latent_gp", "riemannian", "slice_ep"]
 }
 
 _BUILT = {}
@@ -286,17 +286,15 @@ def built(make_step, model, **options):
 
 
 SAME_LIFE_CYCLE = {"fast_kameleon", "pca_kameleon", "adaptive_metropolis", "mala", "mala-beside"}
-SAME_LIFE_CYCLE |= {"slice_prior", "slice_prior-beside", "slice_ep-beside"}
+SAME_LIFE_CYCLE |= {"surrogate_hmc", "slice_prior", "slice_ep-beside"}
 SAME_LIFE_CYCLE |= {"riemannian", "riemannian-beside", "latent_gp-beside"}
 """Rows in which PyMC meets nothing but what it meets in others: the newer one is enough."""
 
 
-def rows(names):
-    """Parameters of a fixture."""
-    return [
-        pytest.param(name, marks=pytest.mark.numerics if name in SAME_LIFE_CYCLE else [])
-        for name in names
-    ]
+def rows(names, newer=SAME_LIFE_CYCLE):
+    """Parameters of a fixture, of which some are for the newer PyMC alone."""
+    marks = {name: pytest.mark.numerics if name in newer else () for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in names]
 
 
 @pytest.fixture
@@ -328,13 +326,13 @@ def make_step(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=WAYS_TO_RUN)
+@pytest.fixture(params=rows(WAYS_TO_RUN, {"surrogate_hmc"}))
 def make_each_way(request):
     """One of them for each way to run."""
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=sorted({*WAYS_TO_RUN} & {*GRADIENT_FREE}))
+@pytest.fixture(params=rows(sorted({*WAYS_TO_RUN} & {*GRADIENT_FREE}), {"surrogate_hmc"}))
 def make_gradient_free(request):
     """Those of `make_each_way` that need no gradient."""
     return STEPS[request.param].make

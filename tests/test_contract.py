@@ -27,6 +27,7 @@ from conftest import (
     STEPS,
     assert_evaluations,
     built,
+    rows,
     small_model,
 )
 from models import assert_mean, assert_moments, begin, drive, run, sample, values
@@ -96,11 +97,13 @@ def test_variables_may_be_named(make_each_way):
 
 
 @pytest.mark.slow
-def test_shapes_and_transforms(make_each_way):
-    model = models.shapes_and_transforms()
+@pytest.mark.parametrize("name", rows(["mala", "surrogate_hmc"], {"surrogate_hmc"}))
+def test_shapes_and_transforms(name):
+    """Of the log density with its gradient, and of one whose prior is taken apart."""
+    model, make_step = models.shapes_and_transforms(), STEPS[name].make
     with model:
-        backwards = make_each_way(list(reversed(model.free_RVs)), compile_kwargs=UNCOMPILED)
-        default = make_each_way(steps_per_draw=20)
+        backwards = make_step(list(reversed(model.free_RVs)), compile_kwargs=UNCOMPILED)
+        default = make_step(steps_per_draw=20)
     assert [v.name for v in backwards.vars] == [v.name for v in model.value_vars]
     for x in np.random.default_rng(0).normal(size=(3, default.dim)):
         np.testing.assert_allclose(backwards.target(x), default.target(x))
@@ -170,7 +173,7 @@ def test_shallow_copies_are_independent(case):
 
 FAMILIES = {
     "metropolis_hastings": METROPOLIS_HASTINGS,
-    "latent": [*LATENT, "latent_gp"],
+    "latent": ["riemannian", "slice_ep", "latent_gp"],
 }
 
 
@@ -197,7 +200,7 @@ def all_steps(family):
     ],
 )
 def test_processes_give_the_same_chains(family, method, monkeypatch):
-    """Bitwise, but for Numba spawned; all steps of a family in one run, as spawning is slow.
+    """Bitwise, but for Numba spawned; several steps in one run, as spawning is slow.
 
     PyTensor may order a graph anew that was pickled: with Numba the chains differ by rounding,
     which grows along a chain until a decision differs, and at once in the draws from a surrogate:
@@ -1057,14 +1060,15 @@ def test_model_without_bounds_checks(make_each_way):
 
 FLOAT32 = """
 import numpy as np
-from conftest import STEPS, assert_evaluations, small_model
+from conftest import STEPS, WAYS_TO_RUN, assert_evaluations, small_model
 from models import sample
 
-for name, kind in STEPS.items():
+for name in [*WAYS_TO_RUN, "riemannian", "slice_ep", "latent_gp"]:
+    kind = STEPS[name]
     model = small_model(kind.add, kind.variable, beside=False)
     assert all(value.dtype == np.float32 for value in model.initial_point().values())
     modes = [{"mode": "FAST_COMPILE"}]
-    if name in ("kameleon", "adaptive_metropolis"):
+    if name == "kameleon":
         modes.append(None)
     moves_any = kind.variable == "x"
     options = {"steps_per_draw": 3} if moves_any else {}

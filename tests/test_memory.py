@@ -183,7 +183,7 @@ VARIANTS = {
 
 def rows(variants):
     """Variants as parameters: what reaches PyMC is the same in all but a few."""
-    few = {"kameleon", "surrogate hmc", "beside slice"}
+    few = {"kameleon", "surrogate hmc", "beside slice", "slice, ep"}
     return [pytest.param(v, marks=[] if v in few else pytest.mark.bounds) for v in variants]
 
 
@@ -243,7 +243,7 @@ def test_other_data_of_any_length_just_work(variant):
         assert np.all(np.isfinite(found))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.bounds)])
 def test_a_resized_variable_in_worker_processes(method):
     model, step = used("kameleon")
     resize(model, 8)
@@ -506,7 +506,7 @@ def latent_step(kind):
         return LATENT[kind]()
 
 
-@pytest.mark.parametrize("kind", LATENT)
+@pytest.mark.parametrize("kind", rows(LATENT))
 def test_a_latent_function_with_other_data(kind):
     """The posterior, known in closed form, follows more observations, elsewhere."""
     model, step = latent(), latent_step(kind)
@@ -527,7 +527,7 @@ def test_a_latent_function_with_other_data(kind):
     assert_mean(draws, gain @ observed, kind)
 
 
-@pytest.mark.parametrize("kind", LATENT)
+@pytest.mark.parametrize("kind", rows(LATENT))
 @pytest.mark.parametrize(
     ("data", "mention"),
     [

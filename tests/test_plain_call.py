@@ -183,6 +183,7 @@ print(hashlib.sha256(np.array(values).tobytes()).hexdigest())
 
 
 @pytest.mark.slow
+@pytest.mark.numerics
 def test_the_first_chain_of_a_model_is_the_chain_of_later_ones(tmp_path):
     """To the last bit, whether PyTensor compiles the log density or finds it in its cache."""
     flags = [f for f in os.environ.get("PYTENSOR_FLAGS", "").split(",") if f]

@@ -72,6 +72,7 @@ def test_kameleon_agrees_with_nuts(make_model):
     assert max(float(az.rhat(np.ascontiguousarray(x))) for x in np.moveaxis(found, -1, 0)) < 1.05
 
 
+@pytest.mark.numerics
 def test_a_simplex_has_its_conjugate_posterior():
     concentration, counts = np.array([1.0, 2.0, 0.8, 3.0]), np.array([3, 9, 1, 7])
     with pm.Model() as model:

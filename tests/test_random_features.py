@@ -25,6 +25,8 @@ from pymc_kameleon.kernels.random_features import (
     features,
 )
 
+pytestmark = pytest.mark.numerics
+
 
 def _cosines(x, y, c):
     return np.prod(np.cos((x - y) / c))

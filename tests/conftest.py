@@ -260,7 +260,7 @@ LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
     # How other variables reach a log density does not depend on the proposal.
     f"{name}-beside": Case(name, beside=True)
-    for name in ["kameleon", "mala", "latent_gp", "riemannian", "slice_ep"]
+    for name in ["kameleon", "mala", "latent_gp", *LATENT]
 }
 
 _BUILT = {}
@@ -286,7 +286,7 @@ def built(make_step, model, **options):
 
 
 SAME_LIFE_CYCLE = {"fast_kameleon", "pca_kameleon", "adaptive_metropolis", "mala", "mala-beside"}
-SAME_LIFE_CYCLE |= {"surrogate_hmc", "slice_prior", "slice_ep-beside"}
+SAME_LIFE_CYCLE |= {"surrogate_hmc", "slice_prior", "slice_prior-beside", "slice_ep-beside"}
 SAME_LIFE_CYCLE |= {"riemannian", "riemannian-beside", "latent_gp-beside"}
 """Rows in which PyMC meets nothing but what it meets in others: the newer one is enough."""
 

@@ -192,9 +192,9 @@ def all_steps(family):
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        # On the older PyMC tests/test_memory.py spawns such a step.
+        # On the older PyMC tests/test_memory.py spawns a step.
         pytest.param("metropolis_hastings", "spawn", marks=pytest.mark.numerics),
-        ("latent", "spawn"),
+        pytest.param("latent", "spawn", marks=pytest.mark.numerics),
         # What is forked has less to go wrong than what is spawned.
         ("latent", "fork"),
     ],

@@ -256,6 +256,8 @@ RANDOM_WALKS = [name for name in METROPOLIS_HASTINGS if STEPS[name].tiny]
 # touch.
 WAYS_TO_RUN = ["kameleon", "mala", "surrogate_hmc"]
 LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
+# Slices about the prior differ from those about another centre in nothing that PyMC meets.
+LATENT_WAYS = ["riemannian", "slice_ep", "latent_gp"]
 
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
     # How other variables reach a log density does not depend on the proposal.
@@ -291,10 +293,13 @@ SAME_LIFE_CYCLE |= {"riemannian", "riemannian-beside", "latent_gp-beside"}
 """Rows in which PyMC meets nothing but what it meets in others: the newer one is enough."""
 
 
-def rows(names, newer=SAME_LIFE_CYCLE):
-    """Parameters of a fixture, of which some are for the newer PyMC alone."""
-    marks = {name: pytest.mark.numerics if name in newer else () for name in names}
-    return [pytest.param(name, marks=marks[name]) for name in names]
+SAME_WITH_A_GRADIENT = SAME_LIFE_CYCLE - {"mala"}
+"""The same, where a step with a gradient stands for its way to run."""
+
+
+def rows(names, marked=SAME_LIFE_CYCLE, mark=pytest.mark.numerics):
+    """Parameters of a fixture or a test, some with a mark: by default for the newer PyMC alone."""
+    return [pytest.param(name, marks=mark if name in marked else ()) for name in names]
 
 
 @pytest.fixture
@@ -326,13 +331,13 @@ def make_step(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=rows(WAYS_TO_RUN, {"surrogate_hmc"}))
+@pytest.fixture(params=rows(WAYS_TO_RUN, SAME_WITH_A_GRADIENT))
 def make_each_way(request):
     """One of them for each way to run."""
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=rows(sorted({*WAYS_TO_RUN} & {*GRADIENT_FREE}), {"surrogate_hmc"}))
+@pytest.fixture(params=rows(sorted({*WAYS_TO_RUN} & {*GRADIENT_FREE})))
 def make_gradient_free(request):
     """Those of `make_each_way` that need no gradient."""
     return STEPS[request.param].make

@@ -23,7 +23,9 @@ import pytensor.tensor as pt
 import pytest
 from conftest import (
     LATENT,
+    LATENT_WAYS,
     METROPOLIS_HASTINGS,
+    SAME_WITH_A_GRADIENT,
     STEPS,
     assert_evaluations,
     built,
@@ -97,7 +99,7 @@ def test_variables_may_be_named(make_each_way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rows(["mala", "surrogate_hmc"], {"surrogate_hmc"}))
+@pytest.mark.parametrize("name", rows(["mala", "surrogate_hmc"], SAME_WITH_A_GRADIENT))
 def test_shapes_and_transforms(name):
     """Of the log density with its gradient, and of one whose prior is taken apart."""
     model, make_step = models.shapes_and_transforms(), STEPS[name].make
@@ -173,7 +175,7 @@ def test_shallow_copies_are_independent(case):
 
 FAMILIES = {
     "metropolis_hastings": METROPOLIS_HASTINGS,
-    "latent": ["riemannian", "slice_ep", "latent_gp"],
+    "latent": LATENT_WAYS,
 }
 
 
@@ -1060,10 +1062,10 @@ def test_model_without_bounds_checks(make_each_way):
 
 FLOAT32 = """
 import numpy as np
-from conftest import STEPS, WAYS_TO_RUN, assert_evaluations, small_model
+from conftest import LATENT_WAYS, STEPS, WAYS_TO_RUN, assert_evaluations, small_model
 from models import sample
 
-for name in [*WAYS_TO_RUN, "riemannian", "slice_ep", "latent_gp"]:
+for name in [*WAYS_TO_RUN, *LATENT_WAYS]:
     kind = STEPS[name]
     model = small_model(kind.add, kind.variable, beside=False)
     assert all(value.dtype == np.float32 for value in model.initial_point().values())

@@ -13,6 +13,7 @@ import signal
 import traceback
 
 import cloudpickle
+import conftest
 import models
 import numba
 import numpy as np
@@ -184,7 +185,7 @@ VARIANTS = {
 def rows(variants):
     """Variants as parameters: what reaches PyMC is the same in all but a few."""
     few = {"kameleon", "surrogate hmc", "beside slice", "slice, ep"}
-    return [pytest.param(v, marks=[] if v in few else pytest.mark.bounds) for v in variants]
+    return conftest.rows(variants, {*variants} - few, pytest.mark.bounds)
 
 
 @functools.cache

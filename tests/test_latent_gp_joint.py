@@ -9,7 +9,7 @@ among fresh draws of the model. Each Kolmogorov-Smirnov test fails by chance wit
 
 import numpy as np
 import pytest
-from latent_likelihoods import Poisson, Probit, StudentT, squared_exponential
+from latent_likelihoods import Normal, Poisson, Probit, StudentT, squared_exponential
 from models import FALSE_ALARM
 from scipy import stats
 from scipy.special import logsumexp
@@ -28,6 +28,7 @@ from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, new_c
 from pymc_kameleon.latent_gp.model.prior import PriorAt
 from pymc_kameleon.mcmc import run
 from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.surrogate.regression import typical_depth
 
 N_DATA_SETS = 500
 # A mistake that is planted shows in fewer.
@@ -402,6 +403,59 @@ def test_fitted_sites_are_the_regression_and_do_not_leave_the_pilots(has_means):
     np.testing.assert_allclose(
         fitted(coordinates.location + far).shift, fitted(coordinates.location + 2 * far).shift
     )
+
+
+@pytest.mark.numerics
+def test_small_precisions_of_one_pilot_are_not_those_of_another():
+    """With a noise of exp(-12) at one pilot, sites of a large noise were floored."""
+    log_noise = np.linspace(-12.0, 1.0, 14)[:, None]
+    precision = np.exp(-2.0 * log_noise) * np.ones(3)
+    coordinates = Standardization(np.array([-5.0]), 4.0 * np.eye(1))
+    fitted = fit_sites(log_noise, precision, precision, coordinates, has_means=True)
+    for x in log_noise:
+        np.testing.assert_allclose(np.log(fitted(x).precision), -2.0 * x[0], atol=0.05)
+
+
+@pytest.mark.numerics
+def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
+    learner, rng = EvidenceLearner(EVIDENCE, np.zeros(2), 0.9), np.random.default_rng(3)
+
+    def keep(points):
+        for x in points:
+            learner.keep(x, np.array([-0.5 * np.sum((x / scales) ** 2), 0.0, 0.0]))
+
+    scales = np.array([0.3, 4.0])
+    keep(scales * rng.uniform(-1.0, 1.0, (20, 2)))
+    for _ in range(12):
+        unknown = learner.unknown_points(learner.fit(rng), 0)
+        u = learner.standardization.whiten(unknown)
+        np.testing.assert_allclose(np.sort(np.abs(u), axis=0)[0], 0.0, atol=1e-10)
+        np.testing.assert_allclose(np.linalg.norm(u, axis=0), learner.integrator.radius[0])
+        if len(unknown) == 0:
+            break
+        keep(unknown)
+    points, values, _ = learner.known()
+    assert len(unknown) == 0 and len(points) >= 20 + 4
+    assert np.all(np.sort(values)[:4] < -typical_depth(2))
+
+
+@pytest.mark.numerics
+def test_log_evidence_that_is_lost_to_rounding_is_no_pilot():
+    """With a noise of exp(-18) both are wrong by more than any log evidence is."""
+    inputs, y = np.linspace(0, 4, 10)[:, None], np.sin(np.arange(10.0))
+    model = ClosedFormModel(inputs, lambda y, x: Normal(y, np.exp(x[2])), np.zeros(3), np.ones(3))
+    model.y = y
+    for method in ("ep", "laplace"):
+        for log_noise in (-2.0, -8.0, -12.0, -18.0):
+            x = np.array([-0.5, 0.0, log_noise])
+            found = approximate(model, x, method)
+            if log_noise < -15.0:
+                assert found is None
+                continue
+            covariance = squared_exponential(inputs, *np.exp(x[:2]), jitter=1e-5).covariance
+            covariance = covariance + np.exp(2.0 * log_noise) * np.eye(10)
+            expected = stats.multivariate_normal.logpdf(y, cov=covariance) + model.log_prior(x)
+            np.testing.assert_allclose(found.log_density, expected, atol=1e-3)
 
 
 @pytest.mark.numerics

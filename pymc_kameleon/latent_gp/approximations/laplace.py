@@ -196,7 +196,8 @@ def _gaussian_at_mode(prior, likelihood, found, converged):
             f"log-concave there ({np.sum(second > 0)} of {prior.size} second derivatives are "
             "positive). Begin elsewhere (start), or use expectation propagation, or the prior."
         ) from error
-    log_evidence = values.sum() - 0.5 * slope @ found.offset - product.half_log_determinant
+    # By a = K^-1 (f - m) and not l', whose error at this f is of first order.
+    log_evidence = values.sum() - 0.5 * found.weights @ found.offset - product.half_log_determinant
     return approximation_of(
         prior,
         likelihood,

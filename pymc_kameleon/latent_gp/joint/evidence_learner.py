@@ -2,12 +2,16 @@
 
 import numpy as np
 
+from pymc_kameleon.surrogate.regression import typical_depth
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation, TrajectoryLearner
 
 __all__ = ["EVIDENCE", "EvidenceLearner"]
 
 EVIDENCE = TrajectoryAdaptation(max_centers=300)
 """Choices of every `EvidenceLearner`."""
+
+COSINE = 0.7
+"""That of the angle between an axis and the points that say what is in its direction."""
 
 
 class EvidenceLearner(TrajectoryLearner):
@@ -26,10 +30,24 @@ class EvidenceLearner(TrajectoryLearner):
         """Return `n`: whoever has the pilots says when to fit."""
         return n
 
-    def uncertain_points(self, fitted, n: int) -> np.ndarray:
-        """Points, at most `n` rows, where the surrogate that was `fitted` should know more."""
+    def unknown_points(self, fitted, n: int) -> np.ndarray:
+        """Rows of points, at most n + 2 d, where the surrogate that was `fitted` should know more.
+
+        At most `n` of them are where it is uncertain. It does not know of what is further out than
+        its trajectories go, so the others are at their end, on the axes.
+        """
         uncertainty, annealed = fitted
-        return self._uncertain_points(uncertainty, annealed, n)
+        return np.concatenate([self._uncertain_points(uncertainty, annealed, n), self._open_ends()])
+
+    def _open_ends(self):
+        """Return the ends of axes, but those in whose direction a very low density is known."""
+        points, values, _ = self.known()
+        u = self.standardization.whiten(points)
+        u /= np.maximum(np.linalg.norm(u, axis=0), 1e-300)
+        axes = np.concatenate([np.eye(self.dim), -np.eye(self.dim)])
+        is_low = values < values.max() - typical_depth(self.dim)
+        is_closed = np.any((axes @ u > COSINE) & is_low, axis=1)
+        return self.standardization.unwhiten(self.integrator.radius[0] * axes[~is_closed].T)
 
     def end_tuning(self, position, rng):
         """Freeze what there is."""

@@ -17,6 +17,9 @@ __all__ = ["Lesson", "learn"]
 N_DRAWS = 16
 """Functions drawn at each pilot, of which one is resampled to compare sites by."""
 
+EXPLORATIONS = 3
+"""Of a lesson: each fits the surrogate again, which then reaches further into tails."""
+
 N_COMPARED, AGREEMENT = 8, 0.05
 """Pilots at which expectation propagation and Laplace's approximation are compared, and standard
 deviation of the difference of their log evidences up to which the cheaper is as good."""
@@ -60,7 +63,8 @@ def learn(
     method : {"ep", "laplace"}
     rng : numpy.random.Generator
     n_pilots : int
-        New pilots where the chain was; half as many more are where the surrogate is uncertain.
+        New pilots where the chain was. In each of several explorations half as many more are where
+        the surrogate is uncertain, and up to 2 d on the axes where it ends.
     """
     past = thinned(np.unique(learner.history.later_half(), axis=0), n_pilots, rng)
     scale = past.std(axis=0) + 1e-12
@@ -68,11 +72,14 @@ def learn(
         method = "laplace"
     pilots = _approximated(model, learner, pilots, past, scale, method)
     fitted = learner.fit(rng)
-    if fitted is not None:
-        wanted = learner.uncertain_points(fitted, n_pilots // 2)
+    for _ in range(EXPLORATIONS):
+        if fitted is None:
+            break
+        wanted = learner.unknown_points(fitted, n_pilots // 2)
+        if len(wanted) == 0:
+            break
         pilots = _approximated(model, learner, pilots, wanted, scale, method)
-        if len(wanted):
-            learner.fit(rng)
+        fitted = learner.fit(rng) or fitted
     if len(pilots.values) == 0:
         return Lesson(pilots, None, fitted is not None, method)
     best = pilots.among_the_best(typical_depth(model.dim))

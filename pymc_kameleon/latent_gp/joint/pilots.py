@@ -9,7 +9,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
-from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 from pymc_kameleon.mcmc.layout import floats
 
 __all__ = ["MOST_PILOTS", "Pilot", "Pilots", "approximate", "no_pilots"]
@@ -19,6 +19,9 @@ MOST_PILOTS = 400
 
 TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17
 """Of expectation propagation: the sites are exact enough long before they have converged."""
+
+MOST_TOLD = 1e12
+"""Precision of a site, in units of the prior's, beyond which log evidences are lost to rounding."""
 
 
 class Pilot(NamedTuple):
@@ -129,10 +132,11 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
             except (ArithmeticError, ValueError, NotImplementedError):
                 continue
             sites, value = found.sites, found.log_evidence + log_prior
-            if found.converged and np.isfinite(value) and _are_finite(sites):
+            if found.converged and np.isfinite(value) and _are_usable(sites, prior):
                 return Pilot(x.copy(), sites, float(value))
     return None
 
 
-def _are_finite(sites: Sites) -> bool:
-    return bool(np.all(np.isfinite(sites.precision)) and np.all(np.isfinite(sites.shift)))
+def _are_usable(sites: Sites, prior: Gaussian) -> bool:
+    told = sites.precision * np.diagonal(prior.covariance)
+    return bool(np.all(told < MOST_TOLD) and np.all(np.isfinite(sites.shift)))

@@ -14,7 +14,7 @@ from pymc_kameleon.mcmc.layout import flags, floats
 __all__ = ["SiteFunction", "constant_sites", "fit_sites"]
 
 SMALLEST_PRECISION = 1e-10
-"""Share of the mean precision below which a site says nothing, and its logarithm too much."""
+"""Share of a pilot's mean precision below which a site says nothing, and its logarithm too much."""
 
 LENGTHSCALE, LINEAR_VARIANCE, NOISE_VARIANCE = 2.0, 4.0, 0.01
 """Of the regression, in standardised coordinates, relative to the variance of a parameter."""
@@ -112,8 +112,7 @@ def fit_sites(
     if len(points) < 1.5 * (1 + dim):
         return None
     u = np.ascontiguousarray(coordinates.whiten(points).T)
-    floor = SMALLEST_PRECISION * float(np.max(precision.mean(axis=0)))
-    precision = np.maximum(precision, floor)
+    precision = np.maximum(precision, SMALLEST_PRECISION * precision.mean(axis=1, keepdims=True))
     parameters = np.hstack([np.log(precision), shift / precision if has_means else shift])
     location = parameters.mean(axis=0)
     linear = np.column_stack([np.ones(len(u)), u])

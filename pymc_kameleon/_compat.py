@@ -1,11 +1,13 @@
 """The only file that knows PyMC 5 from PyMC 6, and ArviZ 0 from ArviZ 1."""
 
 import inspect
+from importlib import import_module
 
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
 
 __all__ = [
+    "arviz_statistics",
     "complete_step",
     "group_dataset",
     "is_result",
@@ -41,6 +43,14 @@ def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph
     known = inspect.signature(OpFromGraph.__init__).parameters
     keyword = "pullback" if "pullback" in known else "lop_overrides"
     return OpFromGraph(inputs, outputs, inline=True, name=name, **{keyword: pullback})
+
+
+def arviz_statistics():
+    """Return the module with ArviZ's `ess`; from ArviZ 1 on it is without plots, a slow import."""
+    try:
+        return import_module("arviz_stats")
+    except ImportError:
+        return import_module("arviz")
 
 
 def pareto_k(log_weights: np.ndarray) -> float:

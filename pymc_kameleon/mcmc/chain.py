@@ -4,11 +4,10 @@ import math
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import by_class, evaluate
+from pymc_kameleon.mcmc.numba_bridge import by_class, evaluate, jitable
 
 __all__ = [
     "ACCEPTANCE",
@@ -51,13 +50,13 @@ class Chain(NamedTuple):
     outcome: Annotated[np.ndarray, floats(2)]
 
 
-@register_jitable
+@jitable
 def probability(log_ratio):
     """Return min(1, exp(log_ratio)); 0 for NaN."""
     return math.exp(min(0.0, log_ratio)) if log_ratio > -700.0 else 0.0
 
 
-@register_jitable
+@jitable
 def settle(chain, acceptance, uniform):
     """Move to the evaluated `chain.proposal` with a probability; return whether it did."""
     accepted = uniform < acceptance
@@ -84,7 +83,7 @@ def remember(stage, chain, moved_unscreened):
     """Learn what was found at `chain.proposal`."""
 
 
-@register_jitable
+@jitable
 def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal`, and move there with the Metropolis-Hastings probability.
 

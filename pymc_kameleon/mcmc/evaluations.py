@@ -3,11 +3,10 @@
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import accept_in_two_stages, has_first_stage, remember
 from pymc_kameleon.mcmc.layout import flags, floats, integers
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, jitable
 
 __all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
 
@@ -63,7 +62,7 @@ def new_evaluations(capacity: int, dim: int, gradients: bool = False) -> Evaluat
     )
 
 
-@register_jitable
+@jitable
 def keep_evaluation(evaluations, point, terms):
     """Remember the log density at `point` (d,), and its gradient if gradients are evaluated.
 

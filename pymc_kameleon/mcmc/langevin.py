@@ -7,12 +7,17 @@ prior (d,), then that of the log-likelihood (d,).
 import math
 
 import numpy as np
-from numba.extending import register_jitable
 
-from pymc_kameleon.mcmc.chain import has_first_stage, probability, remember, settle
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, resolved_once
+from pymc_kameleon.mcmc.chain import (
+    accept_or_reject,
+    has_first_stage,
+    probability,
+    remember,
+    settle,
+)
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, jitable, resolved_once
 from pymc_kameleon.mcmc.proposals import ACCEPT, CHOICE
-from pymc_kameleon.mcmc.run import move_coordinate, observe
+from pymc_kameleon.mcmc.run import learn_coordinate_scale, observe, propose_coordinate
 
 __all__ = ["accept_langevin_in_two_stages", "run_compiled", "run_plain"]
 
@@ -55,7 +60,7 @@ def accept_langevin_in_two_stages(stage, log_density, chain, step_size, factor, 
     """Evaluate `chain.proposal` if the first stage lets it through; return the acceptance."""
 
 
-@register_jitable
+@jitable
 def _move_along_gradient(log_density, stage, chain, factor, step_size, normals, uniforms):
     """Propose from N(x + step_size/2 P P^T grad, step_size P P^T), with the gradient at x."""
     drift, proposed_drift = np.empty(normals.size), np.empty(normals.size)
@@ -96,23 +101,18 @@ def run_plain(log_density, stage, chain, mixture, walk, observer, adapts, normal
     uniforms : array, shape (n, N_UNIFORMS)
     """
     for t in range(normals.shape[0]):
-        index = -1
-        if uniforms[t, CHOICE] < mixture.coordinate_share:
-            acceptance, accepted = move_coordinate(
-                log_density, None, chain, mixture.scales, normals[t], uniforms[t], adapts
-            )
+        z, u, index = normals[t], uniforms[t], -1
+        if u[CHOICE] < mixture.coordinate_share:
+            i = propose_coordinate(mixture.scales, chain, z, u)
+            acceptance, accepted = accept_or_reject(log_density, None, chain, 0.0, u[ACCEPT:])
             if stage is not None:
                 remember(stage, chain, accepted)
+            if adapts:
+                learn_coordinate_scale(mixture.scales, i, acceptance)
         else:
-            index = 0
+            index, step_size = 0, math.exp(walk.log_scaling[0])
             acceptance = _move_along_gradient(
-                log_density,
-                stage,
-                chain,
-                walk.factor,
-                math.exp(walk.log_scaling[0]),
-                normals[t],
-                uniforms[t, ACCEPT:],
+                log_density, stage, chain, walk.factor, step_size, z, u[ACCEPT:]
             )
         if adapts:
             observe(observer, chain.position, acceptance, index)

@@ -10,6 +10,7 @@ __all__ = [
     "add_into",
     "cholesky_in_place",
     "copy_into",
+    "copy_matrix_into",
     "delete_row",
     "dot",
     "factor_times",
@@ -27,6 +28,14 @@ def copy_into(source, out):
     """Copy a vector. Loops like this one compile in a fraction of the time of array expressions."""
     for i in range(out.size):
         out[i] = source[i]
+
+
+@jit
+def copy_matrix_into(source, out):
+    """Copy a matrix."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = source[i, j]
 
 
 @jit

@@ -32,6 +32,7 @@ __all__ = [
     "evaluate_gradients",
     "gradients_address",
     "jit",
+    "jitable",
     "machine_code_address",
     "resolved_once",
 ]
@@ -45,6 +46,8 @@ EVALUATIONS, NONFINITE = 0, 1
 
 SIMD = {"contract", "nsz", "reassoc"}
 """Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
+
+WITHOUT_CALLBACK = {"no_cfunc_wrapper": True}
 
 
 @functools.cache
@@ -71,7 +74,7 @@ def jit(function=None, **options):
     """
     if function is None:
         return functools.partial(jit, **options)
-    compiled = numba.njit(cache=True, **({"no_cfunc_wrapper": True} | options))(function)
+    compiled = numba.njit(cache=True, **(WITHOUT_CALLBACK | options))(function)
     if isinstance(compiled, Dispatcher):
         cache = compiled._cache
         directory, name = cache._cache_path, cache._impl.filename_base
@@ -82,6 +85,14 @@ def jit(function=None, **options):
             Path(directory).mkdir(exist_ok=True)
         cache._cache_file = _CacheOfThisSource(directory, name, _source_digest())
     return compiled
+
+
+def jitable(function):
+    """Let compiled code call a function, as Numba's `register_jitable` does.
+
+    That would make a C callback of it too, with a copy of all that the function does.
+    """
+    return register_jitable(**WITHOUT_CALLBACK)(function)
 
 
 def resolved_once(jitted):
@@ -118,14 +129,14 @@ def by_class(stub):
     def call(value, *arguments):
         return implementations[type(value)](value, *arguments)
 
-    @overload(call, strict=False)
+    @overload(call, jit_options=WITHOUT_CALLBACK, strict=False)
     def compiled(value, *arguments):
         if isinstance(value, types.BaseNamedTuple):
             return implementations.get(value.instance_class)
         return None
 
     def register(cls, function):
-        implementations[cls] = register_jitable(function)
+        implementations[cls] = jitable(function)
 
     call.register = register
     return call
@@ -251,7 +262,7 @@ def by_address(result):
 
         return result(types.intp, arguments), codegen
 
-    @overload(call, strict=False)
+    @overload(call, jit_options=WITHOUT_CALLBACK, strict=False)
     def compiled(routine, arguments):
         return lambda routine, arguments: call_address(routine, arguments)
 
@@ -265,7 +276,7 @@ def _log_density_into(log_density, x, value):
     log_density[0](x, value)
 
 
-@overload(_log_density_into)
+@overload(_log_density_into, jit_options=WITHOUT_CALLBACK)
 def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
         call_for_nothing(log_density[0], (x, value, log_density))
@@ -273,7 +284,7 @@ def _log_density_into_overload(log_density, x, value):
     return compiled
 
 
-@register_jitable
+@jitable
 def evaluate(log_density, x, value, counts):
     """Evaluate the terms of the log density at `x` into `value`; return their sum.
 
@@ -310,10 +321,11 @@ def evaluate_gradients(kernel, x, points, parameters, gradients):
     kernel(x, points, parameters, gradients)
 
 
-@overload(evaluate_gradients)
+@overload(evaluate_gradients, jit_options=WITHOUT_CALLBACK)
 def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
-        if x.size != points.shape[0] or gradients.shape != points.shape:
+        dim, n = points.shape
+        if x.size != dim or gradients.shape[0] != dim or gradients.shape[1] != n:
             raise RuntimeError("the subsample has another size than where its gradients go")
         call_for_nothing(kernel, (x, points, parameters, gradients))
 

@@ -12,12 +12,11 @@ from typing import Annotated, NamedTuple
 
 import numba
 import numpy as np
-from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit, resolved_once
+from pymc_kameleon.mcmc.numba_bridge import by_class, jit, jitable, resolved_once
 from pymc_kameleon.mcmc.proposals import (
     ACCEPT,
     CHOICE,
@@ -34,9 +33,10 @@ __all__ = [
     "Differences",
     "Mixture",
     "differences_of",
-    "move_coordinate",
+    "learn_coordinate_scale",
     "no_differences",
     "observe",
+    "propose_coordinate",
     "propose_difference",
     "run_plain",
     "runner",
@@ -106,21 +106,24 @@ class Mixture(NamedTuple):
     difference_share: float
 
 
-@register_jitable
-def move_coordinate(log_density, stage, chain, scales, normals, uniforms, adapts):
-    """Propose a change of one coordinate, picked uniformly, and accept or reject it.
-
-    Its scale is learnt fast enough to cross many orders of magnitude in a few dozen proposals.
-    """
+@jitable
+def propose_coordinate(scales, chain, normals, uniforms):
+    """Change one coordinate, picked uniformly; return which."""
     i = int(uniforms[PICK] * chain.position.size)
     copy_into(chain.position, chain.proposal)
     chain.proposal[i] += math.exp(scales.log_scale[i]) * normals[0]
-    acceptance, accepted = accept_or_reject(log_density, stage, chain, 0.0, uniforms[ACCEPT:])
-    if adapts:
-        step = 3.0 / (1.0 + 0.1 * scales.n_updates[i])
-        scales.n_updates[i] += 1.0
-        scales.log_scale[i] += step * (acceptance - COORDINATE_TARGET)
-    return acceptance, accepted
+    return i
+
+
+@jitable
+def learn_coordinate_scale(scales, i, acceptance):
+    """Learn from a move of coordinate `i`.
+
+    It is fast enough to cross many orders of magnitude in a few dozen proposals.
+    """
+    step = 3.0 / (1.0 + 0.1 * scales.n_updates[i])
+    scales.n_updates[i] += 1.0
+    scales.log_scale[i] += step * (acceptance - COORDINATE_TARGET)
 
 
 @jit
@@ -134,7 +137,7 @@ def _difference(factor, points, i, j, scale, noise, normals, out):
         out[row] = total
 
 
-@register_jitable
+@jitable
 def propose_difference(differences, chain, normals, uniforms):
     """Add a multiple of the difference of two history points: symmetric, for these points."""
     n = differences.points.shape[1]
@@ -200,30 +203,27 @@ def run_plain(
     uniforms : array, shape (n, N_UNIFORMS)
     """
     for t in range(normals.shape[0]):
-        choice = uniforms[t, CHOICE]
-        acceptance, index = 0.0, -1
-        if choice < mixture.coordinate_share:
-            acceptance, accepted = move_coordinate(
-                log_density, stage, chain, mixture.scales, normals[t], uniforms[t], adapts
-            )
-            if accepted:
-                invalidate(proposal)
-        elif choice < mixture.coordinate_share + mixture.difference_share:
-            propose_difference(mixture.differences, chain, normals[t], uniforms[t])
-            acceptance, accepted = accept_or_reject(
-                log_density, stage, chain, 0.0, uniforms[t, ACCEPT:]
-            )
-            if accepted:
-                invalidate(proposal)
+        z, u = normals[t], uniforms[t]
+        is_coordinate = u[CHOICE] < mixture.coordinate_share
+        is_own = u[CHOICE] >= mixture.coordinate_share + mixture.difference_share
+        coordinate, index, log_ratio, acceptance = 0, -1, 0.0, 0.0
+        if is_own:
+            log_ratio, index = propose(proposal, chain, z, u)
+        elif is_coordinate:
+            coordinate = propose_coordinate(mixture.scales, chain, z, u)
         else:
-            log_ratio, index = propose(proposal, chain, normals[t], uniforms[t])
-            if log_ratio > -np.inf:
-                acceptance, accepted = accept_or_reject(
-                    log_density, stage, chain, log_ratio, uniforms[t, ACCEPT:]
-                )
-                if accepted:
-                    commit(proposal)
+            propose_difference(mixture.differences, chain, z, u)
+        if log_ratio > -np.inf:
+            acceptance, accepted = accept_or_reject(
+                log_density, stage, chain, log_ratio, u[ACCEPT:]
+            )
+            if accepted and is_own:
+                commit(proposal)
+            elif accepted:
+                invalidate(proposal)
         if adapts:
+            if is_coordinate:
+                learn_coordinate_scale(mixture.scales, coordinate, acceptance)
             observe(observer, chain.position, acceptance, index)
 
 

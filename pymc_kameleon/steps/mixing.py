@@ -5,6 +5,7 @@ import math
 import numpy as np
 import xarray as xr
 
+from pymc_kameleon._compat import arviz_statistics
 from pymc_kameleon.adaptation.history import History, new_history
 
 __all__ = ["KEPT", "WANTED", "new_draws", "slow_mixing"]
@@ -83,10 +84,8 @@ def slow_mixing(
 
 def _effective_draws(draws):
     """Effective sample size of each column; 0 where that cannot be found out."""
-    import arviz as az
-
     dataset = xr.Dataset({"x": (("chain", "draw", "coordinate"), draws[None])})
-    return np.nan_to_num(az.ess(dataset)["x"].values)
+    return np.nan_to_num(arviz_statistics().ess(dataset)["x"].values)
 
 
 def _modes(x):

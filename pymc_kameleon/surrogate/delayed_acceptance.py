@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import (
     accept_in_two_stages,
@@ -21,7 +20,7 @@ from pymc_kameleon.mcmc.chain import (
 )
 from pymc_kameleon.mcmc.layout import flags, floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_address, call_for_nothing, evaluate
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_address, call_for_nothing, evaluate, jitable
 from pymc_kameleon.surrogate.gaussian_process import Process, bounded, predict
 from pymc_kameleon.surrogate.stages import first_stage, second_stage
 
@@ -188,7 +187,7 @@ def learn(stage, chain, moved_unscreened):
         stage.is_current[0] = False
 
 
-@register_jitable
+@jitable
 def screen(stage, chain, log_ratio, uniforms):
     """First stage of `chain.proposal`, by the process as it is before the proposal is learnt.
 

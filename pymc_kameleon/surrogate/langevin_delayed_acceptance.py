@@ -5,12 +5,11 @@ antisymmetric (form A of `surrogate.stages`).
 """
 
 import numpy as np
-from numba.extending import register_jitable
 
 from pymc_kameleon.mcmc.chain import probability, settle
 from pymc_kameleon.mcmc.langevin import accept_langevin_in_two_stages
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, call_for_nothing, evaluate, jit
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, call_for_nothing, evaluate, jit, jitable
 from pymc_kameleon.surrogate.delayed_acceptance import (
     PASSED,
     SCREENED,
@@ -41,7 +40,7 @@ def predict_into(process, x, prediction):
     )
 
 
-@register_jitable
+@jitable
 def _copy_prediction(source, out):
     copy_into(source.moments, out.moments)
     copy_into(source.gradient_mean, out.gradient_mean)
@@ -49,7 +48,7 @@ def _copy_prediction(source, out):
     copy_into(source.gradient_covariance.ravel(), out.gradient_covariance.ravel())
 
 
-@register_jitable
+@jitable
 def _log_marginal(start, end, value, prediction, step_size, factor):
     dim = start.size
     return log_marginal_density(
@@ -67,7 +66,7 @@ def _log_marginal(start, end, value, prediction, step_size, factor):
     )
 
 
-@register_jitable
+@jitable
 def _log_exact(start, end, value, step_size, factor):
     dim = start.size
     gradient = np.empty(dim)

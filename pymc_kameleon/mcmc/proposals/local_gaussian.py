@@ -15,7 +15,7 @@ from pymc_kameleon.mcmc.layout import flags, floats
 from pymc_kameleon.mcmc.linalg import (
     add_into,
     cholesky_in_place,
-    copy_into,
+    copy_matrix_into,
     factor_times,
     solve_factor,
 )
@@ -87,7 +87,7 @@ def propose_locally(proposal, chain, normals, uniforms):
 
 
 def _commit(proposal):
-    copy_into(proposal.here.proposed.ravel(), proposal.here.scatter.ravel())
+    copy_matrix_into(proposal.here.proposed, proposal.here.scatter)
 
 
 def _invalidate(proposal):

@@ -58,7 +58,8 @@ html_theme_options = {
     "footer_end": ["theme-version"],
 }
 html_sidebars = {
-    page: [] for page in ("index", "quickstart", "which_step", "measured", "papers_claims")
+    page: []
+    for page in ("index", "quickstart", "which_step", "compare", "measured", "papers_claims")
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 from scipy.linalg import LinAlgError, lapack
-from scipy.linalg.blas import dtrmv, dtrsv
+from scipy.linalg.blas import dsymv, dtrmv, dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
 
@@ -97,17 +97,26 @@ class ConditionalGaussian:
         return self._whitened_mean + self._solved(eta[0] + pulled)
 
     def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Draws (n, N) of f about its mean."""
-        # Triangular products with a few vectors are faster one by one than all at a time.
-        draws = [self.restored(eta) for eta in rng.standard_normal((n, 2, self.size))]
-        return np.array([unwhitened(self.prior, v) for v in draws]) - self.mean
+        """Draws (n, N) of f about its mean: C e - K S A^-1 (S C e + e') for normal e and e'."""
+        # Products with a few vectors are faster one by one than all at a time.
+        draws = np.empty((n, self.size))
+        for draw, (own, of_sites) in zip(
+            draws, rng.standard_normal((n, 2, self.size)), strict=True
+        ):
+            of_prior = dtrmv(self.prior.cholesky.T, own, lower=0, trans=1)
+            solved = self._roots * self._inner_solved(self._roots * of_prior + of_sites)
+            draw[:] = of_prior - dsymv(1.0, self.prior.covariance.T, solved)
+        return draws
 
     def _solved(self, x):
         """B^-1 x."""
         upper = self.prior.cholesky.T
-        seen = self._roots * dtrmv(upper, x, lower=0, trans=1)
-        solved = dtrsv(self._factor, dtrsv(self._factor, seen, lower=1), lower=1, trans=1)
+        solved = self._inner_solved(self._roots * dtrmv(upper, x, lower=0, trans=1))
         return x - dtrmv(upper, self._roots * solved, lower=0)
+
+    def _inner_solved(self, x):
+        """A^-1 x."""
+        return dtrsv(self._factor, dtrsv(self._factor, x, lower=1), lower=1, trans=1)
 
 
 def whitened(prior: Gaussian, f: np.ndarray) -> np.ndarray:

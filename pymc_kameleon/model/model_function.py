@@ -10,7 +10,6 @@ import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from numba.extending import register_jitable
 from pymc.logprob.utils import ParameterValueError
 from pytensor.compile.mode import Mode
 from pytensor.compile.ops import FromFunctionOp
@@ -22,7 +21,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.mcmc.numba_bridge import caller, machine_code_address
+from pymc_kameleon.mcmc.numba_bridge import caller, jitable, machine_code_address
 
 __all__ = [
     "ENDLESS",
@@ -368,13 +367,13 @@ def _model_function(call, dim: int, dtype: np.dtype):
     return model_function
 
 
-@register_jitable
+@jitable
 def _as_it_is(x):
     return x
 
 
 def _cast_to(scalar_type):
-    @register_jitable
+    @jitable
     def cast(x):
         return x.astype(scalar_type)
 

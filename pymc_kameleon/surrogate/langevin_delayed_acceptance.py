@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.chain import probability, settle
 from pymc_kameleon.mcmc.langevin import accept_langevin_in_two_stages
-from pymc_kameleon.mcmc.linalg import copy_into
+from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, call_for_nothing, evaluate, jit, jitable
 from pymc_kameleon.surrogate.delayed_acceptance import (
     PASSED,
@@ -45,7 +45,7 @@ def _copy_prediction(source, out):
     copy_into(source.moments, out.moments)
     copy_into(source.gradient_mean, out.gradient_mean)
     copy_into(source.cross_covariance, out.cross_covariance)
-    copy_into(source.gradient_covariance.ravel(), out.gradient_covariance.ravel())
+    copy_matrix_into(source.gradient_covariance, out.gradient_covariance)
 
 
 @jitable

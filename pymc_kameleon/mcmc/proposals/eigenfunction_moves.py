@@ -10,7 +10,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import flags, floats
-from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
+from pymc_kameleon.mcmc.linalg import add_into, copy_matrix_into, factor_times
 from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit
 from pymc_kameleon.mcmc.proposals import PICK, Scaling, register_proposal
 
@@ -124,7 +124,7 @@ def _propose(proposal, chain, normals, uniforms):
 
 
 def _commit(proposal):
-    copy_into(proposal.here.proposed.ravel(), proposal.here.gradients.ravel())
+    copy_matrix_into(proposal.here.proposed, proposal.here.gradients)
 
 
 def _invalidate(proposal):

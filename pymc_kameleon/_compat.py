@@ -46,7 +46,7 @@ def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph
 
 
 def arviz_statistics():
-    """Return the module with ArviZ's `ess`; from ArviZ 1 on it is without plots, a slow import."""
+    """Return the module with ArviZ's statistics; from ArviZ 1 on, plots are not imported too."""
     try:
         return import_module("arviz_stats")
     except ImportError:
@@ -70,13 +70,11 @@ def pareto_k(log_weights: np.ndarray) -> float:
     .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance
        sampling", Journal of Machine Learning Research 25, 2024. arXiv:1507.02646
     """
-    import arviz
-
-    largest = np.max(log_weights)
+    statistics, largest = arviz_statistics(), np.max(log_weights)
     if len(log_weights) < 25 or not np.isfinite(largest):
         return float("nan")
-    if hasattr(arviz, "psislw"):
-        k = float(arviz.psislw(log_weights)[1])
+    if hasattr(statistics, "psislw"):
+        k = float(statistics.psislw(log_weights)[1])
     else:
         from arviz_stats.base import array_stats
 

@@ -446,12 +446,10 @@ def test_log_evidence_that_is_lost_to_rounding_is_no_pilot():
     model = ClosedFormModel(inputs, lambda y, x: Normal(y, np.exp(x[2])), np.zeros(3), np.ones(3))
     model.y = y
     for method in ("ep", "laplace"):
-        for log_noise in (-2.0, -8.0, -12.0, -18.0):
+        assert approximate(model, np.array([-0.5, 0.0, -18.0]), method) is None
+        for log_noise in (-2.0, -8.0, -12.0):
             x = np.array([-0.5, 0.0, log_noise])
             found = approximate(model, x, method)
-            if log_noise < -15.0:
-                assert found is None
-                continue
             covariance = squared_exponential(inputs, *np.exp(x[:2]), jitter=1e-5).covariance
             covariance = covariance + np.exp(2.0 * log_noise) * np.eye(10)
             expected = stats.multivariate_normal.logpdf(y, cov=covariance) + model.log_prior(x)

@@ -48,6 +48,7 @@ SIMD = {"contract", "nsz", "reassoc"}
 """Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
 
 WITHOUT_CALLBACK = {"no_cfunc_wrapper": True}
+"""No C callback, which Numba would compile with a copy of all that a function does."""
 
 
 @functools.cache
@@ -88,10 +89,7 @@ def jit(function=None, **options):
 
 
 def jitable(function):
-    """Let compiled code call a function, as Numba's `register_jitable` does.
-
-    That would make a C callback of it too, with a copy of all that the function does.
-    """
+    """Let compiled code call a function, as Numba's `register_jitable` does."""
     return register_jitable(**WITHOUT_CALLBACK)(function)
 
 

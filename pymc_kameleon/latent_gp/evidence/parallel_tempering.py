@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_kameleon._compat import arviz_statistics
 from pymc_kameleon.latent_gp.evidence.annealing import AnnealingPath, log_mean_exp
 
 __all__ = ["Estimate", "Tempered", "stepping_stones", "temper", "thermodynamic_integration"]
@@ -178,9 +179,7 @@ def stepping_stones(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
 
 def _from_series(log_evidence, series):
     """Estimate whose error is that of the mean of a series (n_replicates, n_draws)."""
-    import arviz as az
-
     if series.shape[1] < 4 or np.ptp(series) == 0:
         return Estimate(log_evidence, float("nan"), float(series.size))
-    size = min(float(az.ess(series, method="mean")), float(series.size))
+    size = min(float(arviz_statistics().ess(series, method="mean")), float(series.size))
     return Estimate(log_evidence, float(series.std(ddof=1) / np.sqrt(size)), size)

@@ -10,6 +10,7 @@ from scipy.signal import lfilter
 from test_contract import PYMC_6
 
 from pymc_kameleon import AdaptiveMetropolisStep
+from pymc_kameleon.steps import mixing
 from pymc_kameleon.steps.mixing import slow_mixing
 
 NAMES = ["a", "b[0]", "b[1]"]
@@ -36,6 +37,16 @@ def test_draws_that_mix_say_nothing():
     slowest coordinate: 100 is five standard errors off, probability 1e-6 for all together.
     """
     assert [message(autoregression([0.0, 0.3, 0.5], seed=k)) for k in range(20)] == [None] * 20
+
+
+def test_arviz_is_not_asked_about_draws_that_clearly_mix(monkeypatch):
+    """Its import takes a second. Batch means of 1000 independent draws find a size below 250 with
+    a probability below 1e-12.
+    """
+    monkeypatch.delattr(mixing, "_effective_draws")
+    assert message(autoregression([0.0, 0.0, 0.0])) is None
+    with pytest.raises(NameError):
+        message(autoregression([0.0, 0.0, 0.9]))
 
 
 def test_the_slowest_coordinate_is_named_with_what_to_write():

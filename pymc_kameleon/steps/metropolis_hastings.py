@@ -14,7 +14,6 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon._compat import arviz_statistics
 from pymc_kameleon.adaptation.history import SEEN, STORED, record
 from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
@@ -132,7 +131,6 @@ class MetropolisHastingsStep(Step):
         compile_kwargs: dict[str, Any] | None = None,
         blocked: bool = True,
     ):
-        arviz_statistics()  # slow to import; chains need it at their end, each in a forked process
         model = modelcontext(model)
         if steps_per_draw is not None:
             steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)

@@ -22,6 +22,12 @@ SHARE = 0.1
 FEWEST = 100
 """Draws below which nothing is said."""
 
+CLEARLY = 2.5
+"""What times the wanted size batch means have to find for ArviZ not to be asked.
+
+Its import takes a second in the process of each chain.
+"""
+
 APART = 6.0
 """Distance of two groups of draws, in their own standard deviations, that makes them modes.
 
@@ -53,10 +59,13 @@ def slow_mixing(
     """
     if n_draws < FEWEST:
         return None
+    wanted = min(WANTED, SHARE * n_draws)
+    if _by_batch_means(draws).min() > CLEARLY * wanted:
+        return None
     effective = _effective_draws(draws)
     slowest = int(np.argmin(effective))
     found = max(effective[slowest], 1.0)
-    if found >= min(WANTED, SHARE * n_draws):
+    if found >= wanted:
         return None
     name = names[slowest]
     told = f"{n_draws} draws of this chain have an effective size of {found:.0f} for {name}."
@@ -80,6 +89,15 @@ def slow_mixing(
         f"{steps_per_draw}) or draws={_rounded(factor * n_draws)}; if that is too many, another "
         "form of the model (centred or not), or NUTS where there is a gradient."
     )
+
+
+def _by_batch_means(draws):
+    """Effective sample size of the ranks of each column, from sqrt(m) means of consecutive ones."""
+    length = math.isqrt(len(draws))
+    n = len(draws) // length
+    ranks = np.argsort(np.argsort(draws[: n * length], axis=0), axis=0)
+    means = ranks.reshape(n, length, -1).mean(axis=1)
+    return n * ranks.var(axis=0) / means.var(axis=0, ddof=1)
 
 
 def _effective_draws(draws):

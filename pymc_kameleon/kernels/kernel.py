@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numba.core.registry import CPUDispatcher
 
-from pymc_kameleon.mcmc.numba_bridge import SIMD, gradients_address, jit
+from pymc_kameleon.mcmc.numba_bridge import SIMD, gradients_address, jit_inner
 
 __all__ = ["Kernel", "squared_distances", "weighted_differences"]
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def squared_distances(x, points, out):
     """Squared distances of x (d,) from the columns of `points` (d, n), into `out` (n,)."""
     for j in range(points.shape[1]):
@@ -30,7 +30,7 @@ def squared_distances(x, points, out):
             out[j] += difference * difference
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def weighted_differences(x, points, weights, out):
     """`weights` (n,) times the differences of `points` (d, n) and x (d,), into `out` (d, n)."""
     for i in range(points.shape[0]):

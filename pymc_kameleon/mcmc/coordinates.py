@@ -7,7 +7,7 @@ from scipy import linalg
 
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import solve_factor
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.numba_bridge import jit_inner
 
 __all__ = ["Standardization", "standardize"]
 
@@ -36,7 +36,7 @@ class Standardization(NamedTuple):
         return self.location + u.T @ self.factor.T
 
 
-@jit
+@jit_inner
 def standardize(coordinates, position, out):
     """Standardised coordinates of one position (d,), into `out`."""
     for i in range(out.size):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit_inner
 
 __all__ = [
     "add_into",
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 
-@jit
+@jit_inner
 def copy_into(source, out):
     """Copy a vector. Loops like this one compile in a fraction of the time of array expressions."""
     for i in range(out.size):
         out[i] = source[i]
 
 
-@jit
+@jit_inner
 def copy_matrix_into(source, out):
     """Copy a matrix."""
     for i in range(out.shape[0]):
@@ -38,14 +38,14 @@ def copy_matrix_into(source, out):
             out[i, j] = source[i, j]
 
 
-@jit
+@jit_inner
 def add_into(first, second, out):
     """Write the sum of two vectors into `out`, which may be one of them."""
     for i in range(out.size):
         out[i] = first[i] + second[i]
 
 
-@jit
+@jit_inner
 def cholesky_in_place(matrix):
     """Replace the lower triangle by the Cholesky factor's; False if there is none."""
     dim = matrix.shape[0]
@@ -63,7 +63,7 @@ def cholesky_in_place(matrix):
     return True
 
 
-@jit
+@jit_inner
 def factor_times(factor, vector, out):
     """Lower-triangular `factor` times `vector`, into `out`."""
     for i in range(vector.size):
@@ -73,7 +73,7 @@ def factor_times(factor, vector, out):
         out[i] = total
 
 
-@jit
+@jit_inner
 def solve_factor(factor, vector, out):
     """Solve `factor` @ out = `vector` for a lower-triangular `factor`; `out` may be `vector`."""
     for i in range(vector.size):
@@ -83,7 +83,7 @@ def solve_factor(factor, vector, out):
         out[i] = total / factor[i, i]
 
 
-@jit
+@jit_inner
 def rank_one_update(factor, vector, keep, add):
     """Replace L by the Cholesky factor of keep L L^T + add v v^T; overwrites `vector` too."""
     dim = vector.size
@@ -101,7 +101,7 @@ def rank_one_update(factor, vector, keep, add):
             vector[i] = cosine * vector[i] - sine * factor[i, k]
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def dot(first, second, count):
     """Inner product of the first `count` entries."""
     total = 0.0
@@ -110,7 +110,7 @@ def dot(first, second, count):
     return total
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def solve_lower(factor, count, vector):
     """Overwrite `vector` with L^-1 `vector`, L the leading (count, count) block of `factor`.
 
@@ -124,7 +124,7 @@ def solve_lower(factor, count, vector):
         vector[i] = (vector[i] - total) / factor[i, i]
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def solve_lower_rows(factor, count, vectors):
     """`solve_lower` for all rows of `vectors` (n, at least count), two by two.
 
@@ -143,7 +143,7 @@ def solve_lower_rows(factor, count, vectors):
             vectors[k + 1, i] = (vectors[k + 1, i] - two) / factor[i, i]
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def solve_upper(factor, count, vector):
     """Overwrite `vector` with L^-T `vector`, row by row of L."""
     for i in range(count - 1, -1, -1):
@@ -153,7 +153,7 @@ def solve_upper(factor, count, vector):
             vector[j] -= entry * factor[i, j]
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def solve_upper_rows(factor, count, vectors):
     """`solve_upper` for all rows of `vectors` (n, at least count), two by two."""
     n = vectors.shape[0]
@@ -168,7 +168,7 @@ def solve_upper_rows(factor, count, vectors):
                 vectors[k + 1, j] -= two * factor[i, j]
 
 
-@jit
+@jit_inner
 def delete_row(factor, count, index):
     """Turn the factor of K into that of K without row and column `index`, in O(t^2).
 

@@ -16,7 +16,7 @@ import numpy as np
 from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit, jitable, resolved_once
+from pymc_kameleon.mcmc.numba_bridge import by_class, jit, jit_inner, jitable, resolved_once
 from pymc_kameleon.mcmc.proposals import (
     ACCEPT,
     CHOICE,
@@ -126,7 +126,7 @@ def learn_coordinate_scale(scales, i, acceptance):
     scales.log_scale[i] += step * (acceptance - COORDINATE_TARGET)
 
 
-@jit
+@jit_inner
 def _difference(factor, points, i, j, scale, noise, normals, out):
     """`factor` @ (scale (points[:, i] - points[:, j]) + noise normals), into `out`."""
     for row in range(out.size):

@@ -19,7 +19,7 @@ from pymc_kameleon.mcmc.linalg import (
     factor_times,
     solve_factor,
 )
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit
+from pymc_kameleon.mcmc.numba_bridge import by_class, jit_inner
 from pymc_kameleon.mcmc.proposals import register_proposal
 
 __all__ = ["ScatterHere", "register_local_gaussian", "scatter"]
@@ -38,7 +38,7 @@ def scatter(proposal, u, out):
     """Write S(u) (d, d) into `out`."""
 
 
-@jit
+@jit_inner
 def local_covariance(scatter, gamma, nu, out):
     """R = gamma^2 I + nu^2 S (d, d), into `out`, which may be S."""
     for i in range(out.shape[0]):
@@ -47,7 +47,7 @@ def local_covariance(scatter, gamma, nu, out):
         out[i, i] += gamma * gamma
 
 
-@jit
+@jit_inner
 def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
     """Return log N(x; x*, R(x*)) - log N(x*; x, R(x)).
 

@@ -114,33 +114,48 @@ def dot(first, second, count):
 def solve_lower(factor, count, vector):
     """Overwrite `vector` with L^-1 `vector`, L the leading (count, count) block of `factor`.
 
-    Each row is one inner product of contiguous numbers, as fast as a product with a stored inverse
-    and as accurate as substitution is.
+    Rows are inner products of contiguous numbers, as fast as a product with a stored inverse and as
+    accurate as substitution is. Two rows share each number of the vector.
     """
-    for i in range(count):
-        total = 0.0
+    for i in range(0, count - 1, 2):
+        one, two = 0.0, 0.0
         for j in range(i):
-            total += factor[i, j] * vector[j]
-        vector[i] = (vector[i] - total) / factor[i, i]
+            one += factor[i, j] * vector[j]
+            two += factor[i + 1, j] * vector[j]
+        vector[i] = (vector[i] - one) / factor[i, i]
+        two += factor[i + 1, i] * vector[i]
+        vector[i + 1] = (vector[i + 1] - two) / factor[i + 1, i + 1]
+    if count % 2 == 1:
+        last = count - 1
+        vector[last] -= dot(factor[last], vector, last)
+        vector[last] /= factor[last, last]
 
 
 @jit_inner(fastmath=SIMD)
 def solve_lower_rows(factor, count, vectors):
     """`solve_lower` for all rows of `vectors` (n, at least count), two by two.
 
-    Two rows share each number of the factor, which nearly halves the time.
+    Two rows of each, so that each number loaded serves two products.
     """
     n = vectors.shape[0]
     if n % 2 == 1:
         solve_lower(factor, count, vectors[n - 1])
     for k in range(0, n - 1, 2):
-        for i in range(count):
-            one, two = 0.0, 0.0
+        for i in range(0, count, 2):
+            i2 = min(i + 1, count - 1)
+            s11, s12, s21, s22 = 0.0, 0.0, 0.0, 0.0
             for j in range(i):
-                one += factor[i, j] * vectors[k, j]
-                two += factor[i, j] * vectors[k + 1, j]
-            vectors[k, i] = (vectors[k, i] - one) / factor[i, i]
-            vectors[k + 1, i] = (vectors[k + 1, i] - two) / factor[i, i]
+                s11 += factor[i, j] * vectors[k, j]
+                s12 += factor[i, j] * vectors[k + 1, j]
+                s21 += factor[i2, j] * vectors[k, j]
+                s22 += factor[i2, j] * vectors[k + 1, j]
+            vectors[k, i] = (vectors[k, i] - s11) / factor[i, i]
+            vectors[k + 1, i] = (vectors[k + 1, i] - s12) / factor[i, i]
+            if i2 > i:
+                s21 += factor[i2, i] * vectors[k, i]
+                s22 += factor[i2, i] * vectors[k + 1, i]
+                vectors[k, i2] = (vectors[k, i2] - s21) / factor[i2, i2]
+                vectors[k + 1, i2] = (vectors[k + 1, i2] - s22) / factor[i2, i2]
 
 
 @jit_inner(fastmath=SIMD)

@@ -210,12 +210,17 @@ def posterior(process, z, v, covariance):
     return variance
 
 
-@jit
+@jit(fastmath={"nnan", "nsz"})
 def largest_value(process):
-    """Return the largest value stored; infinity if there is none."""
-    if process.count[0] == 0:
-        return np.inf
-    return process.values[: process.count[0]].max()
+    """Return the largest value stored; infinity if there is none.
+
+    Without NaN, which never enters, the maximum is vectorised.
+    """
+    count = process.count[0]
+    largest = process.values[0] if count > 0 else np.inf
+    for i in range(1, count):
+        largest = max(largest, process.values[i])
+    return largest
 
 
 @jit

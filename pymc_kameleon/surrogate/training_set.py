@@ -214,6 +214,10 @@ def _add_gram_blocks(v, sign, blocks):
     """Add `sign` times the diagonal blocks of v^T v to `blocks` (rows, size); `v` is (n, rows)."""
     rows, size = v.shape[1], blocks.shape[1]
     for i in range(v.shape[0]):
+        if size == 1:
+            for j in range(rows):
+                blocks[j, 0] += sign * v[i, j] * v[i, j]
+            continue
         for first in range(0, rows, size):
             for j in range(first, first + size):
                 for k in range(size):

@@ -199,7 +199,7 @@ def transition_cost(size) -> dict:
     """Seconds of a transition of the logit problem, and of one Cholesky factorisation."""
     model = classification("logit", size)
     driven = DrivenStep(model, lambda: LatentGPStep(steps_per_draw=10))
-    driven.tune(2)
+    driven.tune(20)  # 200 transitions: no pilots yet
     driven.draw(1)  # in which the sites are fitted
     n = max(2, 2000 // size)
     transition = driven.draw(n)[0] / 10

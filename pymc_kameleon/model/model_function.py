@@ -22,6 +22,7 @@ from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon.mcmc.numba_bridge import caller, jitable, machine_code_address
+from pymc_kameleon.model.vectorised_exp import VECTORISING
 
 __all__ = [
     "ENDLESS",
@@ -247,7 +248,7 @@ class ModelFunction:
         with exact, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                function = self._compile_fn(output, mode="NUMBA")
+                function = self._compile_fn(output, mode=VECTORISING)
                 function(np.zeros(self._dim, dtype=self._point.dtype))
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -60,6 +60,8 @@ MADE_ANEW = (
 class ModelFunction:
     """Values of some outputs of a model at a raveled vector, one after the other in one array.
 
+    Or in an array each, `apart`, without copies of large ones; for plain Python.
+
     Parameters
     ----------
     model : pymc.Model
@@ -72,6 +74,8 @@ class ModelFunction:
     compile_kwargs : dict or None
         Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, and falls back to
         the default linker where the outputs hold an operation that Numba does not know.
+    apart : bool
+        Whether outputs are not joined.
     """
 
     _arrays: list | None
@@ -79,14 +83,16 @@ class ModelFunction:
     _checking: Callable | None
     _table: np.ndarray | None
 
-    def __init__(self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None):
+    def __init__(
+        self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None, apart=False
+    ):
         self._model, self._point, self._dim = model, point, dim
         self._compile_kwargs = compile_kwargs
         outputs = [pt.atleast_1d(pt.as_tensor(o).astype("float64")) for o in outputs]
-        self._output = pt.concatenate(outputs)
-        self._has_black_box = has_black_box(self._output)
-        self._function = self._compile(self._output)
-        self._compilable = hasattr(getattr(self._function, "vm", None), "jit_fn")
+        self._outputs = outputs if apart else [pt.concatenate(outputs)]
+        self._has_black_box = any(map(has_black_box, self._outputs))
+        self._function = self._compile(self._outputs)
+        self._compilable = not apart and hasattr(getattr(self._function, "vm", None), "jit_fn")
         self._reset()
 
     def __getstate__(self):
@@ -104,13 +110,28 @@ class ModelFunction:
         ValueError
             If `x` or the outputs have another length.
         """
+        return self._called(x, [size])[0]
+
+    def arrays(self, x: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+        """Return the outputs at `x` (d,) where they are apart, arrays of these lengths.
+
+        Raises
+        ------
+        ValueError
+            As for `values`.
+        """
+        return self._called(x, sizes)
+
+    def _called(self, x, sizes):
         if x.size != self._dim:
             raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
         outputs = self._function(x.astype(self._point.dtype, copy=False))
-        if outputs.size != size:
-            raise ValueError(
-                f"{outputs.size} numbers came from the model's function where {size} go."
-            )
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        for output, size in zip(outputs, sizes, strict=True):
+            if output.size != size:
+                raise ValueError(
+                    f"{output.size} numbers came from the model's function where {size} go."
+                )
         return outputs
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
@@ -150,8 +171,8 @@ class ModelFunction:
         checking = self._checking
         if checking is None:
             checking = self._function
-            if _indexes_by_shared_values(self._output):
-                checking = self._compile_fn(self._output, mode=CHECKED)
+            if any(map(_indexes_by_shared_values, self._outputs)):
+                checking = self._compile_fn(self._outputs, mode=CHECKED)
             self._checking = checking
         try:
             checking(x.astype(self._point.dtype))
@@ -212,30 +233,30 @@ class ModelFunction:
         self.__dict__.update(dict.fromkeys(MADE_ANEW))
         self._containers = self.containers()
 
-    def _compile(self, output):
+    def _compile(self, outputs):
         function = None
         if self._compile_kwargs is None:
-            function = self._compile_numba(output)
+            function = self._compile_numba(outputs)
         if function is None:
             kwargs = self._compile_kwargs
             if kwargs is None:
                 kwargs = {"mode": "cvm"} if pytensor.config.cxx else {}
-            function = self._compile_fn(output, **kwargs)
+            function = self._compile_fn(outputs, **kwargs)
         function.trust_input = True
         return function
 
-    def _compile_fn(self, output, **kwargs):
+    def _compile_fn(self, outputs, **kwargs):
         """Compile a function of the point, even one that does not depend on it (a flat prior)."""
         return self._model.compile_fn(
-            output,
+            outputs[0] if len(outputs) == 1 else outputs,
             inputs=[self._point],
             point_fn=False,
             **{"on_unused_input": "ignore"} | kwargs,
         )
 
-    def _compile_numba(self, output):
+    def _compile_numba(self, outputs):
         """Compile with the Numba linker, or return None after logging why it cannot be done."""
-        foreign = sorted({type(op).__name__ for op in _operations([output]) if not _in_numba(op)})
+        foreign = sorted({type(op).__name__ for op in _operations(outputs) if not _in_numba(op)})
         if foreign:
             _log.info(
                 "The log density holds %s, which Numba cannot compile: transitions run in Python.",
@@ -248,7 +269,7 @@ class ModelFunction:
         with exact, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                function = self._compile_fn(output, mode=VECTORISING)
+                function = self._compile_fn(outputs, mode=VECTORISING)
                 function(np.zeros(self._dim, dtype=self._point.dtype))
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

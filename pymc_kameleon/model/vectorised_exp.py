@@ -46,7 +46,7 @@ def _vectorise(fgraph, node):
 
 @node_rewriter([DimShuffle])
 def _reshape_rows(fgraph, node):
-    """A vector as a row, in which Numba knows that numbers are next to each other."""
+    """Make a vector a row in which Numba knows that numbers are next to each other."""
     (x,), (y,) = node.inputs, node.outputs
     if node.op.new_order != ("x", 0):
         return None

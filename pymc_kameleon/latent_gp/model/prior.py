@@ -133,9 +133,10 @@ class ModelPrior:
         else:
             affine = [function, jacobian(function, value, vectorize=True).flatten()]
         replaced = clone_replace([*given, *affine], replace=others, rebuild_strict=False)
-        self._function = ModelFunction(model, replaced, value, self.size, compile_kwargs)
+        self._function = ModelFunction(
+            model, replaced, value, self.size, compile_kwargs, apart=True
+        )
         self._covariances = _factorised_matrices(function, others)
-        self._n_outputs = sum(self._lengths())
         self._check_affine()
         self.refresh()
 
@@ -218,14 +219,13 @@ class ModelPrior:
         The Jacobian is a `Factorised` where the model has its product with its transpose.
         """
         try:
-            out = self._function.values(v, self._n_outputs)
+            mean, spread, offset, *matrix = self._function.arrays(v, self._lengths())
         except LinAlgError as error:
             raise self._not_positive_definite() from error
-        parts = np.split(out, np.cumsum(self._lengths())[:-1])
         if self._is_identity:
-            return parts[0], parts[1], None, None
-        matrix = parts[3].reshape(self.size, self.size)
-        return *parts[:3], Factorised.of(matrix) if self._takes_covariance else matrix
+            return mean, spread, None, None
+        matrix = matrix[0].reshape(self.size, self.size)
+        return mean, spread, offset, Factorised.of(matrix) if self._takes_covariance else matrix
 
     def _not_positive_definite(self):
         """Return the error that tells of the smallest eigenvalue of the matrix that failed."""

@@ -1,11 +1,10 @@
 """The Gaussian kernel."""
 
-import math
-
 import numpy as np
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["Gaussian"]
@@ -17,7 +16,7 @@ def _gaussian_gradients(x, points, parameters, out):
     weights = np.empty(points.shape[1])
     squared_distances(x, points, weights)
     for j in range(weights.size):
-        weights[j] = precision * math.exp(-0.5 * precision * weights[j])
+        weights[j] = precision * exp(-0.5 * precision * weights[j])
     weighted_differences(x, points, weights, out)
 
 

@@ -7,6 +7,7 @@ from scipy import special
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.validation import checked_number
 
@@ -19,7 +20,7 @@ def _matern_three_halves_gradients(x, points, parameters, out):
     weights = np.empty(points.shape[1])
     squared_distances(x, points, weights)
     for j in range(weights.size):
-        weights[j] = rate * rate * math.exp(-rate * math.sqrt(weights[j]))
+        weights[j] = rate * rate * exp(-rate * math.sqrt(weights[j]))
     weighted_differences(x, points, weights, out)
 
 
@@ -30,7 +31,7 @@ def _matern_five_halves_gradients(x, points, parameters, out):
     squared_distances(x, points, weights)
     for j in range(weights.size):
         scaled = rate * math.sqrt(weights[j])
-        weights[j] = rate * rate / 3.0 * (1.0 + scaled) * math.exp(-scaled)
+        weights[j] = rate * rate / 3.0 * (1.0 + scaled) * exp(-scaled)
     weighted_differences(x, points, weights, out)
 
 

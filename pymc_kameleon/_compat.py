@@ -70,9 +70,9 @@ def pareto_k(log_weights: np.ndarray) -> float:
     .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance
        sampling", Journal of Machine Learning Research 25, 2024. arXiv:1507.02646
     """
-    statistics, largest = arviz_statistics(), np.max(log_weights)
-    if len(log_weights) < 25 or not np.isfinite(largest):
+    if len(log_weights) < 25 or not np.isfinite(np.max(log_weights)):
         return float("nan")
+    statistics = arviz_statistics()
     if hasattr(statistics, "psislw"):
         k = float(statistics.psislw(log_weights)[1])
     else:

@@ -38,10 +38,6 @@ def test_at_the_ends():
     np.testing.assert_allclose(found[10:], np.exp(subnormal), rtol=1e-15, atol=5e-324)
 
 
-def compiled(inputs, output, mode):
-    return pm.pytensorf.compile(inputs, output, mode=mode)
-
-
 @pytest.mark.parametrize("shape", [(7,), (5, 5)])
 def test_a_graph_has_it_for_arrays_and_the_same_values(shape):
     """Rows and columns are broadcast; scalars and whole numbers are left to PyTensor."""
@@ -51,7 +47,8 @@ def test_a_graph_has_it_for_arrays_and_the_same_values(shape):
     output = pt.exp(-0.5 * parts**2 + x.sum(axis=0)) + pt.exp(whole).sum()
     rng = np.random.default_rng(1)
     values = rng.standard_normal(shape), 0.3, np.arange(3)
-    new, old = (compiled([x, scale, whole], output, m) for m in (VECTORISING, get_mode("NUMBA")))
+    modes = VECTORISING, get_mode("NUMBA")
+    new, old = (pm.pytensorf.compile([x, scale, whole], output, mode=mode) for mode in modes)
     np.testing.assert_allclose(new(*values), old(*values), rtol=1e-14)
     graph = pytensor.dprint(new, file="str")
     assert "vectorised_exp(" in graph

@@ -1,4 +1,4 @@
-r"""An exponential that the compiler vectorises: in loops over arrays three times as fast as libm's.
+r"""An exponential that the compiler vectorises: in loops over arrays two to six times as fast.
 
 With k the integer nearest to x / log 2, :math:`e^x = 2^k e^r` where r = x - k log 2 is at most
 .35 in size, and 14 terms of the series of :math:`e^r` are enough for double precision. There is no

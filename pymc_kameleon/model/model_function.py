@@ -110,19 +110,16 @@ class ModelFunction:
         ValueError
             If `x` or the outputs have another length.
         """
-        return self._called(x, [size])[0]
+        return self.arrays(x, [size])[0]
 
     def arrays(self, x: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-        """Return the outputs at `x` (d,) where they are apart, arrays of these lengths.
+        """Return the outputs at `x` (d,), arrays of these lengths; one if they are joined.
 
         Raises
         ------
         ValueError
             As for `values`.
         """
-        return self._called(x, sizes)
-
-    def _called(self, x, sizes):
         if x.size != self._dim:
             raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
         outputs = self._function(x.astype(self._point.dtype, copy=False))

@@ -13,21 +13,25 @@ section 3.4.3), and
 So one factorisation of a matrix that is at hand does it all, beside that of K. The map from
 standard normals is that of two sets of them, one for the prior and one for the sites,
 
-.. math:: v = \mu + L \eta,\quad L = B^{-1} [I, C^\top S],\quad L L^\top = B^{-1},
+.. math:: v = \mu + L \eta,\quad L = B^{-1} [I, C^\top S]
+    = [I - C^\top S A^{-1} S C,\ C^\top S A^{-1}],\quad L L^\top = B^{-1},
 
 and given v, eta is drawn from what q says of it: a draw eta', and v' = mu + L eta', make
-eta = eta' + L^T B (v - v') (Matheron's rule).
+eta = eta' + L^T B (v - v') (Matheron's rule). A large matrix is slow to read, so what can be is
+computed for several vectors at a time.
 """
 
 from functools import cached_property
 
 import numpy as np
 from scipy.linalg import LinAlgError, lapack
-from scipy.linalg.blas import dsymv, dtrmv, dtrsv
+from scipy.linalg.blas import dtrmv, dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.mcmc.linalg import add_scaled, dot
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
-__all__ = ["ConditionalGaussian", "unwhitened", "whitened"]
+__all__ = ["ConditionalGaussian", "whitened"]
 
 
 class ConditionalGaussian:
@@ -56,67 +60,68 @@ class ConditionalGaussian:
     def __init__(self, prior: Gaussian, sites: Sites):
         self.prior, self.sites = prior, sites
         self._roots = np.sqrt(sites.precision)
-        inner = self._roots[:, None] * prior.covariance
-        inner *= self._roots
-        np.einsum("ii->i", inner)[:] += 1.0
-        # Symmetric: its transpose is the same in the order that LAPACK takes.
-        self._factor, failed = lapack.dpotrf(inner.T, lower=1, clean=0, overwrite_a=1)
+        inner = np.empty_like(prior.covariance)
+        _inner_into(prior.covariance, self._roots, inner)
+        # The upper factor in Fortran order is the lower one in C order, without a copy.
+        factor, failed = lapack.dpotrf(inner.T, lower=0, clean=0, overwrite_a=1)
+        self._factor = factor.T
         self.log_root_determinant = -float(np.log(np.diagonal(self._factor)).sum())
         if failed or not np.isfinite(self.log_root_determinant):
             raise LinAlgError("The precision of the latent function is not finite.")
         shift = sites.shift - sites.precision * prior.mean
-        self._whitened_mean = self._solved(dtrmv(prior.cholesky.T, shift, lower=0))
+        self._pull = dtrmv(prior.cholesky.T, shift, lower=0)
 
     @property
     def size(self) -> int:
         """N."""
         return self.prior.size
 
-    @cached_property
+    @property
     def mean(self) -> np.ndarray:
         """Mean (N,) of f."""
-        return unwhitened(self.prior, self._whitened_mean)
+        return self._centre[1]
 
-    def log_density(self, v: np.ndarray) -> float:
-        """Log q at `v` (N,), without log(2 pi) N / 2."""
-        apart = v - self._whitened_mean
-        seen = self._roots * dtrmv(self.prior.cholesky.T, apart, lower=0, trans=1)
+    def log_density(self, v: np.ndarray, f: np.ndarray) -> float:
+        """Log q at `v` (N,), where the function is `f` (N,), without log(2 pi) N / 2."""
+        whitened_mean, mean = self._centre
+        apart, seen = v - whitened_mean, self._roots * (f - mean)
         return -0.5 * float(apart @ apart + seen @ seen) - self.log_root_determinant
 
-    def standardised(self, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw eta, shape (2, N), given the whitened function `v` (N,)."""
+    def standardised(
+        self, v: np.ndarray, f: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Draw eta, shape (2, N), given `v` (N,), where the function is `f` (N,)."""
+        whitened_mean, mean = self._centre
         eta = rng.standard_normal((2, self.size))
-        apart = v - self.restored(eta)
-        eta[0] += apart
-        eta[1] += self._roots * dtrmv(self.prior.cholesky.T, apart, lower=0, trans=1)
+        (apart,), (of_function,) = self._mapped(eta[None, 0], eta[None, 1])
+        eta[0] += v - whitened_mean - apart
+        eta[1] += self._roots * (f - mean - of_function)
         return eta
 
-    def restored(self, eta: np.ndarray) -> np.ndarray:
-        """Return v (N,) where the standardised function is `eta` (2, N)."""
-        pulled = dtrmv(self.prior.cholesky.T, self._roots * eta[1], lower=0)
-        return self._whitened_mean + self._solved(eta[0] + pulled)
+    def restored(self, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return v (N,) and f (N,) where the standardised function is `eta` (2, N)."""
+        own, of_sites = eta
+        nothing = np.zeros(self.size)
+        # The mean as well: a second vector takes little time.
+        v, f = self._mapped(np.array([self._pull, own]), np.array([nothing, of_sites]))
+        self._centre = whitened_mean, mean = v[0], self.prior.mean + f[0]
+        return whitened_mean + v[1], mean + f[1]
 
     def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Draws (n, N) of f about its mean: C e - K S A^-1 (S C e + e') for normal e and e'."""
-        # Products with a few vectors are faster one by one than all at a time.
-        draws = np.empty((n, self.size))
-        for draw, (own, of_sites) in zip(
-            draws, rng.standard_normal((n, 2, self.size)), strict=True
-        ):
-            of_prior = dtrmv(self.prior.cholesky.T, own, lower=0, trans=1)
-            solved = self._roots * self._inner_solved(self._roots * of_prior + of_sites)
-            draw[:] = of_prior - dsymv(1.0, self.prior.covariance.T, solved)
-        return draws
+        """Draws (n, N) of f about its mean."""
+        return self._mapped(*rng.standard_normal((2, n, self.size)))[1]
 
-    def _solved(self, x):
-        """B^-1 x."""
-        upper = self.prior.cholesky.T
-        solved = self._inner_solved(self._roots * dtrmv(upper, x, lower=0, trans=1))
-        return x - dtrmv(upper, self._roots * solved, lower=0)
+    @cached_property
+    def _centre(self):
+        """Means of v and of f, each (N,): mu = B^-1 `pull`."""
+        v, f = self._mapped(self._pull[None], np.zeros((1, self.size)))
+        return v[0], self.prior.mean + f[0]
 
-    def _inner_solved(self, x):
-        """A^-1 x."""
-        return dtrsv(self._factor, dtrsv(self._factor, x, lower=1), lower=1, trans=1)
+    def _mapped(self, own, of_sites):
+        """L and C L times the columns of [own^T; of_sites^T], all of shape (n, N)."""
+        v, f = own.copy(), np.empty_like(own)
+        _map_into(self.prior.cholesky, self._factor, self._roots, of_sites, v, f)
+        return v, f
 
 
 def whitened(prior: Gaussian, f: np.ndarray) -> np.ndarray:
@@ -124,6 +129,31 @@ def whitened(prior: Gaussian, f: np.ndarray) -> np.ndarray:
     return dtrsv(prior.cholesky.T, f - prior.mean, lower=0, trans=1)
 
 
-def unwhitened(prior: Gaussian, v: np.ndarray) -> np.ndarray:
-    """Return f = m + C v, shape (N,)."""
-    return prior.mean + dtrmv(prior.cholesky.T, v, lower=0, trans=1)
+@jit(fastmath=SIMD)
+def _inner_into(covariance, roots, out):
+    """Write the lower triangle of A into that of `out`."""
+    for i in range(roots.size):
+        for j in range(i):
+            out[i, j] = roots[i] * covariance[i, j] * roots[j]
+        out[i, i] = 1.0 + roots[i] * covariance[i, i] * roots[i]
+
+
+@jit(fastmath=SIMD)
+def _map_into(cholesky, factor, roots, of_sites, v, f):
+    """Replace the rows e of `v` by e - C^T S A^-1 (S C e - e'), and write C v into `f`."""
+    size, n = roots.size, v.shape[0]
+    # A row of a matrix serves all vectors before the next is read.
+    for i in range(size):
+        for k in range(n):
+            f[k, i] = roots[i] * dot(cholesky[i], v[k], i + 1) - of_sites[k, i]
+            f[k, i] = (f[k, i] - dot(factor[i], f[k], i)) / factor[i, i]
+    for i in range(size - 1, -1, -1):
+        for k in range(n):
+            f[k, i] /= factor[i, i]
+            add_scaled(-f[k, i], factor[i], f[k], i)
+    for i in range(size):
+        for k in range(n):
+            add_scaled(-roots[i] * f[k, i], cholesky[i], v[k], i + 1)
+    for i in range(size):
+        for k in range(n):
+            f[k, i] = dot(cholesky[i], v[k], i + 1)

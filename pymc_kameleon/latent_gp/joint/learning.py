@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_kameleon.adaptation.history import thinned
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.pilots import Pilot, Pilots, approximate
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites, fit_sites
@@ -145,13 +145,11 @@ def _acceptance(model, sites, pilots, rng):
         except ValueError:
             continue
         draws = [own.restored(eta) for eta in rng.standard_normal((N_DRAWS, 2, prior.size))]
-        density = np.array(
-            [model.likelihood.value(unwhitened(prior, v)) - 0.5 * v @ v for v in draws]
-        )
+        density = np.array([model.likelihood.value(f) - 0.5 * v @ v for v, f in draws])
         # The largest of these is that of a draw by the weights (Gumbel's trick).
-        weights = density - [own.log_density(v) for v in draws] + rng.gumbel(size=N_DRAWS)
+        weights = density - [own.log_density(v, f) for v, f in draws] + rng.gumbel(size=N_DRAWS)
         i = int(np.argmax(weights))
-        excess.append(density[i] - other.log_density(draws[i]) + model.log_prior(x) - value)
+        excess.append(density[i] - other.log_density(*draws[i]) + model.log_prior(x) - value)
     excess = np.array(excess)
     finite = excess[np.isfinite(excess)]
     return float(np.exp(np.minimum(0.0, finite - finite[:, None])).mean()) if len(finite) else 0.0

@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, unwhitened, whitened
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
 from pymc_kameleon.latent_gp.model.prior import PriorAt
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
@@ -83,7 +83,7 @@ class JointPoint:
 def log_density_terms(point: JointPoint) -> tuple[float, float, float]:
     """Log prior of theta, log likelihood, and log N(v; 0, I) / q(v)."""
     v = point.whitened
-    last = -0.5 * float(v @ v) - point.conditional.log_density(v)
+    last = -0.5 * float(v @ v) - point.conditional.log_density(v, point.function)
     return point.log_prior, point.log_likelihood, last
 
 
@@ -120,7 +120,7 @@ class JointTarget:
 
     def hold(self, point: JointPoint, rng: np.random.Generator) -> None:
         """Draw an eta of a point, and fix it."""
-        self.eta = point.conditional.standardised(point.whitened, rng)
+        self.eta = point.conditional.standardised(point.whitened, point.function, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the three terms of the log density at `x` (d,) into `value`, -inf if there is none.
@@ -134,8 +134,7 @@ class JointTarget:
             return
         try:
             prior, conditional = self._gaussians(x)
-            v = conditional.restored(self.eta)
-            f = unwhitened(prior.gaussian, v)
+            v, f = conditional.restored(self.eta)
         except ValueError:  # of which LinAlgError is one
             self.n_failed += 1
             return

@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian
-from pymc_kameleon.latent_gp.joint.conditional import unwhitened, whitened
+from pymc_kameleon.latent_gp.joint.conditional import whitened
 from pymc_kameleon.latent_gp.joint.target import (
     HyperparameterModel,
     JointPoint,
@@ -85,8 +85,7 @@ def point_of_draw(
     model: HyperparameterModel, point: JointPoint, rng: np.random.Generator
 ) -> JointPoint:
     """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
-    v = point.conditional.restored(rng.standard_normal((2, point.function.size)))
-    f = unwhitened(point.prior.gaussian, v)
+    v, f = point.conditional.restored(rng.standard_normal((2, point.function.size)))
     return replace(point, function=f, whitened=v, log_likelihood=model.likelihood.value(f))
 
 

@@ -87,9 +87,7 @@ class ConditionalGaussian:
         apart, seen = v - whitened_mean, self._roots * (f - mean)
         return -0.5 * float(apart @ apart + seen @ seen) - self.log_root_determinant
 
-    def standardised(
-        self, v: np.ndarray, f: np.ndarray, rng: np.random.Generator
-    ) -> np.ndarray:
+    def standardised(self, v: np.ndarray, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Draw eta, shape (2, N), given `v` (N,), where the function is `f` (N,)."""
         whitened_mean, mean = self._centre
         eta = rng.standard_normal((2, self.size))

@@ -8,7 +8,6 @@ from pymc_kameleon.mcmc.numba_bridge import SIMD, jit_inner
 
 __all__ = [
     "add_into",
-    "add_scaled",
     "cholesky_in_place",
     "copy_into",
     "copy_matrix_into",
@@ -109,13 +108,6 @@ def dot(first, second, count):
     for i in range(count):
         total += first[i] * second[i]
     return total
-
-
-@jit_inner(fastmath=SIMD)
-def add_scaled(scale, vector, out, count):
-    """Add `scale` times the first `count` entries of `vector` to those of `out`."""
-    for i in range(count):
-        out[i] += scale * vector[i]
 
 
 @jit_inner(fastmath=SIMD)

@@ -28,7 +28,7 @@ from scipy.linalg import LinAlgError, lapack
 from scipy.linalg.blas import dtrmv, dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
-from pymc_kameleon.mcmc.linalg import add_scaled, dot
+from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["ConditionalGaussian", "whitened"]
@@ -145,13 +145,12 @@ def _map_into(cholesky, factor, roots, of_sites, v, f):
         for k in range(n):
             f[k, i] = roots[i] * dot(cholesky[i], v[k], i + 1) - of_sites[k, i]
             f[k, i] = (f[k, i] - dot(factor[i], f[k], i)) / factor[i, i]
-    for i in range(size - 1, -1, -1):
-        for k in range(n):
-            f[k, i] /= factor[i, i]
-            add_scaled(-f[k, i], factor[i], f[k], i)
+    solve_upper_rows(factor, size, f)
     for i in range(size):
         for k in range(n):
-            add_scaled(-roots[i] * f[k, i], cholesky[i], v[k], i + 1)
+            entry = roots[i] * f[k, i]
+            for j in range(i + 1):
+                v[k, j] -= entry * cholesky[i, j]
     for i in range(size):
         for k in range(n):
             f[k, i] = dot(cholesky[i], v[k], i + 1)

@@ -48,8 +48,9 @@ EVALUATIONS, NONFINITE = 0, 1
 SIMD = {"contract", "nsz", "reassoc"}
 """Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
 
-WITHOUT_CALLBACK = {"no_cfunc_wrapper": True}
-"""No C callback, which Numba would compile with a copy of all that a function does."""
+OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
+"""No C callback, which Numba would compile with a copy of all that a function does; and a division
+by 0 is infinite or NaN, as in NumPy: one that may raise keeps its loop from being vectorised."""
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def jit(function=None, **options):
     """
     if function is None:
         return functools.partial(jit, **options)
-    compiled = numba.njit(cache=True, **(WITHOUT_CALLBACK | options))(function)
+    compiled = numba.njit(cache=True, **(OPTIONS | options))(function)
     if isinstance(compiled, Dispatcher):
         cache = compiled._cache
         directory, name = cache._cache_path, cache._impl.filename_base
@@ -103,7 +104,7 @@ def jit_inner(function=None, **options):
     def call(*arguments):
         return jitted(*arguments)
 
-    @overload(call, jit_options=WITHOUT_CALLBACK | options, strict=False)
+    @overload(call, jit_options=OPTIONS | options, strict=False)
     def compiled(*arguments):
         return function
 
@@ -112,7 +113,7 @@ def jit_inner(function=None, **options):
 
 def jitable(function):
     """Let compiled code call a function, as Numba's `register_jitable` does."""
-    return register_jitable(**WITHOUT_CALLBACK)(function)
+    return register_jitable(**OPTIONS)(function)
 
 
 def resolved_once(jitted):
@@ -149,7 +150,7 @@ def by_class(stub):
     def call(value, *arguments):
         return implementations[type(value)](value, *arguments)
 
-    @overload(call, jit_options=WITHOUT_CALLBACK, strict=False)
+    @overload(call, jit_options=OPTIONS, strict=False)
     def compiled(value, *arguments):
         if isinstance(value, types.BaseNamedTuple):
             return implementations.get(value.instance_class)
@@ -282,7 +283,7 @@ def by_address(result):
 
         return result(types.intp, arguments), codegen
 
-    @overload(call, jit_options=WITHOUT_CALLBACK, strict=False)
+    @overload(call, jit_options=OPTIONS, strict=False)
     def compiled(routine, arguments):
         return lambda routine, arguments: call_address(routine, arguments)
 
@@ -296,7 +297,7 @@ def _log_density_into(log_density, x, value):
     log_density[0](x, value)
 
 
-@overload(_log_density_into, jit_options=WITHOUT_CALLBACK)
+@overload(_log_density_into, jit_options=OPTIONS)
 def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
         call_for_nothing(log_density[0], (x, value, log_density))
@@ -341,7 +342,7 @@ def evaluate_gradients(kernel, x, points, parameters, gradients):
     kernel(x, points, parameters, gradients)
 
 
-@overload(evaluate_gradients, jit_options=WITHOUT_CALLBACK)
+@overload(evaluate_gradients, jit_options=OPTIONS)
 def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
         dim, n = points.shape

@@ -7,6 +7,7 @@ from scipy.spatial.distance import cdist
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
+    new_workspace,
     surrogate_value,
     surrogate_values,
 )
@@ -26,7 +27,7 @@ LEAST_SHARE = 0.05
 @jit
 def _link(surrogate, points, values, linked):
     n, dim = points.shape
-    between = np.empty(dim)
+    between, workspace = np.empty(dim), new_workspace(surrogate)
     for i in range(n):
         for j in range(i):
             lowest, linked[i, j] = min(values[i], values[j]) - BARRIER, True
@@ -34,7 +35,7 @@ def _link(surrogate, points, values, linked):
                 share = m / (N_BETWEEN + 1.0)
                 for k in range(dim):
                     between[k] = share * points[i, k] + (1.0 - share) * points[j, k]
-                if surrogate_value(surrogate, between) < lowest:
+                if surrogate_value(surrogate, between, workspace) < lowest:
                     linked[i, j] = False
                     break
 

@@ -22,9 +22,11 @@ from pymc_kameleon.surrogate.regression import Regression, regression_gradient, 
 __all__ = [
     "NO_PRIOR",
     "PosteriorSurrogate",
+    "Workspace",
     "log_priors",
     "natural_slopes",
     "natural_where",
+    "new_workspace",
     "predicted",
     "predicted_at",
     "surrogate_gradient",
@@ -60,6 +62,49 @@ class PosteriorSurrogate(NamedTuple):
     log_prior: Annotated[np.ndarray, integers("table")]
 
 
+class Workspace(NamedTuple):
+    """Where evaluations at a point keep what they find on the way, so that none has to allocate.
+
+    Attributes
+    ----------
+    raw, own : array, shape (d,)
+        Raw coordinates of the point, and those of the regression.
+    scaled : array, shape (d,)
+        The regression's divided by the lengthscales.
+    slopes : array, shape (d,)
+        Gradient in raw coordinates.
+    basis : array, shape (m,)
+        Of the regression, one number for each centre.
+    prior : array, shape (3 + d,)
+        Terms of the log prior, and its gradient.
+    counts : int64 array, shape (2,)
+        Of calls of the prior.
+    """
+
+    raw: np.ndarray
+    own: np.ndarray
+    scaled: np.ndarray
+    slopes: np.ndarray
+    basis: np.ndarray
+    prior: np.ndarray
+    counts: np.ndarray
+
+
+@jit
+def new_workspace(surrogate):
+    """Return room for evaluations of `surrogate`."""
+    dim = surrogate.is_bounded.size
+    return Workspace(
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(surrogate.regression.weights.size),
+        np.empty(N_TERMS + dim),
+        np.zeros(2, dtype=np.int64),
+    )
+
+
 def natural_where(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return w of the rows of `points` (n, d): shares of the interval where there are bounds."""
     return np.where(is_bounded, expit(points), points)
@@ -72,64 +117,64 @@ def natural_slopes(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 @jit
-def _prior_terms(log_prior, x):
-    """Log prior at `x` (d,), two zeros, and the gradient."""
-    terms = np.empty(N_TERMS + x.size)
-    evaluate(log_prior, x, terms, np.zeros(2, dtype=np.int64))
-    return terms
+def _find_coordinates(surrogate, u, workspace):
+    """Raw coordinates of `u` (d,), and those of the regression."""
+    raw, own = workspace.raw, workspace.own
+    factor_times(surrogate.standardization.factor, u, raw)
+    add_into(surrogate.standardization.location, raw, raw)
+    for k in range(u.size):
+        own[k] = 1.0 / (1.0 + np.exp(-raw[k])) if surrogate.is_bounded[k] else raw[k]
+    standardize(surrogate.regression.standardization, own, own)
 
 
 @jit
-def _raw(surrogate, u):
-    x = np.empty(u.size)
-    factor_times(surrogate.standardization.factor, u, x)
-    add_into(surrogate.standardization.location, x, x)
-    return x
-
-
-@jit
-def _own(surrogate, x):
-    """Coordinates of the regression at `x` (d,)."""
-    z = np.empty(x.size)
-    for k in range(x.size):
-        z[k] = 1.0 / (1.0 + np.exp(-x[k])) if surrogate.is_bounded[k] else x[k]
-    standardize(surrogate.regression.standardization, z, z)
-    return z
-
-
-@jit
-def surrogate_value(surrogate, u):
+def surrogate_value(surrogate, u, workspace):
     """Evaluate the surrogate at `u` (d,), in standardised coordinates; -inf if it is not finite."""
-    x = _raw(surrogate, u)
-    value = regression_value(surrogate.regression, _own(surrogate, x))
+    _find_coordinates(surrogate, u, workspace)
+    value = regression_value(
+        surrogate.regression, workspace.own, workspace.scaled, workspace.basis
+    )
     if surrogate.log_prior.size > 0:
-        value += _prior_terms(surrogate.log_prior, x)[0]
+        evaluate(surrogate.log_prior, workspace.raw, workspace.prior, workspace.counts)
+        value += workspace.prior[0]
     return value if np.isfinite(value) else -np.inf
+
+
+@jit
+def _values(surrogate, rows, out):
+    workspace = new_workspace(surrogate)
+    for i in range(out.size):
+        out[i] = surrogate_value(surrogate, rows[i], workspace)
 
 
 def surrogate_values(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndarray:
     """Surrogate (n,) at the rows of an array (n, d), in standardised coordinates."""
-    return np.array([surrogate_value(surrogate, u) for u in np.ascontiguousarray(rows)])
+    values = np.empty(len(rows))
+    _values(surrogate, np.ascontiguousarray(rows), values)
+    return values
 
 
 @jit
-def surrogate_gradient(surrogate, u, work, out):
-    """Gradient of the surrogate in `u` (d,), into `out` (d,); `work` has shape (m,)."""
-    x = _raw(surrogate, u)
-    z, slope = _own(surrogate, x), np.empty(u.size)
-    regression_gradient(surrogate.regression, z, work, slope)
-    solve_upper(surrogate.regression.standardization.factor, u.size, slope)
+def surrogate_gradient(surrogate, u, workspace, out):
+    """Gradient of the surrogate in `u` (d,), in standardised coordinates, into `out` (d,)."""
+    _find_coordinates(surrogate, u, workspace)
+    raw, slopes = workspace.raw, workspace.slopes
+    regression_gradient(
+        surrogate.regression, workspace.own, workspace.scaled, workspace.basis, slopes
+    )
+    solve_upper(surrogate.regression.standardization.factor, u.size, slopes)
     for k in range(u.size):
         if surrogate.is_bounded[k]:
-            share = 1.0 / (1.0 + np.exp(-x[k]))
-            slope[k] *= share * (1.0 - share)
+            share = 1.0 / (1.0 + np.exp(-raw[k]))
+            slopes[k] *= share * (1.0 - share)
     if surrogate.log_prior.size > 0:
-        add_into(_prior_terms(surrogate.log_prior, x)[N_TERMS:], slope, slope)
+        evaluate(surrogate.log_prior, raw, workspace.prior, workspace.counts)
+        add_into(workspace.prior[N_TERMS:], slopes, slopes)
     factor = surrogate.standardization.factor
     for i in range(u.size):
         out[i] = 0.0
         for j in range(i, u.size):
-            out[i] += factor[j, i] * slope[j]
+            out[i] += factor[j, i] * slopes[j]
 
 
 @jit
@@ -137,18 +182,24 @@ def predicted_at(surrogate, x):
     """Surrogate at `x` (d,), in raw coordinates."""
     u = np.empty(x.size)
     standardize(surrogate.standardization, x, u)
-    return surrogate_value(surrogate, u)
+    return surrogate_value(surrogate, u, new_workspace(surrogate))
 
 
 def predicted(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     """Surrogate (n,) at the rows of `points` (n, d), in raw coordinates."""
-    return np.array([predicted_at(surrogate, point) for point in points])
+    return surrogate_values(surrogate, surrogate.standardization.whiten(points).T)
+
+
+@jit
+def _priors(log_prior, rows, out):
+    counts = np.zeros(2, dtype=np.int64)
+    for i in range(rows.shape[0]):
+        evaluate(log_prior, rows[i], out[i], counts)
 
 
 def log_priors(log_prior: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Log prior (n,) and its gradient (n, d) at the rows of `points` (n, d); 0 for `NO_PRIOR`."""
-    if log_prior.size == 0:
-        return np.zeros(len(points)), np.zeros(points.shape)
-    rows = np.ascontiguousarray(points)
-    terms = np.array([_prior_terms(log_prior, row) for row in rows]).reshape(len(rows), -1)
+    terms = np.zeros((len(points), N_TERMS + points.shape[1]))
+    if log_prior.size > 0:
+        _priors(log_prior, np.ascontiguousarray(points), terms)
     return terms[:, 0], terms[:, N_TERMS:]

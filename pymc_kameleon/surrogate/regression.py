@@ -119,33 +119,36 @@ def no_regression(dim: int) -> Regression:
     )
 
 
-@jit
-def regression_value(regression, u):
-    """Evaluate the regression at `u` (d,)."""
-    m = regression.weights.size
-    z, basis = np.empty(u.size), np.empty((1, m))
+@jit(fastmath=SIMD)
+def _squared_distances(regression, u, z, out):
+    """Those of `u` (d,) to the centres, in lengthscales; `z` (d,) is `u` in them, and written."""
     for k in range(u.size):
         z[k] = u[k] * regression.inverse_lengthscales[k]
-    correlations(RATIONAL, z, regression.centres, m, 1, basis)
-    return mean_value(regression.mean, u) + dot(regression.weights, basis[0], m)
+    squared_distances(z, regression.centres, out.size, out)
 
 
 @jit(fastmath=SIMD)
-def regression_gradient(regression, u, work, out):
-    """Gradient of the regression in `u` (d,), into `out` (d,); `work` has shape (m,)."""
-    centres, weights = regression.centres, regression.weights
-    z = np.empty(u.size)
-    for k in range(u.size):
-        z[k] = u[k] * regression.inverse_lengthscales[k]
-    squared_distances(z, centres, weights.size, work)
-    for j in range(weights.size):
-        work[j] = weights[j] * radial(RATIONAL, work[j])[1]
+def regression_value(regression, u, z, basis):
+    """Evaluate the regression at `u` (d,); `z` (d,) and `basis` (m,) are written."""
+    _squared_distances(regression, u, z, basis)
+    total = 0.0
+    for j in range(basis.size):
+        total += regression.weights[j] * radial(RATIONAL, basis[j])[0]
+    return mean_value(regression.mean, u) + total
+
+
+@jit(fastmath=SIMD)
+def regression_gradient(regression, u, z, basis, out):
+    """Gradient of the regression in `u` (d,), into `out` (d,); `z` and `basis` are written."""
+    _squared_distances(regression, u, z, basis)
+    total = 0.0
+    for j in range(basis.size):
+        basis[j] = regression.weights[j] * radial(RATIONAL, basis[j])[1]
+        total += basis[j]
     mean_gradient(regression.mean, u, out)
     for k in range(u.size):
-        total = 0.0
-        for j in range(weights.size):
-            total += work[j] * (z[k] - centres[k, j])
-        out[k] -= total * regression.inverse_lengthscales[k]
+        pull = z[k] * total - dot(basis, regression.centres[k], basis.size)
+        out[k] -= pull * regression.inverse_lengthscales[k]
 
 
 @jit

@@ -23,6 +23,7 @@ from pymc_kameleon.mcmc.linalg import dot, factor_times
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
+    new_workspace,
     surrogate_gradient,
     surrogate_value,
 )
@@ -89,7 +90,7 @@ def _kick(root, size, gradient, momentum):
 
 
 @jit
-def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum):
+def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum):
     """Move `u` and `momentum`, both (d,), in place along a trajectory.
 
     Parameters
@@ -101,7 +102,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, mom
     radius : float
     gradient : array, shape (d,)
         That of the surrogate at `u`, before and after.
-    work : array, shape (m,)
+    workspace : Workspace
 
     Returns
     -------
@@ -116,7 +117,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, work, u, mom
             u[i] += step_size * velocity[i]
         if not _squared_norm(u) <= radius * radius:
             return False
-        surrogate_gradient(surrogate, u, work, gradient)
+        surrogate_gradient(surrogate, u, workspace, gradient)
         _kick(root, 0.5 * step_size, gradient, momentum)
     return True
 
@@ -127,13 +128,15 @@ def _squared_norm(vector):
 
 
 @jit
-def _log_joint(surrogate, u, momentum):
+def _log_joint(surrogate, u, momentum, workspace):
     """Minus the Hamiltonian: the log density of `u` and `momentum` on the surrogate."""
-    return surrogate_value(surrogate, u) - 0.5 * _squared_norm(momentum)
+    return surrogate_value(surrogate, u, workspace) - 0.5 * _squared_norm(momentum)
 
 
 @jit
-def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, uniforms):
+def move_by_trajectory(
+    surrogate, integrator, temperature, u, value, momentum, uniforms, workspace
+):
     """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant.
 
     Parameters
@@ -149,6 +152,7 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
         Standard normal numbers, overwritten.
     uniforms : array, shape (4,)
         Uniform random numbers.
+    workspace : Workspace
 
     Returns
     -------
@@ -156,11 +160,7 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
         s(u) of the new `u`.
     """
     dim = u.size
-    start, gradient, work = (
-        np.empty(dim),
-        np.empty(dim),
-        np.empty(surrogate.regression.weights.size),
-    )
+    start, gradient = np.empty(dim), np.empty(dim)
     for i in range(dim):
         start[i] = u[i]
         momentum[i] *= math.sqrt(temperature)
@@ -171,13 +171,13 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
         n_steps = math.ceil(length * (0.25 + 0.75 * uniforms[1]))
     step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[2] - 1.0))
     before = value - 0.5 * _squared_norm(momentum)
-    surrogate_gradient(surrogate, u, work, gradient)
+    surrogate_gradient(surrogate, u, workspace, gradient)
     integrator.n_steps[0] += n_steps
     radius = integrator.radius[0]
     if leapfrog(
-        surrogate, integrator.root, step_size, n_steps, radius, gradient, work, u, momentum
+        surrogate, integrator.root, step_size, n_steps, radius, gradient, workspace, u, momentum
     ):
-        end = surrogate_value(surrogate, u)
+        end = surrogate_value(surrogate, u, workspace)
         after = end - 0.5 * _squared_norm(momentum)
         if uniforms[3] < probability((after - before) / temperature):
             return end
@@ -202,7 +202,7 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
     """
     k, dim = starts.shape
     u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
-    work = np.empty(surrogate.regression.weights.size)
+    workspace = new_workspace(surrogate)
     for n in range(lengths.size):
         acceptance[n] = 0.0
         for i in range(dim):
@@ -210,14 +210,16 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
     for s in range(k):
         for i in range(dim):
             u[i], momentum[i] = starts[s, i], momenta[s, i]
-        before = _log_joint(surrogate, u, momentum)
-        surrogate_gradient(surrogate, u, work, gradient)
+        before = _log_joint(surrogate, u, momentum, workspace)
+        surrogate_gradient(surrogate, u, workspace, gradient)
         made = 0
         for n in range(lengths.size):
             steps, made = lengths[n] - made, lengths[n]
-            if not leapfrog(surrogate, root, step_size, steps, radius, gradient, work, u, momentum):
+            if not leapfrog(
+                surrogate, root, step_size, steps, radius, gradient, workspace, u, momentum
+            ):
                 break
-            accepted = probability(_log_joint(surrogate, u, momentum) - before)
+            accepted = probability(_log_joint(surrogate, u, momentum, workspace) - before)
             acceptance[n] += accepted / k
             for i in range(dim):
                 jumps[n, i] += accepted * (u[i] - starts[s, i]) ** 2 / k
@@ -247,9 +249,9 @@ def tuned_integrator(
     """
     radius = integrator.radius[0]
     k, dim = points.shape
-    gradients, work = np.empty((k, dim)), np.empty(surrogate.regression.weights.size)
+    gradients, workspace = np.empty((k, dim)), new_workspace(surrogate)
     for point, gradient in zip(points, gradients, strict=True):
-        surrogate_gradient(surrogate, point, work, gradient)
+        surrogate_gradient(surrogate, point, workspace, gradient)
     gradients = gradients[np.all(np.isfinite(gradients), axis=1)]
     information = (gradients.T @ gradients + 2 * dim * np.eye(dim)) / (k + 2 * dim)
     root = np.linalg.cholesky(np.linalg.inv(information))

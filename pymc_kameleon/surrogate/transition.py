@@ -26,6 +26,7 @@ from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
+    new_workspace,
     surrogate_value,
     surrogate_values,
 )
@@ -77,7 +78,7 @@ def _temperature(heat, dim):
 
 
 @jit
-def _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms):
+def _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms, workspace):
     dim, n = points.shape
     moved = np.empty(dim)
     for t in range(TRIES):
@@ -88,7 +89,7 @@ def _move_by_differences(surrogate, points, radius, temperature, u, value, unifo
         for k in range(dim):
             moved[k] = u[k] + scale * (points[k, i] - points[k, j])
         if dot(moved, moved, dim) <= radius * radius:
-            end = surrogate_value(surrogate, moved)
+            end = surrogate_value(surrogate, moved, workspace)
             if uniforms[4 * t + 3] < probability((end - value) / temperature):
                 copy_into(moved, u)
                 value = end
@@ -96,23 +97,27 @@ def _move_by_differences(surrogate, points, radius, temperature, u, value, unifo
 
 
 @jit
-def _move(surrogate, integrator, points, temperature, u, value, normals, uniforms):
+def _move(surrogate, integrator, points, temperature, u, value, normals, uniforms, workspace):
     """Move `u` (d,) in place so that exp(s / T) stays invariant; return s of where it is."""
     if uniforms[0] < DIFFERENCES and points.shape[1] > 1:
         radius = integrator.radius[0]
-        return _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms[1:])
-    return move_by_trajectory(surrogate, integrator, temperature, u, value, normals, uniforms[1:])
+        return _move_by_differences(
+            surrogate, points, radius, temperature, u, value, uniforms[1:], workspace
+        )
+    return move_by_trajectory(
+        surrogate, integrator, temperature, u, value, normals, uniforms[1:], workspace
+    )
 
 
 def _propose(proposal, chain, normals, uniforms):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
-    u = np.empty(dim)
+    u, workspace = np.empty(dim), new_workspace(surrogate)
     standardize(surrogate.standardization, chain.position, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
     temperature = _temperature(HOT_HEAT, dim) if is_hot else 1.0
-    start = value = surrogate_value(surrogate, u)
+    start = value = surrogate_value(surrogate, u, workspace)
     for m in range(1 + int(uniforms[PICK] * MOVES)):
         first = N_UNIFORMS + m * UNIFORMS
         value = _move(
@@ -124,6 +129,7 @@ def _propose(proposal, chain, normals, uniforms):
             value,
             normals[m * dim : (m + 1) * dim],
             uniforms[first : first + UNIFORMS],
+            workspace,
         )
     index = HOT if is_hot else COLD
     if value == start:  # no move was made
@@ -138,6 +144,7 @@ register_proposal(SurrogateTransition, propose=_propose)
 
 @jit
 def _move_all(surrogate, integrator, points, temperature, particles, values, normals, uniforms):
+    workspace = new_workspace(surrogate)
     for k in range(particles.shape[0]):
         for m in range(normals.shape[1]):
             values[k] = _move(
@@ -149,6 +156,7 @@ def _move_all(surrogate, integrator, points, temperature, particles, values, nor
                 values[k],
                 normals[k, m],
                 uniforms[k, m],
+                workspace,
             )
 
 

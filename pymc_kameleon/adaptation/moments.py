@@ -33,7 +33,7 @@ class Moments(NamedTuple):
     weight: Annotated[np.ndarray, floats(1)]
 
 
-@jit
+@jit(allocates=True)
 def update_moments(moments, position):
     """Robbins-Monro step of mean and covariance; the factor is updated, not computed again."""
     moments.weight[0] += 1.0
@@ -61,7 +61,7 @@ def _observe(observer, position, acceptance, index):
         update_moments(observer.moments, position)
 
 
-observe.register(MomentsObserver, _observe)
+observe.register(MomentsObserver, _observe, allocates=False)
 
 
 class MomentsAdaptation(Adaptation):

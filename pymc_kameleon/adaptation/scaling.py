@@ -73,7 +73,7 @@ def _observe(recursion, position, acceptance, j):
         scaling.log[j] = min(max(log_scaling, bounds.smallest[j]), bounds.largest[j])
 
 
-observe.register(ScalingRecursion, _observe)
+observe.register(ScalingRecursion, _observe, allocates=False)
 
 
 class ScalingAdaptation(Adaptation):

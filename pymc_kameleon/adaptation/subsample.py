@@ -163,7 +163,7 @@ def _observe(observer, position, acceptance, index):
     record(observer.history, position)
 
 
-observe.register(SubsampleObserver, _observe)
+observe.register(SubsampleObserver, _observe, allocates=False)
 
 
 @dataclass_state

@@ -10,7 +10,7 @@ from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 __all__ = ["Gaussian"]
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _gaussian_gradients(x, points, parameters, out):
     precision = 1.0 / parameters[0] ** 2
     weights = np.empty(points.shape[1])

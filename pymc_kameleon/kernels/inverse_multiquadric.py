@@ -10,7 +10,7 @@ from pymc_kameleon.validation import checked_number
 __all__ = ["InverseMultiquadric"]
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _inverse_multiquadric_gradients(x, points, parameters, out):
     exponent, bandwidth = parameters
     precision = 1.0 / bandwidth**2

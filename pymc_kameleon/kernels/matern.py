@@ -14,7 +14,7 @@ from pymc_kameleon.validation import checked_number
 __all__ = ["Matern"]
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _matern_three_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(3.0) / parameters[0]
     weights = np.empty(points.shape[1])
@@ -24,7 +24,7 @@ def _matern_three_halves_gradients(x, points, parameters, out):
     weighted_differences(x, points, weights, out)
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _matern_five_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(5.0) / parameters[0]
     weights = np.empty(points.shape[1])

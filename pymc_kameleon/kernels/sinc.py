@@ -24,7 +24,7 @@ def _sinc_slope(u):
     return -u / 3.0 * (1.0 - square / 10.0 * (1.0 - square / 28.0 * (1.0 - square / 54.0)))
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _times_other_rows(factors, out):
     """Multiply each `out[i]` by all rows of `factors` but the i-th; a factor may be zero."""
     dim, n = factors.shape
@@ -41,7 +41,7 @@ def _times_other_rows(factors, out):
             product[j] *= factors[i, j]
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _sinc_gradients(x, points, parameters, out):
     rate = 1.0 / parameters[0]
     factors = np.empty(points.shape)
@@ -53,7 +53,7 @@ def _sinc_gradients(x, points, parameters, out):
     _times_other_rows(factors, out)
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _sinc_squared_gradients(x, points, parameters, out):
     rate = 0.5 / parameters[0]
     factors = np.empty(points.shape)

@@ -97,6 +97,6 @@ def _remember(evaluations, chain, moved_unscreened):
         keep_evaluation(evaluations, chain.proposal, chain.proposed_value)
 
 
-has_first_stage.register(Evaluations, _screens_nothing)
-accept_in_two_stages.register(Evaluations, _rejected)
-remember.register(Evaluations, _remember)
+has_first_stage.register(Evaluations, _screens_nothing, allocates=False)
+accept_in_two_stages.register(Evaluations, _rejected, allocates=False)
+remember.register(Evaluations, _remember, allocates=False)

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, overload
 
-from pymc_kameleon.mcmc.numba_bridge import OPTIONS
+from pymc_kameleon.mcmc.numba_bridge import compile_options
 
 __all__ = ["FUSED", "exp", "exp_by_series"]
 
@@ -80,7 +80,7 @@ def exp(x):
     return math.exp(x)
 
 
-@overload(exp, jit_options=OPTIONS | {"fastmath": FUSED})
+@overload(exp, jit_options=compile_options(False) | {"fastmath": FUSED})
 def _exp_overload(x):
     if isinstance(x, types.Float) and x.bitwidth == 64:
         return exp_by_series

@@ -183,7 +183,7 @@ def solve_upper_rows(factor, count, vectors):
                 vectors[k + 1, j] -= two * factor[i, j]
 
 
-@jit_inner
+@jit_inner(allocates=True)
 def delete_row(factor, count, index):
     """Turn the factor of K into that of K without row and column `index`, in O(t^2).
 

@@ -28,6 +28,7 @@ __all__ = [
     "by_class",
     "call_for_nothing",
     "caller",
+    "compile_options",
     "evaluate",
     "evaluate_gradients",
     "gradients_address",
@@ -53,6 +54,11 @@ OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
 by 0 is infinite or NaN, as in NumPy: one that may raise keeps its loop from being vectorised."""
 
 
+def compile_options(allocates):
+    """Return options of `numba.njit` for a function, with `allocates` as `jit` takes it."""
+    return OPTIONS | {"_nrt": allocates}
+
+
 @functools.cache
 def _source_digest() -> str:
     digest = hashlib.sha256()
@@ -69,15 +75,26 @@ class _CacheOfThisSource(IndexDataCacheFile):
             return {}
 
 
-def jit(function=None, **options):
+def jit(function=None, *, allocates=False, **options):
     """Compile a function with Numba, and keep it on disk until a file of the package changes.
 
     Numba itself would look at the file of the function alone, and go on calling what was compiled
     of other files before they changed.
+
+    Parameters
+    ----------
+    function : callable
+    allocates : bool
+        Whether the function makes arrays, returns one, or calls a function that returns one. Others
+        need not count who holds those that they are given, which takes half of the time of a short
+        loop. Numba raises if it finds out that an array is made; what such a call returns would
+        never be freed.
+    **options
+        Of `numba.njit`.
     """
     if function is None:
-        return functools.partial(jit, **options)
-    compiled = numba.njit(cache=True, **(OPTIONS | options))(function)
+        return functools.partial(jit, allocates=allocates, **options)
+    compiled = numba.njit(cache=True, **(compile_options(allocates) | options))(function)
     if isinstance(compiled, Dispatcher):
         cache = compiled._cache
         directory, name = cache._cache_path, cache._impl.filename_base
@@ -90,30 +107,32 @@ def jit(function=None, **options):
     return compiled
 
 
-def jit_inner(function=None, **options):
+def jit_inner(function=None, *, allocates=False, **options):
     """Compile a small function that loops call, apart for compiled loops and for plain Python.
 
     Compiled loops get it without the wrapper through which Python calls it, which takes a third of
-    its compile time.
+    its compile time. Parameters are those of `jit`.
     """
     if function is None:
-        return functools.partial(jit_inner, **options)
-    jitted = jit(function, **options)
+        return functools.partial(jit_inner, allocates=allocates, **options)
+    jitted = jit(function, allocates=allocates, **options)
 
     @functools.wraps(function)
     def call(*arguments):
         return jitted(*arguments)
 
-    @overload(call, jit_options=OPTIONS | options, strict=False)
+    @overload(call, jit_options=compile_options(allocates) | options, strict=False)
     def compiled(*arguments):
         return function
 
     return call
 
 
-def jitable(function):
+def jitable(function=None, *, allocates=False):
     """Let compiled code call a function, as Numba's `register_jitable` does."""
-    return register_jitable(**OPTIONS)(function)
+    if function is None:
+        return functools.partial(jitable, allocates=allocates)
+    return register_jitable(**compile_options(allocates))(function)
 
 
 def resolved_once(jitted):
@@ -141,23 +160,29 @@ def resolved_once(jitted):
 def by_class(stub):
     """Let a function do what is registered for the class of its first argument, a NamedTuple.
 
-    `stub` documents it; `register(cls, function)` gives an implementation that Numba can compile.
-    A compiled call is resolved when its caller is compiled, and costs nothing.
+    `stub` documents it; `register(cls, function, allocates)` gives an implementation that Numba can
+    compile, `allocates` being that of `jit`. A compiled call is resolved when its caller is
+    compiled, and costs nothing.
     """
     implementations = {}
 
     @functools.wraps(stub)
     def call(value, *arguments):
-        return implementations[type(value)](value, *arguments)
+        return implementations[type(value)][0](value, *arguments)
 
-    @overload(call, jit_options=OPTIONS, strict=False)
-    def compiled(value, *arguments):
-        if isinstance(value, types.BaseNamedTuple):
-            return implementations.get(value.instance_class)
-        return None
+    def compile_those(allocating):
+        @overload(call, jit_options=compile_options(allocating), strict=False)
+        def compiled(value, *arguments):
+            if isinstance(value, types.BaseNamedTuple):
+                function, allocates = implementations.get(value.instance_class, (None, None))
+                return function if allocates == allocating else None
+            return None
 
-    def register(cls, function):
-        implementations[cls] = jitable(function)
+    compile_those(True)
+    compile_those(False)
+
+    def register(cls, function, *, allocates=True):
+        implementations[cls] = jitable(function, allocates=allocates), allocates
 
     call.register = register
     return call
@@ -283,7 +308,7 @@ def by_address(result):
 
         return result(types.intp, arguments), codegen
 
-    @overload(call, jit_options=OPTIONS, strict=False)
+    @overload(call, jit_options=compile_options(False), strict=False)
     def compiled(routine, arguments):
         return lambda routine, arguments: call_address(routine, arguments)
 
@@ -297,7 +322,7 @@ def _log_density_into(log_density, x, value):
     log_density[0](x, value)
 
 
-@overload(_log_density_into, jit_options=OPTIONS)
+@overload(_log_density_into, jit_options=compile_options(False))
 def _log_density_into_overload(log_density, x, value):
     def compiled(log_density, x, value):
         call_for_nothing(log_density[0], (x, value, log_density))
@@ -342,7 +367,7 @@ def evaluate_gradients(kernel, x, points, parameters, gradients):
     kernel(x, points, parameters, gradients)
 
 
-@overload(evaluate_gradients, jit_options=OPTIONS)
+@overload(evaluate_gradients, jit_options=compile_options(False))
 def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
     def compiled(kernel, x, points, parameters, gradients):
         dim, n = points.shape

@@ -16,7 +16,14 @@ import numpy as np
 from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit, jit_inner, jitable, resolved_once
+from pymc_kameleon.mcmc.numba_bridge import (
+    by_class,
+    compile_options,
+    jit,
+    jit_inner,
+    jitable,
+    resolved_once,
+)
 from pymc_kameleon.mcmc.proposals import (
     ACCEPT,
     CHOICE,
@@ -229,7 +236,7 @@ def run_plain(
 
 run_compiled = jit(run_plain)
 _run_resolved = resolved_once(run_compiled)
-_run_uncached = numba.njit(run_plain)
+_run_uncached = numba.njit(**compile_options(allocates=False))(run_plain)
 
 
 @functools.cache

@@ -386,13 +386,13 @@ def _model_function(call, dim: int, dtype: np.dtype):
     return model_function
 
 
-@jitable
+@jitable(allocates=True)
 def _as_it_is(x):
     return x
 
 
 def _cast_to(scalar_type):
-    @jitable
+    @jitable(allocates=True)
     def cast(x):
         return x.astype(scalar_type)
 

@@ -207,7 +207,7 @@ def _weigh(log_weights, log_densities, weights):
     return log_total, total**2 / squares
 
 
-@jit
+@jit(allocates=True)
 def _resample(particles, weights, uniform, log_weights):
     """Systematic resampling: a new array of particles; `log_weights` become equal.
 

@@ -59,7 +59,7 @@ def _left_out(inverse, weights, root, unit):
     return dot(unit, weights, size), unit[0]
 
 
-@jit
+@jit(allocates=True)
 def least_useful(process, current):
     """Find the point whose value the others predict best, other than `current` (d,), in O(rows).
 

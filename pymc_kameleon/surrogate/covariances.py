@@ -73,7 +73,7 @@ def squared_distances(point, coordinates, count, out):
             out[j] += (one * one + two * two) + (three * three + four * four)
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def correlations(kernel, z, coordinates, count, size, out):
     """Correlations at `z` with the rows of `count` points.
 
@@ -113,7 +113,7 @@ def correlations(kernel, z, coordinates, count, size, out):
                 out[1 + k, row + 1 + k] += slope
 
 
-@jit
+@jit(allocates=True)
 def correlation_matrix(kernel, coordinates, size, out):
     """Correlations of all rows of the columns of `coordinates` (d, t), into `out` (rows, rows).
 
@@ -128,7 +128,7 @@ def correlation_matrix(kernel, coordinates, size, out):
         correlations(kernel, z, coordinates, j + 1, size, block)
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def lengthscale_slopes(kernel, coordinates, size, weights, out):
     """Sum `weights` times the derivatives of correlations in each log lengthscale.
 

@@ -254,6 +254,6 @@ def _learn(stage, chain, moved_unscreened):
     call_for_nothing(stage.routines.learn, (stage, chain, moved_unscreened))
 
 
-has_first_stage.register(FirstStage, _screens)
-remember.register(FirstStage, _learn)
-accept_in_two_stages.register(FirstStage, _accept_in_two_stages)
+has_first_stage.register(FirstStage, _screens, allocates=False)
+remember.register(FirstStage, _learn, allocates=False)
+accept_in_two_stages.register(FirstStage, _accept_in_two_stages, allocates=False)

@@ -223,7 +223,7 @@ def largest_value(process):
     return largest
 
 
-@jit
+@jit(allocates=True)
 def predict(process, x):
     """Mean and variance of the log-likelihood at a point, in O(rows^2).
 
@@ -251,7 +251,7 @@ def predict(process, x):
     return mean, max(0.0, covariance[0, 0])
 
 
-@jit
+@jit(allocates=True)
 def predict_with_gradient(process, x, gradient_mean, cross_covariance, gradient_covariance):
     """Posterior of log-likelihood f and gradient g at a point, in O(rows^2 (1 + d)).
 
@@ -301,7 +301,7 @@ def predict_with_gradient(process, x, gradient_mean, cross_covariance, gradient_
     return mean, max(0.0, covariance[0, 0])
 
 
-@jit
+@jit(allocates=True)
 def gradient(process, x, of_mean, of_variance):
     """Write the gradients of mean and variance at `x`, in raw coordinates, both (d,).
 

@@ -66,7 +66,7 @@ def _log_marginal(start, end, value, prediction, step_size, factor):
     )
 
 
-@jitable
+@jitable(allocates=True)
 def _log_exact(start, end, value, step_size, factor):
     dim = start.size
     gradient = np.empty(dim)
@@ -119,4 +119,4 @@ def _accept_langevin(stage, log_density, chain, step_size, factor, uniforms):
     return call_for_acceptance(stage.routines.accept, arguments)[0]
 
 
-accept_langevin_in_two_stages.register(FirstStage, _accept_langevin)
+accept_langevin_in_two_stages.register(FirstStage, _accept_langevin, allocates=False)

@@ -24,7 +24,7 @@ LEAST_SHARE = 0.05
 """Share of the draws below which a group of them is no mode."""
 
 
-@jit
+@jit(allocates=True)
 def _link(surrogate, points, values, linked):
     n, dim = points.shape
     between, workspace = np.empty(dim), new_workspace(surrogate)

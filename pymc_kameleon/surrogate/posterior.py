@@ -63,7 +63,7 @@ class PosteriorSurrogate(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Where evaluations at a point keep what they find on the way, so that none has to allocate.
+    """Where evaluations and moves keep what they find on the way, so that none has to allocate.
 
     Attributes
     ----------
@@ -79,6 +79,10 @@ class Workspace(NamedTuple):
         Terms of the log prior, and its gradient.
     counts : int64 array, shape (2,)
         Of calls of the prior.
+    gradient, velocity : array, shape (d,)
+        Of a trajectory.
+    other : array, shape (d,)
+        Where a trajectory began, or a difference may lead.
     """
 
     raw: np.ndarray
@@ -88,9 +92,12 @@ class Workspace(NamedTuple):
     basis: np.ndarray
     prior: np.ndarray
     counts: np.ndarray
+    gradient: np.ndarray
+    velocity: np.ndarray
+    other: np.ndarray
 
 
-@jit
+@jit(allocates=True)
 def new_workspace(surrogate):
     """Return room for evaluations of `surrogate`."""
     dim = surrogate.is_bounded.size
@@ -102,6 +109,9 @@ def new_workspace(surrogate):
         np.empty(surrogate.regression.weights.size),
         np.empty(N_TERMS + dim),
         np.zeros(2, dtype=np.int64),
+        np.empty(dim),
+        np.empty(dim),
+        np.empty(dim),
     )
 
 
@@ -131,16 +141,14 @@ def _find_coordinates(surrogate, u, workspace):
 def surrogate_value(surrogate, u, workspace):
     """Evaluate the surrogate at `u` (d,), in standardised coordinates; -inf if it is not finite."""
     _find_coordinates(surrogate, u, workspace)
-    value = regression_value(
-        surrogate.regression, workspace.own, workspace.scaled, workspace.basis
-    )
+    value = regression_value(surrogate.regression, workspace.own, workspace.scaled, workspace.basis)
     if surrogate.log_prior.size > 0:
         evaluate(surrogate.log_prior, workspace.raw, workspace.prior, workspace.counts)
         value += workspace.prior[0]
     return value if np.isfinite(value) else -np.inf
 
 
-@jit
+@jit(allocates=True)
 def _values(surrogate, rows, out):
     workspace = new_workspace(surrogate)
     for i in range(out.size):
@@ -177,7 +185,7 @@ def surrogate_gradient(surrogate, u, workspace, out):
             out[i] += factor[j, i] * slopes[j]
 
 
-@jit
+@jit(allocates=True)
 def predicted_at(surrogate, x):
     """Surrogate at `x` (d,), in raw coordinates."""
     u = np.empty(x.size)
@@ -190,7 +198,7 @@ def predicted(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     return surrogate_values(surrogate, surrogate.standardization.whiten(points).T)
 
 
-@jit
+@jit(allocates=True)
 def _priors(log_prior, rows, out):
     counts = np.zeros(2, dtype=np.int64)
     for i in range(rows.shape[0]):

@@ -151,7 +151,7 @@ def regression_gradient(regression, u, z, basis, out):
         out[k] -= pull * regression.inverse_lengthscales[k]
 
 
-@jit
+@jit(allocates=True)
 def _basis(coordinates, centres, out):
     """Basis functions at `centres` (d, m) of the columns of `coordinates` (d, n).
 
@@ -164,7 +164,7 @@ def _basis(coordinates, centres, out):
         correlations(RATIONAL, z, centres, centres.shape[1], 1, out[i])
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def choose_centres(coordinates, importance, size, chosen):
     """Pivoted Cholesky: columns that predict the others worst, weighed by their importance.
 

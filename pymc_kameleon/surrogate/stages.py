@@ -131,7 +131,7 @@ def mala_second_stage(log_ratio, log_marginal_ratio):
     return log_probability(log_ratio - log_marginal_ratio)
 
 
-@jit
+@jit(allocates=True)
 def log_exact_density(start, end, log_density, drift, step_size, factor):
     r"""Return log e(start -> end): density of `start` times that of the MALA move to `end`.
 
@@ -158,7 +158,7 @@ def log_exact_density(start, end, log_density, drift, step_size, factor):
     return total
 
 
-@jit
+@jit(allocates=True)
 def log_marginal_density(
     start,
     end,

@@ -77,7 +77,7 @@ def entering(process, value, gradient):
     return value
 
 
-@jit
+@jit(allocates=True)
 def extend(process, x, value, gradient):
     """Add a point, in O(rows^2) for each of its rows.
 
@@ -145,7 +145,7 @@ def extend(process, x, value, gradient):
     return True
 
 
-@jit
+@jit(allocates=True)
 def remove(process, index):
     """Take out a point, in O(rows^2) for each of its rows.
 
@@ -224,7 +224,7 @@ def _add_gram_blocks(v, sign, blocks):
                     blocks[j, k] += sign * v[i, j] * v[i, first + k]
 
 
-@jit
+@jit(allocates=True)
 def whiten_rows(process):
     """Compute `whitened` and `weights` from values, gradients and prior mean, in O(rows^2)."""
     count, dim, size = process.count[0], process.points.shape[1], block_size(process)
@@ -244,7 +244,7 @@ def whiten_rows(process):
     solve_upper(process.factor, rows, process.weights)
 
 
-@jit
+@jit(allocates=True)
 def _gradient_residual(process, u, gradient, out):
     """Gradient in z minus that of the prior mean at `u`, into `out` (d,)."""
     slopes = np.empty(u.size)

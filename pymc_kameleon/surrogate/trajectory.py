@@ -109,7 +109,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u
     bool
         False if a point was outside of the ball of `radius`, or not finite.
     """
-    velocity = np.empty(u.size)
+    velocity = workspace.velocity
     for _ in range(n_steps):
         _kick(root, 0.5 * step_size, gradient, momentum)
         factor_times(root, momentum, velocity)
@@ -134,9 +134,7 @@ def _log_joint(surrogate, u, momentum, workspace):
 
 
 @jit
-def move_by_trajectory(
-    surrogate, integrator, temperature, u, value, momentum, uniforms, workspace
-):
+def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, uniforms, workspace):
     """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant.
 
     Parameters
@@ -160,7 +158,7 @@ def move_by_trajectory(
         s(u) of the new `u`.
     """
     dim = u.size
-    start, gradient = np.empty(dim), np.empty(dim)
+    start, gradient = workspace.other, workspace.gradient
     for i in range(dim):
         start[i] = u[i]
         momentum[i] *= math.sqrt(temperature)
@@ -186,7 +184,7 @@ def move_by_trajectory(
     return value
 
 
-@jit
+@jit(allocates=True)
 def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, acceptance, jumps):
     """Mean acceptance and accepted squared jumps on the surrogate alone, after some lengths.
 

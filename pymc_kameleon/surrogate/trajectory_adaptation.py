@@ -123,7 +123,7 @@ def _observe(observer, position, acceptance, index):
         outcome[2] += distance
 
 
-observe.register(TrajectoryObserver, _observe)
+observe.register(TrajectoryObserver, _observe, allocates=False)
 
 
 class TrajectoryAdaptation(Adaptation):

@@ -80,7 +80,7 @@ def _temperature(heat, dim):
 @jit
 def _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms, workspace):
     dim, n = points.shape
-    moved = np.empty(dim)
+    moved = workspace.other
     for t in range(TRIES):
         i, j = int(uniforms[4 * t] * n), int(uniforms[4 * t + 1] * (n - 1))
         if j >= i:
@@ -109,9 +109,9 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
     )
 
 
-def _propose(proposal, chain, normals, uniforms):
+@jit
+def _propose_with(proposal, chain, normals, uniforms, u, workspace):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
-    u, workspace = np.empty(dim), new_workspace(surrogate)
     standardize(surrogate.standardization, chain.position, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
@@ -139,10 +139,17 @@ def _propose(proposal, chain, normals, uniforms):
     return (start - value) / temperature, index
 
 
+def _propose(proposal, chain, normals, uniforms):
+    workspace = new_workspace(proposal.surrogate)
+    return _propose_with(
+        proposal, chain, normals, uniforms, np.empty(chain.position.size), workspace
+    )
+
+
 register_proposal(SurrogateTransition, propose=_propose)
 
 
-@jit
+@jit(allocates=True)
 def _move_all(surrogate, integrator, points, temperature, particles, values, normals, uniforms):
     workspace = new_workspace(surrogate)
     for k in range(particles.shape[0]):

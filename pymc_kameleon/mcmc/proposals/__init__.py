@@ -74,6 +74,7 @@ def register_proposal(
     commit: Callable = _nothing,
     invalidate: Callable = _nothing,
     covariance_at: Callable | None = None,
+    allocates: bool = True,
 ) -> None:
     """Register the functions of a class of proposals.
 
@@ -95,8 +96,11 @@ def register_proposal(
     covariance_at : callable, optional
         `covariance_at(proposal, x)`, covariance (d, d) of the move from x (d,), for plots; plain
         Python.
+    allocates : bool
+        Whether one of the first three makes arrays. Those that do not take less time if this is
+        False; see `mcmc.numba_bridge.jit`.
     """
     for function, implementation in zip(_COMPILED, (propose, commit, invalidate), strict=True):
-        function.register(cls, implementation)
+        function.register(cls, implementation, allocates=allocates)
     if covariance_at is not None:
         _covariance_at.register(cls, covariance_at)

@@ -40,7 +40,7 @@ class FeatureGaussian(NamedTuple):
     gamma: float
 
 
-@jit
+@jit(allocates=True)
 def feature_scatter(features, u, out):
     """J^T C J into `out` (d, d), with the Jacobian J (D, d) of the features (eqs. 4.3 to 4.5).
 

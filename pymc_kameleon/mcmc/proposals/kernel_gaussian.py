@@ -34,7 +34,7 @@ class KernelGaussian(NamedTuple):
     gamma: float
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def centred_scatter(gradients, out):
     """M H M^T, with M = 2 `gradients` (d, n) and H = I - 11^T/n, into `out` (d, d).
 

@@ -19,7 +19,7 @@ from pymc_kameleon.mcmc.linalg import (
     factor_times,
     solve_factor,
 )
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit_inner
+from pymc_kameleon.mcmc.numba_bridge import by_class, jit_inner, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
 
 __all__ = ["ScatterHere", "register_local_gaussian", "scatter"]
@@ -51,22 +51,20 @@ def local_covariance(scatter, gamma, nu, out):
 def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
     """Return log N(x; x*, R(x*)) - log N(x*; x, R(x)).
 
-    The factors are those of R(x) and R(x*); x* - x = `displacement` = forward_factor @ normals.
+    The factors are those of R(x) and R(x*); x* - x = `displacement` = forward_factor @ normals,
+    which is overwritten with the normals of the way back.
     """
-    back = np.empty(normals.size)
-    solve_factor(reverse_factor, displacement, back)
+    solve_factor(reverse_factor, displacement, displacement)
     total = 0.0
     for i in range(normals.size):
-        total += 0.5 * (normals[i] * normals[i] - back[i] * back[i])
+        total += 0.5 * (normals[i] * normals[i] - displacement[i] * displacement[i])
         total += math.log(forward_factor[i, i] / reverse_factor[i, i])
     return total
 
 
-def propose_locally(proposal, chain, normals, uniforms):
-    """Draw x* from N(x, R(x)); both densities use the same points, scaling and coordinates."""
-    here, dim = proposal.here, chain.position.size
-    u, displacement = np.empty(dim), np.empty(dim)
-    factor, proposed_factor = np.empty((dim, dim)), np.empty((dim, dim))
+@jitable
+def _propose_with(proposal, chain, normals, u, displacement, factor, proposed_factor):
+    here = proposal.here
     nu = math.exp(proposal.scaling.log[0])
     standardize(proposal.coordinates, chain.position, u)
     if not here.is_current[0]:
@@ -84,6 +82,14 @@ def propose_locally(proposal, chain, normals, uniforms):
     if not cholesky_in_place(proposed_factor):
         return -np.inf, 0
     return reverse_log_density(factor, proposed_factor, normals, displacement), 0
+
+
+def propose_locally(proposal, chain, normals, uniforms):
+    """Draw x* from N(x, R(x)); both densities use the same points, scaling and coordinates."""
+    dim = chain.position.size
+    u, displacement = np.empty(dim), np.empty(dim)
+    factor, proposed_factor = np.empty((dim, dim)), np.empty((dim, dim))
+    return _propose_with(proposal, chain, normals, u, displacement, factor, proposed_factor)
 
 
 def _commit(proposal):

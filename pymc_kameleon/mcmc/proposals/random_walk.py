@@ -30,4 +30,4 @@ def _covariance_at(proposal, x):
     return math.exp(proposal.log_scaling[0]) * proposal.factor @ proposal.factor.T
 
 
-register_proposal(RandomWalk, propose=_propose, covariance_at=_covariance_at)
+register_proposal(RandomWalk, propose=_propose, covariance_at=_covariance_at, allocates=False)

@@ -9,6 +9,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import traceback
 
@@ -20,6 +21,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from models import assert_mean, begin, drive, sample, values
+from numba.core.runtime import _nrt_python, rtsys
 from pymc.exceptions import SamplingError
 
 from pymc_kameleon import (
@@ -255,6 +257,36 @@ def test_a_resized_variable_in_worker_processes(method):
         resize(model, SIZE)
     chain = [raised.value, raised.value.__cause__, getattr(raised.value, "__context__", None)]
     assert any("x has shape (8,)" in str(error) for error in chain)
+
+
+# what compiled code allocates ---------------------------------------------------------------------
+
+
+COMPILED = [kind for kind in VARIANTS if not re.search("plain|beside|two", kind)]
+
+
+def held():
+    """Arrays that compiled code has made or been given and not let go, and all that it made."""
+    gc.collect()
+    counts = rtsys.get_allocation_stats()
+    return counts.mi_alloc - counts.mi_free, counts.mi_alloc
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_transitions_let_go_what_they_hold(kind):
+    """Functions that make no arrays do not count them; a wrong `allocates` would leak."""
+    _, step = used(kind)
+    were_counted = _nrt_python.memsys_stats_enabled()
+    _nrt_python.memsys_enable_stats()
+    try:
+        point, before = {"x": np.zeros(SIZE)}, held()
+        drive(begin(step, 1, 150, 50), point, 200, tune=150)
+        after = held()
+    finally:
+        if not were_counted:
+            _nrt_python.memsys_disable_stats()
+    assert after[1] - before[1] > 2000
+    assert abs(after[0] - before[0]) < 20
 
 
 # a point from outside -----------------------------------------------------------------------------

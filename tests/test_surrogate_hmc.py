@@ -22,9 +22,10 @@ from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
+    new_workspace,
     predicted,
     surrogate_gradient,
-    surrogate_value,
+    surrogate_values,
 )
 from pymc_kameleon.surrogate.regression import fit_regression, misfits, typical_depth
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
@@ -58,12 +59,13 @@ def assert_gradient_is_that_of_the_value(surrogate, dim):
     rng = np.random.default_rng(1)
     for u in rng.normal(size=(5, dim)):
         found = np.empty(dim)
-        surrogate_gradient(surrogate, u, np.empty(surrogate.regression.weights.size), found)
+        surrogate_gradient(surrogate, u, new_workspace(surrogate), found)
         steps = 1e-5 * np.eye(dim)
-        expected = [
-            (surrogate_value(surrogate, u + h) - surrogate_value(surrogate, u - h)) / 2e-5
-            for h in steps
-        ]
+        above, below = (
+            surrogate_values(surrogate, u + steps),
+            surrogate_values(surrogate, u - steps),
+        )
+        expected = (above - below) / 2e-5
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -90,7 +92,7 @@ def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     raw = new / regression.inverse_lengthscales
     prior = [mean_value(regression.mean, row) for row in raw]
     expected = prior + covariance(new, z) @ solved
-    found = [surrogate_value(surrogate, row) for row in raw]
+    found = surrogate_values(surrogate, raw)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -310,10 +312,10 @@ def test_a_prior_that_cannot_be_called_is_learnt(has_likelihood):
 
 def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
     u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
-    work = np.empty(surrogate.regression.weights.size)
-    surrogate_gradient(surrogate, u, work, gradient)
+    workspace = new_workspace(surrogate)
+    surrogate_gradient(surrogate, u, workspace, gradient)
     stays = trajectory.leapfrog(
-        surrogate, root, step_size, n_steps, radius, gradient, work, u, momentum
+        surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum
     )
     return u, momentum, stays
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pymc_kameleon.kernels.kernel import Kernel
+from pymc_kameleon.mcmc.linalg import copy_matrix_into
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["Linear", "Polynomial"]
@@ -10,10 +11,10 @@ __all__ = ["Linear", "Polynomial"]
 
 @jit
 def _linear_gradients(x, points, parameters, out):
-    out[:] = points
+    copy_matrix_into(points, out)
 
 
-@jit(fastmath=SIMD)
+@jit(fastmath=SIMD, allocates=True)
 def _polynomial_gradients(x, points, parameters, out):
     degree, offset = parameters
     weights = np.full(points.shape[1], offset)

@@ -213,7 +213,7 @@ def test_processes_give_the_same_chains(family, method, monkeypatch):
     rounds = method == "spawn" and family == "metropolis_hastings"
     draws, tune = (20, 20) if method == "spawn" or "latent" in family else (80, 150)
     if rounds:
-        draws, tune = 34, 6
+        draws, tune = 35, 5
     options = {"chains": 2, "draws": draws, "tune": tune, "random_seed": 7}
     expected = sample(steps, model, **options)
     result = sample(steps, model, cores=2, mp_ctx=method, **options)

@@ -296,13 +296,14 @@ def test_marginal_posterior_agrees_with_quadrature():
 # algebra ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def dense():
-    """A prior, sites with one that says nothing, and their product in plain NumPy."""
+@pytest.fixture(params=[0.0, 2e-8, 0.1])
+def dense(request):
+    """A prior, sites of which one has this precision, and their product in plain NumPy."""
     rng = np.random.default_rng(6)
     prior = squared_exponential(rng.uniform(-1, 1, (9, 2)), 0.6, 1.7, jitter=1e-4)
     prior = Gaussian(rng.standard_normal(9), prior.covariance, prior.cholesky)
-    sites = Sites(rng.uniform(0, 3, 9) * (np.arange(9) > 0), rng.standard_normal(9))
+    precision = np.append(request.param, rng.uniform(0.1, 3, 8))
+    sites = Sites(precision, rng.standard_normal(9))
     inverse = np.linalg.inv(prior.covariance)
     covariance = np.linalg.inv(inverse + np.diag(sites.precision))
     mean = covariance @ (inverse @ prior.mean + sites.shift)

@@ -16,7 +16,11 @@ standard normals is that of two sets of them, one for the prior and one for the 
 .. math:: v = \mu + L \eta,\quad L = B^{-1} [I, C^\top S]
     = [I - C^\top S A^{-1} S C,\ C^\top S A^{-1}],\quad L L^\top = B^{-1},
 
-and given v, eta is drawn from what q says of it: a draw eta', and v' = mu + L eta', make
+which gives f - m = C v without a product with C: for standard normals e and e',
+
+.. math:: C L [e; e'] = S^{-1} (w + e'),\quad w = A^{-1} (S C e - e'),
+
+since S K S w = S C e - e' - w. And given v, eta is drawn from what q says of it: a draw eta', and v' = mu + L eta', make
 eta = eta' + L^T B (v - v') (Matheron's rule). A large matrix is slow to read, so what can be is
 computed for several vectors at a time.
 """
@@ -32,6 +36,9 @@ from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["ConditionalGaussian", "whitened"]
+
+LEAST_ROOT = 1e-4
+"""Entry of S from which a division by it keeps 12 digits of f; below it f is C v."""
 
 
 class ConditionalGaussian:
@@ -107,7 +114,8 @@ class ConditionalGaussian:
 
     def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Draws (n, N) of f about its mean."""
-        return self._mapped(*rng.standard_normal((2, n, self.size)))[1]
+        own, of_sites = rng.standard_normal((2, n, self.size))
+        return self._mapped(own, of_sites, whitens=False)[1]
 
     @cached_property
     def _centre(self):
@@ -115,10 +123,12 @@ class ConditionalGaussian:
         v, f = self._mapped(self._pull[None], np.zeros((1, self.size)))
         return v[0], self.prior.mean + f[0]
 
-    def _mapped(self, own, of_sites):
-        """L and C L times the columns of [own^T; of_sites^T], all of shape (n, N)."""
+    def _mapped(self, own, of_sites, whitens=True):
+        """L, if it `whitens`, and C L times the columns of [own^T; of_sites^T], shape (n, N)."""
         v, f = own.copy(), np.empty_like(own)
-        _map_into(self.prior.cholesky, self._factor, self._roots, of_sites, v, f)
+        divides = self._roots.min() > LEAST_ROOT
+        whitens |= not divides
+        _map_into(self.prior.cholesky, self._factor, self._roots, of_sites, whitens, divides, v, f)
         return v, f
 
 
@@ -137,8 +147,8 @@ def _inner_into(covariance, roots, out):
 
 
 @jit(fastmath=SIMD)
-def _map_into(cholesky, factor, roots, of_sites, v, f):
-    """Replace the rows e of `v` by e - C^T S A^-1 (S C e - e'), and write C v into `f`."""
+def _map_into(cholesky, factor, roots, of_sites, whitens, divides, v, f):
+    """Write L [e; e'] in place of the rows e of `v`, if it `whitens`, and C L [e; e'] into `f`."""
     size, n = roots.size, v.shape[0]
     # A row of a matrix serves all vectors before the next is read.
     for i in range(size):
@@ -146,11 +156,15 @@ def _map_into(cholesky, factor, roots, of_sites, v, f):
             f[k, i] = roots[i] * dot(cholesky[i], v[k], i + 1) - of_sites[k, i]
             f[k, i] = (f[k, i] - dot(factor[i], f[k], i)) / factor[i, i]
     solve_upper_rows(factor, size, f)
+    if whitens:
+        for i in range(size):
+            for k in range(n):
+                entry = roots[i] * f[k, i]
+                for j in range(i + 1):
+                    v[k, j] -= entry * cholesky[i, j]
     for i in range(size):
         for k in range(n):
-            entry = roots[i] * f[k, i]
-            for j in range(i + 1):
-                v[k, j] -= entry * cholesky[i, j]
-    for i in range(size):
-        for k in range(n):
-            f[k, i] = dot(cholesky[i], v[k], i + 1)
+            if divides:
+                f[k, i] = (f[k, i] + of_sites[k, i]) / roots[i]
+            else:
+                f[k, i] = dot(cholesky[i], v[k], i + 1)

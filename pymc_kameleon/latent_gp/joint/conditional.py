@@ -20,9 +20,9 @@ which gives f - m = C v without a product with C: for standard normals e and e',
 
 .. math:: C L [e; e'] = S^{-1} (w + e'),\quad w = A^{-1} (S C e - e'),
 
-since S K S w = S C e - e' - w. And given v, eta is drawn from what q says of it: a draw eta', and v' = mu + L eta', make
-eta = eta' + L^T B (v - v') (Matheron's rule). A large matrix is slow to read, so what can be is
-computed for several vectors at a time.
+since S K S w = S C e - e' - w. And given v, eta is drawn from what q says of it: a draw eta', and
+v' = mu + L eta', make eta = eta' + L^T B (v - v') (Matheron's rule). A large matrix is slow to
+read, so what can be is computed for several vectors at a time.
 """
 
 from functools import cached_property

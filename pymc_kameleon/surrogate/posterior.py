@@ -16,7 +16,7 @@ from scipy.special import expit
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import flags, integers
 from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
 from pymc_kameleon.surrogate.regression import Regression, regression_gradient, regression_value
 
 __all__ = [
@@ -185,6 +185,7 @@ def surrogate_gradient(surrogate, u, workspace, out):
             out[i] += factor[j, i] * slopes[j]
 
 
+@resolved_once
 @jit(allocates=True)
 def predicted_at(surrogate, x):
     """Surrogate at `x` (d,), in raw coordinates."""

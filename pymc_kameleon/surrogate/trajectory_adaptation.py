@@ -415,8 +415,9 @@ class TrajectoryLearner(Learner):
 
     def mode_of(self, position: np.ndarray) -> float:
         """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""
-        if not np.any(self.modes > 0):
-            return 0.0 if np.any(self.modes == 0) else math.nan
+        last = self.modes.max(initial=-1)
+        if last <= 0:
+            return 0.0 if last == 0 else math.nan
         u = self.standardization.whiten(position[None])[:, 0]
         return float(nearest_mode(self.population, self.modes, u))
 

@@ -34,7 +34,7 @@ def propose(proposal, chain, normals, uniforms):
     return 0.5 * (distance - back) + 0.5 * dim * math.log(size / proposed_size), 0
 
 
-register_proposal(TailWalk, propose=propose, allocates=False)
+register_proposal(TailWalk, propose=propose)
 
 
 def tail_walk(vars=None, **options):

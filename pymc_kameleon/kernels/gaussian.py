@@ -3,8 +3,9 @@
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.kernels.kernel import Kernel, weighted_differences
 from pymc_kameleon.mcmc.exponential import exp
+from pymc_kameleon.mcmc.linalg import squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["Gaussian"]
@@ -14,7 +15,7 @@ __all__ = ["Gaussian"]
 def _gaussian_gradients(x, points, parameters, out):
     precision = 1.0 / parameters[0] ** 2
     weights = np.empty(points.shape[1])
-    squared_distances(x, points, weights)
+    squared_distances(x, points, weights.size, weights)
     for j in range(weights.size):
         weights[j] = precision * exp(-0.5 * precision * weights[j])
     weighted_differences(x, points, weights, out)

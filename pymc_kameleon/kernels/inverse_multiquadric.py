@@ -3,7 +3,8 @@
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.kernels.kernel import Kernel, weighted_differences
+from pymc_kameleon.mcmc.linalg import squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.validation import checked_number
 
@@ -15,7 +16,7 @@ def _inverse_multiquadric_gradients(x, points, parameters, out):
     exponent, bandwidth = parameters
     precision = 1.0 / bandwidth**2
     weights = np.empty(points.shape[1])
-    squared_distances(x, points, weights)
+    squared_distances(x, points, weights.size, weights)
     for j in range(weights.size):
         power = (1.0 + precision * weights[j]) ** (-exponent - 1.0)
         weights[j] = 2.0 * exponent * precision * power

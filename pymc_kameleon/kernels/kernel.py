@@ -16,18 +16,7 @@ from numba.core.registry import CPUDispatcher
 
 from pymc_kameleon.mcmc.numba_bridge import SIMD, gradients_address, jit_inner
 
-__all__ = ["Kernel", "squared_distances", "weighted_differences"]
-
-
-@jit_inner(fastmath=SIMD)
-def squared_distances(x, points, out):
-    """Squared distances of x (d,) from the columns of `points` (d, n), into `out` (n,)."""
-    for j in range(points.shape[1]):
-        out[j] = 0.0
-    for i in range(points.shape[0]):
-        for j in range(points.shape[1]):
-            difference = points[i, j] - x[i]
-            out[j] += difference * difference
+__all__ = ["Kernel", "weighted_differences"]
 
 
 @jit_inner(fastmath=SIMD)

@@ -6,8 +6,9 @@ import numpy as np
 from scipy import special
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon.kernels.kernel import Kernel, squared_distances, weighted_differences
+from pymc_kameleon.kernels.kernel import Kernel, weighted_differences
 from pymc_kameleon.mcmc.exponential import exp
+from pymc_kameleon.mcmc.linalg import squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.validation import checked_number
 
@@ -18,7 +19,7 @@ __all__ = ["Matern"]
 def _matern_three_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(3.0) / parameters[0]
     weights = np.empty(points.shape[1])
-    squared_distances(x, points, weights)
+    squared_distances(x, points, weights.size, weights)
     for j in range(weights.size):
         weights[j] = rate * rate * exp(-rate * math.sqrt(weights[j]))
     weighted_differences(x, points, weights, out)
@@ -28,7 +29,7 @@ def _matern_three_halves_gradients(x, points, parameters, out):
 def _matern_five_halves_gradients(x, points, parameters, out):
     rate = math.sqrt(5.0) / parameters[0]
     weights = np.empty(points.shape[1])
-    squared_distances(x, points, weights)
+    squared_distances(x, points, weights.size, weights)
     for j in range(weights.size):
         scaled = rate * math.sqrt(weights[j])
         weights[j] = rate * rate / 3.0 * (1.0 + scaled) * exp(-scaled)

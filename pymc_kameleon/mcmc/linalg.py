@@ -20,6 +20,7 @@ __all__ = [
     "solve_lower_rows",
     "solve_upper",
     "solve_upper_rows",
+    "squared_distances",
 ]
 
 
@@ -108,6 +109,29 @@ def dot(first, second, count):
     for i in range(count):
         total += first[i] * second[i]
     return total
+
+
+@jit_inner(fastmath=SIMD)
+def squared_distances(point, points, count, out):
+    """Squared distances of `point` (d,) to the first `count` columns of `points`, into `out`.
+
+    Four coordinates at a time, so that sums are loaded and stored a quarter as often.
+    """
+    dim = point.size
+    for j in range(count):
+        out[j] = 0.0
+    for k in range(dim % 4):
+        for j in range(count):
+            difference = points[k, j] - point[k]
+            out[j] += difference * difference
+    for k in range(dim % 4, dim, 4):
+        first, second, third, fourth = point[k], point[k + 1], point[k + 2], point[k + 3]
+        for j in range(count):
+            one = points[k, j] - first
+            two = points[k + 1, j] - second
+            three = points[k + 2, j] - third
+            four = points[k + 3, j] - fourth
+            out[j] += (one * one + two * two) + (three * three + four * four)
 
 
 @jit_inner(fastmath=SIMD)

@@ -16,6 +16,7 @@ from numba.core import cgutils, types
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import TypingError
+from numba.core.options import DefaultOptions
 from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import populate_array
 
@@ -56,7 +57,7 @@ by 0 is infinite or NaN, as in NumPy: one that may raise keeps its loop from bei
 
 def compile_options(allocates):
     """Return options of `numba.njit` for a function, with `allocates` as `jit` takes it."""
-    return OPTIONS | {"_nrt": allocates}
+    return OPTIONS | ({"_nrt": allocates} if hasattr(DefaultOptions, "_nrt") else {})
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from pymc_kameleon.mcmc.linalg import squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "correlations",
     "lengthscale_slopes",
     "radial",
-    "squared_distances",
 ]
 
 COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
@@ -48,29 +48,6 @@ def radial(kernel, squared):
         25.0 / 3.0 * decay,
         third,
     )
-
-
-@jit(fastmath=SIMD)
-def squared_distances(point, coordinates, count, out):
-    """Squared distances of `point` (d,) to the first `count` columns of `coordinates`.
-
-    Four coordinates at a time, so that sums are loaded and stored a quarter as often.
-    """
-    dim = point.size
-    for j in range(count):
-        out[j] = 0.0
-    for k in range(dim % 4):
-        for j in range(count):
-            difference = coordinates[k, j] - point[k]
-            out[j] += difference * difference
-    for k in range(dim % 4, dim, 4):
-        first, second, third, fourth = point[k], point[k + 1], point[k + 2], point[k + 3]
-        for j in range(count):
-            one = coordinates[k, j] - first
-            two = coordinates[k + 1, j] - second
-            three = coordinates[k + 2, j] - third
-            four = coordinates[k + 3, j] - fourth
-            out[j] += (one * one + two * two) + (three * three + four * four)
 
 
 @jit(fastmath=SIMD, allocates=True)

@@ -22,14 +22,13 @@ from scipy import linalg
 
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.linalg import dot
+from pymc_kameleon.mcmc.linalg import dot, squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.surrogate.covariances import (
     COVARIANCES,
     correlation_matrix,
     correlations,
     radial,
-    squared_distances,
 )
 from pymc_kameleon.surrogate.marginal_likelihood import fit_hyperparameters
 from pymc_kameleon.surrogate.mean import (

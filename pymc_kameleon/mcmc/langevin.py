@@ -60,11 +60,10 @@ def accept_langevin_in_two_stages(stage, log_density, chain, step_size, factor, 
     """Evaluate `chain.proposal` if the first stage lets it through; return the acceptance."""
 
 
-@jitable
-def _move_along_gradient(
-    log_density, stage, chain, factor, step_size, normals, uniforms, drift, proposed_drift
-):
+@jitable(allocates=True)
+def _move_along_gradient(log_density, stage, chain, factor, step_size, normals, uniforms):
     """Propose from N(x + step_size/2 P P^T grad, step_size P P^T), with the gradient at x."""
+    drift, proposed_drift = np.empty(normals.size), np.empty(normals.size)
     whitened_drift(chain.value, factor, drift)
     propose_langevin(chain.position, drift, factor, step_size, normals, chain.proposal)
     if stage is not None:
@@ -81,46 +80,6 @@ def _move_along_gradient(
     if stage is not None:
         remember(stage, chain, accepted)
     return acceptance
-
-
-@jitable
-def _run(
-    log_density,
-    stage,
-    chain,
-    mixture,
-    walk,
-    observer,
-    adapts,
-    normals,
-    uniforms,
-    drift,
-    proposed_drift,
-):
-    for t in range(normals.shape[0]):
-        z, u, index = normals[t], uniforms[t], -1
-        if u[CHOICE] < mixture.coordinate_share:
-            i = propose_coordinate(mixture.scales, chain, z, u)
-            acceptance, accepted = accept_or_reject(log_density, None, chain, 0.0, u[ACCEPT:])
-            if stage is not None:
-                remember(stage, chain, accepted)
-            if adapts:
-                learn_coordinate_scale(mixture.scales, i, acceptance)
-        else:
-            index, step_size = 0, math.exp(walk.log_scaling[0])
-            acceptance = _move_along_gradient(
-                log_density,
-                stage,
-                chain,
-                walk.factor,
-                step_size,
-                z,
-                u[ACCEPT:],
-                drift,
-                proposed_drift,
-            )
-        if adapts:
-            observe(observer, chain.position, acceptance, index)
 
 
 def run_plain(log_density, stage, chain, mixture, walk, observer, adapts, normals, uniforms):
@@ -141,20 +100,22 @@ def run_plain(log_density, stage, chain, mixture, walk, observer, adapts, normal
     normals : array, shape (n, d)
     uniforms : array, shape (n, N_UNIFORMS)
     """
-    drift, proposed_drift = np.empty(chain.position.size), np.empty(chain.position.size)
-    _run(
-        log_density,
-        stage,
-        chain,
-        mixture,
-        walk,
-        observer,
-        adapts,
-        normals,
-        uniforms,
-        drift,
-        proposed_drift,
-    )
+    for t in range(normals.shape[0]):
+        z, u, index = normals[t], uniforms[t], -1
+        if u[CHOICE] < mixture.coordinate_share:
+            i = propose_coordinate(mixture.scales, chain, z, u)
+            acceptance, accepted = accept_or_reject(log_density, None, chain, 0.0, u[ACCEPT:])
+            if stage is not None:
+                remember(stage, chain, accepted)
+            if adapts:
+                learn_coordinate_scale(mixture.scales, i, acceptance)
+        else:
+            index, step_size = 0, math.exp(walk.log_scaling[0])
+            acceptance = _move_along_gradient(
+                log_density, stage, chain, walk.factor, step_size, z, u[ACCEPT:]
+            )
+        if adapts:
+            observe(observer, chain.position, acceptance, index)
 
 
-run_compiled = resolved_once(jit(run_plain, allocates=True))
+run_compiled = resolved_once(jit(run_plain))

@@ -109,9 +109,9 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
     )
 
 
-@jit
-def _propose_with(proposal, chain, normals, uniforms, u, workspace):
+def _propose(proposal, chain, normals, uniforms):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
+    u, workspace = np.empty(dim), new_workspace(surrogate)
     standardize(surrogate.standardization, chain.position, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
@@ -137,13 +137,6 @@ def _propose_with(proposal, chain, normals, uniforms, u, workspace):
     factor_times(surrogate.standardization.factor, u, chain.proposal)
     add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
     return (start - value) / temperature, index
-
-
-def _propose(proposal, chain, normals, uniforms):
-    workspace = new_workspace(proposal.surrogate)
-    return _propose_with(
-        proposal, chain, normals, uniforms, np.empty(chain.position.size), workspace
-    )
 
 
 register_proposal(SurrogateTransition, propose=_propose)

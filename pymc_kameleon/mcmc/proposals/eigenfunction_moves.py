@@ -11,7 +11,7 @@ import numpy as np
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import flags, floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_matrix_into, factor_times
-from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit, jitable
+from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit
 from pymc_kameleon.mcmc.proposals import PICK, Scaling, register_proposal
 
 __all__ = ["EigenfunctionMoves", "Eigenfunctions", "GradientsHere", "directions"]
@@ -98,8 +98,7 @@ def rank_one_log_ratio(forward, reverse, displacement, gamma, nu):
     return 0.5 * (rank_one / isotropic * explained + math.log(forward_variance / reverse_variance))
 
 
-@jitable
-def _propose_with(proposal, chain, normals, uniforms, c, proposed_c, u, displacement):
+def _propose(proposal, chain, normals, uniforms):
     here, eigenfunctions, dim = proposal.here, proposal.eigenfunctions, chain.position.size
     j = 0
     while uniforms[PICK] >= eigenfunctions.thresholds[j]:
@@ -107,6 +106,7 @@ def _propose_with(proposal, chain, normals, uniforms, c, proposed_c, u, displace
     nu, gamma = math.exp(proposal.scaling.log[j]), proposal.gamma
     eigenfunctions.used[0] = j + 1.0
     eigenfunctions.used[1] = nu
+    c, proposed_c, u, displacement = np.empty(dim), np.empty(dim), np.empty(dim), np.empty(dim)
     points, parameters = proposal.points, proposal.parameters
     standardize(proposal.coordinates, chain.position, u)
     if not here.is_current[0]:
@@ -121,12 +121,6 @@ def _propose_with(proposal, chain, normals, uniforms, c, proposed_c, u, displace
     evaluate_gradients(proposal.kernel, u, points, parameters, here.proposed)
     direction(here.proposed, eigenfunctions.vectors[j], proposed_c)
     return rank_one_log_ratio(c, proposed_c, displacement, gamma, nu), j
-
-
-def _propose(proposal, chain, normals, uniforms):
-    dim = chain.position.size
-    c, proposed_c, u, displacement = np.empty(dim), np.empty(dim), np.empty(dim), np.empty(dim)
-    return _propose_with(proposal, chain, normals, uniforms, c, proposed_c, u, displacement)
 
 
 def _commit(proposal):

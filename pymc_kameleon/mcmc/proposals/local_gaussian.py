@@ -19,7 +19,7 @@ from pymc_kameleon.mcmc.linalg import (
     factor_times,
     solve_factor,
 )
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit_inner, jitable
+from pymc_kameleon.mcmc.numba_bridge import by_class, jit_inner
 from pymc_kameleon.mcmc.proposals import register_proposal
 
 __all__ = ["ScatterHere", "register_local_gaussian", "scatter"]
@@ -62,9 +62,11 @@ def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
     return total
 
 
-@jitable
-def _propose_with(proposal, chain, normals, u, displacement, factor, proposed_factor):
-    here = proposal.here
+def propose_locally(proposal, chain, normals, uniforms):
+    """Draw x* from N(x, R(x)); both densities use the same points, scaling and coordinates."""
+    here, dim = proposal.here, chain.position.size
+    u, displacement = np.empty(dim), np.empty(dim)
+    factor, proposed_factor = np.empty((dim, dim)), np.empty((dim, dim))
     nu = math.exp(proposal.scaling.log[0])
     standardize(proposal.coordinates, chain.position, u)
     if not here.is_current[0]:
@@ -82,14 +84,6 @@ def _propose_with(proposal, chain, normals, u, displacement, factor, proposed_fa
     if not cholesky_in_place(proposed_factor):
         return -np.inf, 0
     return reverse_log_density(factor, proposed_factor, normals, displacement), 0
-
-
-def propose_locally(proposal, chain, normals, uniforms):
-    """Draw x* from N(x, R(x)); both densities use the same points, scaling and coordinates."""
-    dim = chain.position.size
-    u, displacement = np.empty(dim), np.empty(dim)
-    factor, proposed_factor = np.empty((dim, dim)), np.empty((dim, dim))
-    return _propose_with(proposal, chain, normals, u, displacement, factor, proposed_factor)
 
 
 def _commit(proposal):

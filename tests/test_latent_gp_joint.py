@@ -28,7 +28,7 @@ from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, new_c
 from pymc_kameleon.latent_gp.model.prior import PriorAt
 from pymc_kameleon.mcmc import run
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.surrogate.regression import typical_depth
+from pymc_kameleon.surrogate.depth import typical_depth
 
 N_DATA_SETS = 500
 # A mistake that is planted shows in fewer.

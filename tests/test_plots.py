@@ -15,8 +15,8 @@ from scipy.stats import chi2
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, SurrogateHMCStep
 from pymc_kameleon.plots import plot_adaptation, plot_proposals, plot_surrogate
 from pymc_kameleon.plots.surrogate import implied_acceptance
+from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.posterior import predicted
-from pymc_kameleon.surrogate.regression import typical_depth
 from pymc_kameleon.targets import Banana
 
 COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])

@@ -17,6 +17,7 @@ from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.surrogate import trajectory, transition
+from pymc_kameleon.surrogate.depth import misfits, typical_depth
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
@@ -27,7 +28,13 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_gradient,
     surrogate_values,
 )
-from pymc_kameleon.surrogate.regression import fit_regression, misfits, typical_depth
+from pymc_kameleon.surrogate.regression_fit import fit_regression
+from pymc_kameleon.surrogate.straightening import (
+    fit_straightening,
+    straighten_all,
+    straightened_slopes,
+    unstraighten_gradient,
+)
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -50,6 +57,11 @@ def fitted(target=BANANA, n=80, max_centers=500, seed=0):
     coordinates = standardization(points, np.ones(target.dim))
     regression, _ = fit_regression(points, values, coordinates, max_centers)
     return without_prior(regression), points, values
+
+
+def straight_coordinates(regression, points):
+    u = regression.standardization.whiten(points)
+    return straighten_all(regression.straightening, u)
 
 
 # the regression -----------------------------------------------------------------------------------
@@ -78,21 +90,22 @@ def test_gradient_is_that_of_the_value(dim):
 def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     surrogate, points, values = fitted(n=40)
     regression = surrogate.regression
-    u = regression.standardization.whiten(points)
-    prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)]
+    v = straight_coordinates(regression, points)
+    prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(v.T)]
     residuals, noise = misfits(values, np.array(prior), 2)
-    z = (u * regression.inverse_lengthscales[:, None]).T
-    new = np.random.default_rng(2).normal(size=(7, 2)) * regression.inverse_lengthscales
+    z = (v * regression.inverse_lengthscales[:, None]).T
+    elsewhere = BANANA.draw(7, np.random.default_rng(2))
+    at = straight_coordinates(regression, elsewhere)
+    new = (at * regression.inverse_lengthscales[:, None]).T
 
     def covariance(a, b):
         squared = np.sum((a[:, None] - b[None]) ** 2, axis=2)
         return np.exp(2 * regression.hyperparameters[0]) * (1 + squared / 16) ** -8
 
     solved = np.linalg.solve(covariance(z, z) + np.diag(noise**2), residuals)
-    raw = new / regression.inverse_lengthscales
-    prior = [mean_value(regression.mean, row) for row in raw]
+    prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(at.T)]
     expected = prior + covariance(new, z) @ solved
-    found = surrogate_values(surrogate, raw)
+    found = predicted(surrogate, elsewhere)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -114,11 +127,11 @@ def gradients_of(target, points):
     return np.array(slopes).T / 2e-5
 
 
-def fitted_with_gradients(n, max_centers=500):
-    points = BANANA.draw(n, np.random.default_rng(0))
-    gradients = gradients_of(BANANA, points)
+def fitted_with_gradients(n, max_centers=500, target=BANANA):
+    points = target.draw(n, np.random.default_rng(0))
+    gradients = gradients_of(target, points)
     gradients[0, 1] = np.nan
-    values, coordinates = BANANA.log_density(points), standardization(points, np.ones(2))
+    values, coordinates = target.log_density(points), standardization(points, np.ones(2))
     regression, _ = fit_regression(points, values, coordinates, max_centers, None, None, gradients)
     return regression, points, values, gradients
 
@@ -127,7 +140,8 @@ def test_gradients_are_regressed_on_as_values_are():
     """The weights are those of generalised least squares on values and gradients together."""
     regression, points, values, gradients = fitted_with_gradients(12, max_centers=20)
     u, factor = regression.standardization.whiten(points), regression.standardization.factor
-    slopes = gradients @ factor
+    slopes = straightened_slopes(regression.straightening, u, (gradients @ factor).T).T
+    u = straight_coordinates(regression, points)
     prior = np.array([mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)])
     residuals, noise = misfits(values, prior, 2)
     inverse, centres = regression.inverse_lengthscales, regression.centres
@@ -161,12 +175,14 @@ def test_gradients_are_regressed_on_as_values_are():
 
 
 def test_gradients_tell_more_than_values_alone():
-    test = BANANA.draw(300, np.random.default_rng(5))
+    ring = Ring(dim=2)
+    test = ring.draw(300, np.random.default_rng(5))
 
     def error(surrogate):
-        return np.median(np.abs(predicted(surrogate, test) - BANANA.log_density(test)))
+        return np.median(np.abs(predicted(surrogate, test) - ring.log_density(test)))
 
-    assert error(without_prior(fitted_with_gradients(25)[0])) < 0.3 * error(fitted(n=25)[0])
+    taught = without_prior(fitted_with_gradients(40, target=ring)[0])
+    assert error(taught) < 0.3 * error(fitted(ring, n=40)[0])
 
 
 def test_values_far_below_are_very_low_and_in_order():
@@ -208,6 +224,82 @@ def test_the_mean_falls_in_all_directions(dim):
     u = rng.normal(size=(dim, 12))
     mean = fit_confining_mean(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
     assert np.linalg.eigvalsh(mean.quadratic)[-1] <= -0.05 + 1e-9
+
+
+# straight coordinates -----------------------------------------------------------------------------
+
+
+def test_a_twisted_gaussian_becomes_straight():
+    """What is left of it is a Gaussian with independent coordinates."""
+    target = Banana(0.1, dim=5)
+    surrogate = fitted(target, n=150)[0]
+    regression = surrogate.regression
+    np.testing.assert_array_equal(regression.straightening.bent, [1])
+    test = straight_coordinates(regression, target.draw(4000, np.random.default_rng(4)))
+    parabola = np.corrcoef(test[0] ** 2, test[1])[0, 1]
+    assert abs(parabola) < 0.1
+    assert 0.7 < np.std(test[1]) < 1.5
+
+
+def test_the_surrogate_goes_on_along_a_ridge():
+    """Points beyond two standard deviations were never seen, and are three at the end."""
+    rng = np.random.default_rng(6)
+    points = BANANA.draw(200, rng)
+    points = points[np.abs(points[:, 0]) < 20.0]
+    values = BANANA.log_density(points)
+    regression, _ = fit_regression(points, values, standardization(points, np.ones(2)), 500)
+    beyond = BANANA.draw(4000, rng)
+    beyond = beyond[np.abs(beyond[:, 0]) > 20.0]
+    assert np.abs(beyond[:, 0]).max() > 30.0
+    errors = predicted(without_prior(regression), beyond) - BANANA.log_density(beyond)
+    assert np.median(np.abs(errors)) < 0.3
+
+
+@pytest.mark.parametrize("target", [Ring(dim=4), CorrelatedGaussian(4)])
+def test_what_does_not_bend_is_left_as_it_is(target):
+    assert fitted(target, n=200)[0].regression.straightening.bent.size == 0
+
+
+def bending_both_ways():
+    """Two bent coordinates, one of which bends along the other, in an order that is not theirs."""
+    rng = np.random.default_rng(8)
+    u = rng.normal(size=(4, 500))
+    u[0] = u[2] * u[3] - 0.5 * u[2] + 0.1 * u[0]
+    u[1] = 0.7 * u[0] ** 2 + u[3] ** 2 + 2.0 + 0.3 * u[1]
+    return u, fit_straightening(u, np.ones(500))
+
+
+def test_one_bend_may_follow_another():
+    u, straightening = bending_both_ways()
+    np.testing.assert_array_equal(straightening.bent, [1, 0])
+    np.testing.assert_allclose(straightening.scales, [0.3, 0.1], rtol=0.15)
+    np.testing.assert_allclose(straightening.quadratic[0][[0, 3], [0, 3]], [1.4, 2.0], atol=0.15)
+    assert straightening.quadratic[1][2, 3] == pytest.approx(1.0, abs=0.05)
+    v = straighten_all(straightening, u)
+    expected = (u[0] - u[2] * u[3] + 0.5 * u[2]) / 0.1
+    assert np.corrcoef(v[0], expected)[0, 1] > 0.98
+
+
+def test_slopes_in_straight_coordinates_and_back():
+    u, straightening = bending_both_ways()
+    u = u[:, :5]
+    step = 1e-6
+    jacobians = np.array(
+        [
+            straighten_all(straightening, u + h[:, None])
+            - straighten_all(straightening, u - h[:, None])
+            for h in step * np.eye(4)
+        ]
+    ) / (2 * step)  # (coordinate of u, coordinate of v, point)
+    straight = np.random.default_rng(9).normal(size=(4, 5))
+    slopes = np.einsum("ijn,jn->in", jacobians, straight)
+    found = straightened_slopes(straightening, u, slopes)
+    np.testing.assert_allclose(found, straight, rtol=1e-6, atol=1e-6)
+    for i in range(5):
+        back = np.empty(4)
+        row = np.ascontiguousarray(u[:, i])
+        unstraighten_gradient(straightening, row, np.ascontiguousarray(straight[:, i]), back)
+        np.testing.assert_allclose(back, slopes[:, i], rtol=1e-6, atol=1e-6)
 
 
 # the prior ----------------------------------------------------------------------------------------
@@ -310,7 +402,7 @@ def test_a_prior_that_cannot_be_called_is_learnt(has_likelihood):
 # trajectories -------------------------------------------------------------------------------------
 
 
-def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
+def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.03, radius=50.0):
     u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
     workspace = new_workspace(surrogate)
     surrogate_gradient(surrogate, u, workspace, gradient)
@@ -343,12 +435,12 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
     rng, n_left = np.random.default_rng(8), 0
     for _ in range(200):
         u, momentum = 0.3 * rng.normal(size=2), 1.5 * rng.normal(size=2)
-        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=9)
+        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=30)
         if np.linalg.norm(there) > 2.0:
             continue
-        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=9, radius=2.0)
+        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=30, radius=2.0)
         _, _, stays_back = moved(
-            surrogate, np.eye(2), there, -momentum_there, n_steps=9, radius=2.0
+            surrogate, np.eye(2), there, -momentum_there, n_steps=30, radius=2.0
         )
         assert stays == stays_back
         n_left += not stays
@@ -617,11 +709,11 @@ def test_nothing_is_learnt_after_tuning():
     _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
     step.stop_tuning()
     before = step.learner.sampling_state
-    held = [np.copy(part) for part in (*before.regression[2:], before.integrator.root)]
+    held = [np.copy(part) for part in (*before.regression[3:], before.integrator.root)]
     count = before.evaluations.count.copy()
     drive(step, point, 50, tune=-1)
     after = step.learner.sampling_state
-    for old, new in zip(held, (*after.regression[2:], after.integrator.root), strict=True):
+    for old, new in zip(held, (*after.regression[3:], after.integrator.root), strict=True):
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)
     assert after.integrator.hot_share[0] == 0.0

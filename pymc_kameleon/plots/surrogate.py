@@ -13,8 +13,8 @@ from pymc_kameleon._compat import group_dataset, is_result
 from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names
 from pymc_kameleon.plots.style import COLORS, INK, STYLE, pair_of_axes
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
+from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.posterior import predicted
-from pymc_kameleon.surrogate.regression import typical_depth
 
 __all__ = ["plot_surrogate"]
 

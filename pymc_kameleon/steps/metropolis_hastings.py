@@ -32,8 +32,8 @@ from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.store.stored_density import StoredDensity
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
+from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.near_mode import around_the_mode
-from pymc_kameleon.surrogate.regression import typical_depth
 from pymc_kameleon.surrogate.routines import compiled_routines, plain_routines
 from pymc_kameleon.validation import checked_integer, checked_share
 

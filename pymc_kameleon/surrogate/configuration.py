@@ -246,7 +246,7 @@ class GPSurrogate:
         residuals[0] -= [mean_value(mean, column) for column in np.ascontiguousarray(u.T)]
         if has_gradients:
             residuals[1:] -= mean.linear[:, None] + mean.quadratic @ u
-        hyperparameters = fit_hyperparameters(process.kernel, u, residuals, previous)
+        hyperparameters, _ = fit_hyperparameters(process.kernel, u, residuals, previous)
         rebuild(
             process,
             points,

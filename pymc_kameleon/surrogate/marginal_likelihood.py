@@ -9,15 +9,17 @@ from scipy import linalg
 
 from pymc_kameleon.surrogate.covariances import correlation_matrix, lengthscale_slopes
 
-__all__ = ["fit_hyperparameters", "log_marginal_likelihood"]
+__all__ = ["N_ROWS", "fit_hyperparameters", "log_marginal_likelihood"]
 
 JITTER = 1e-8
 """Relative to the squared amplitude, and larger than that of predictions: the search passes through
 lengthscales where the covariance is all but singular."""
 
+NEGLIGIBLE = 1e-25
+"""A smaller correlation is taken for 0: products of several would be denormal, and slow."""
+
 N_ROWS = 300
-"""At most this many values and derivatives, those of points that are evenly spaced in the order
-that they came, are fitted to."""
+"""Values and derivatives that hyperparameters are fitted to."""
 
 SMALLEST_AMPLITUDE = 1e-3
 """In units of the log-likelihood: differences below this change no decision."""
@@ -62,6 +64,7 @@ def log_marginal_likelihood(
     target = np.concatenate([residuals[:1], lengthscales[: size - 1] * residuals[1:]]).T.ravel()
     matrix = np.zeros((rows, rows))
     correlation_matrix(kernel, coordinates, size, matrix)
+    matrix[np.abs(matrix) < NEGLIGIBLE] = 0.0
     matrix[np.diag_indices(rows)] *= 1 + JITTER
     variance = math.exp(2 * hyperparameters[0])
     if noise is not None:
@@ -93,7 +96,7 @@ def _most_likely(
     scale: float,
     previous: np.ndarray | None,
     max_iterations: int,
-) -> np.ndarray:
+) -> tuple[np.ndarray, float]:
     """Maximise a marginal likelihood with L-BFGS-B.
 
     Parameters
@@ -109,7 +112,7 @@ def _most_likely(
 
     Returns
     -------
-    array, shape (1 + d,)
+    array of shape (1 + d,), float
     """
     root = math.sqrt(dim)
     scale = max(scale, SMALLEST_AMPLITUDE)
@@ -137,7 +140,8 @@ def _most_likely(
         )
         for start in starts
     ]
-    return min(results, key=lambda result: result.fun).x
+    best = min(results, key=lambda result: result.fun)
+    return best.x, -best.fun
 
 
 def fit_hyperparameters(
@@ -147,14 +151,16 @@ def fit_hyperparameters(
     previous: np.ndarray | None = None,
     noise: np.ndarray | None = None,
     max_iterations: int = 60,
-) -> np.ndarray:
-    """Hyperparameters of a process, shape (1 + d,).
+    n_rows: int = N_ROWS,
+) -> tuple[np.ndarray, float]:
+    """Hyperparameters of a process, shape (1 + d,), and their log marginal likelihood.
 
     The arguments are those of `log_marginal_likelihood`; `previous` hyperparameters are where the
-    search, of at most `max_iterations`, starts.
+    search, of at most `max_iterations`, starts. At most `n_rows` values and derivatives, those of
+    points that are evenly spaced in the order that they came, are fitted to.
     """
     size, count = residuals.shape
-    n_points = min(count, max(2, N_ROWS // size))
+    n_points = min(count, max(2, n_rows // size))
     chosen = np.linspace(0, count - 1, n_points).round().astype(int)
     u, residuals = np.ascontiguousarray(u[:, chosen]), residuals[:, chosen]
     noise = None if noise is None else noise[chosen]

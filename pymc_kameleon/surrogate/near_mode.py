@@ -4,8 +4,8 @@ import numpy as np
 
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
-from pymc_kameleon.surrogate.regression import typical_depth
 
 __all__ = ["around_the_mode"]
 

@@ -69,7 +69,7 @@ class Workspace(NamedTuple):
     ----------
     raw, own : array, shape (d,)
         Raw coordinates of the point, and those of the regression.
-    scaled : array, shape (d,)
+    straight, scaled : array, shape (d,)
         The regression's divided by the lengthscales.
     slopes : array, shape (d,)
         Gradient in raw coordinates.
@@ -87,6 +87,7 @@ class Workspace(NamedTuple):
 
     raw: np.ndarray
     own: np.ndarray
+    straight: np.ndarray
     scaled: np.ndarray
     slopes: np.ndarray
     basis: np.ndarray
@@ -102,6 +103,7 @@ def new_workspace(surrogate):
     """Return room for evaluations of `surrogate`."""
     dim = surrogate.is_bounded.size
     return Workspace(
+        np.empty(dim),
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
@@ -141,7 +143,9 @@ def _find_coordinates(surrogate, u, workspace):
 def surrogate_value(surrogate, u, workspace):
     """Evaluate the surrogate at `u` (d,), in standardised coordinates; -inf if it is not finite."""
     _find_coordinates(surrogate, u, workspace)
-    value = regression_value(surrogate.regression, workspace.own, workspace.scaled, workspace.basis)
+    value = regression_value(
+        surrogate.regression, workspace.own, workspace.straight, workspace.scaled, workspace.basis
+    )
     if surrogate.log_prior.size > 0:
         evaluate(surrogate.log_prior, workspace.raw, workspace.prior, workspace.counts)
         value += workspace.prior[0]
@@ -168,7 +172,12 @@ def surrogate_gradient(surrogate, u, workspace, out):
     _find_coordinates(surrogate, u, workspace)
     raw, slopes = workspace.raw, workspace.slopes
     regression_gradient(
-        surrogate.regression, workspace.own, workspace.scaled, workspace.basis, slopes
+        surrogate.regression,
+        workspace.own,
+        workspace.straight,
+        workspace.scaled,
+        workspace.basis,
+        slopes,
     )
     solve_upper(surrogate.regression.standardization.factor, u.size, slopes)
     for k in range(u.size):

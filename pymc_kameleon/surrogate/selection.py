@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from pymc_kameleon.surrogate.depth import misfits
 from pymc_kameleon.surrogate.near_mode import around_the_mode
-from pymc_kameleon.surrogate.regression import choose_centres, misfits
+from pymc_kameleon.surrogate.regression_fit import choose_centres
 
 __all__ = ["most_informative"]
 

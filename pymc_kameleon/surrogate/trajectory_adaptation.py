@@ -19,6 +19,7 @@ from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences, observe
+from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.posterior import (
@@ -32,11 +33,10 @@ from pymc_kameleon.surrogate.posterior import (
 from pymc_kameleon.surrogate.regression import (
     Regression,
     Uncertainty,
-    fit_regression,
     no_regression,
     posterior_covariance,
-    typical_depth,
 )
+from pymc_kameleon.surrogate.regression_fit import fit_regression
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     new_integrator,

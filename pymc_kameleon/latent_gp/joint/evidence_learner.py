@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pymc_kameleon.surrogate.regression import typical_depth
+from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation, TrajectoryLearner
 
 __all__ = ["EVIDENCE", "EvidenceLearner"]

@@ -10,7 +10,7 @@ from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.pilots import Pilot, Pilots, approximate
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites, fit_sites
-from pymc_kameleon.surrogate.regression import typical_depth
+from pymc_kameleon.surrogate.depth import typical_depth
 
 __all__ = ["Lesson", "learn"]
 

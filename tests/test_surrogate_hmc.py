@@ -435,12 +435,12 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
     rng, n_left = np.random.default_rng(8), 0
     for _ in range(200):
         u, momentum = 0.3 * rng.normal(size=2), 1.5 * rng.normal(size=2)
-        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=30)
+        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=80)
         if np.linalg.norm(there) > 2.0:
             continue
-        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=30, radius=2.0)
+        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=80, radius=2.0)
         _, _, stays_back = moved(
-            surrogate, np.eye(2), there, -momentum_there, n_steps=30, radius=2.0
+            surrogate, np.eye(2), there, -momentum_there, n_steps=80, radius=2.0
         )
         assert stays == stays_back
         n_left += not stays

@@ -12,6 +12,7 @@ from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = [
     "LARGEST_CURVATURE",
+    "LARGEST_FIT",
     "Mean",
     "constant_mean",
     "fit_confining_mean",
@@ -25,7 +26,7 @@ LARGEST_CURVATURE = -0.05
 """Of a quadratic that confines, in standardised coordinates."""
 
 LARGEST_FIT = 600
-"""Coefficients up to which a quadratic that confines is fitted: 33 dimensions."""
+"""Coefficients up to which a quadratic is fitted to few points: 33 dimensions."""
 
 RIDGES = np.geomspace(10.0, 1e-7, 9)
 """Weights of the log density of a standard normal against that of one value."""

@@ -14,12 +14,14 @@ M. D. Parno and Y. M. Marzouk (2018), Transport map accelerated Markov chain Mon
 Journal on Uncertainty Quantification 6, for triangular maps of polynomials.
 """
 
+import math
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.surrogate.mean import LARGEST_FIT, n_coefficients
 
 __all__ = [
     "Straightening",
@@ -35,7 +37,13 @@ STRAIGHT = 0.8
 """Variance that a quadratic has to leave, relative to what a linear function leaves."""
 
 FEWEST = 3
-"""Points for each coefficient of a quadratic below which none is fitted."""
+"""Points for each coefficient below which there is no more to fit."""
+
+MOST_POINTS = 2000
+"""Points from which a quadratic is fitted."""
+
+SMALLEST_VARIANCE = 1e-8
+"""Of what is left of a standardised coordinate."""
 
 
 class Straightening(NamedTuple):
@@ -139,16 +147,18 @@ def fit_straightening(u: np.ndarray, weights: np.ndarray) -> Straightening:
     weights : array, shape (n,)
         What multiplies their misfits.
     """
-    dim, n = u.shape
-    if n < FEWEST * (1 + dim):
+    dim = len(u)
+    kept = np.unique(np.linspace(0, u.shape[1] - 1, MOST_POINTS).astype(int))
+    u, weights = u[:, kept], weights[kept]
+    if len(kept) < FEWEST * (1 + dim) or n_coefficients(dim) > LARGEST_FIT:
         return no_straightening(dim)
     pairs = np.array(np.triu_indices(dim))
-    features = np.concatenate([np.ones((1, n)), u, u[pairs[0]] * u[pairs[1]]]) * weights
-    gram = features @ features.T
-    effective = np.sum(weights**2) ** 2 / np.sum(weights**4)
+    features = np.concatenate([np.ones((1, len(kept))), u, u[pairs[0]] * u[pairs[1]]]) * weights
+    gram = features @ features.T / np.sum(weights**2)
+    n_effective = np.sum(weights**2) ** 2 / np.sum(weights**4)
     rows, left = [], list(range(dim))
     while len(left) > 1:
-        fits = [_quadratic(gram, pairs, k, left, effective) for k in left]
+        fits = [_fit_quadratic(gram, pairs, k, left, n_effective) for k in left]
         best = min(range(len(left)), key=lambda i: fits[i][0])
         if fits[best][0] > STRAIGHT:
             break
@@ -159,38 +169,60 @@ def fit_straightening(u: np.ndarray, weights: np.ndarray) -> Straightening:
     return Straightening(np.array(bent), *map(np.array, parts))
 
 
-def _quadratic(gram, pairs, k, left, effective):
+def _fit_quadratic(gram, pairs, k, left, n_effective):
     """Regress coordinate `k` on a linear function of the others in `left`, and on some products.
 
-    Returns what the products leave of the variance that the linear function leaves, the standard
-    deviation of that, and the quadratic's coefficients.
+    Products are taken one by one, as long as a Bayesian information criterion, which knows among
+    how many they are chosen, says so.
+
+    Parameters
+    ----------
+    gram : array, shape (p, p)
+        Mean products of constant, coordinates and their products.
+    pairs : int array, shape (2, p - 1 - d)
+        Of which coordinates the products are.
+    k : int
+    left : list of int
+    n_effective : float
+        Points.
+
+    Returns
+    -------
+    tuple
+        What the products leave of the variance that the linear function leaves; then scale,
+        constant, linear and quadratic coefficients.
     """
-    dim, target, total = len(pairs.T) and int(pairs.max()) + 1, 1 + k, gram[0, 0]
-    others = [i for i in left if i != k]
-    used = [0, *(1 + i for i in others)]
+    dim = len(gram) - 1 - pairs.shape[1]
+    others = np.array([i for i in left if i != k])
+    flat = np.append(0, 1 + others)
     candidates = 1 + dim + np.flatnonzero(np.all(np.isin(pairs, others), axis=0))
-    rest = gram.copy()
-    for column in used:
-        rest -= np.outer(rest[:, column], rest[column]) / rest[column, column]
-    linear_variance = rest[target, target]
-    penalty = np.log(effective) + 2.0 * np.log(len(candidates))
-    while len(used) < effective / FEWEST:
-        pivots = np.diagonal(rest)[candidates]
-        free = pivots > 1e-6 * np.diagonal(gram)[candidates]
-        gains = np.where(free, rest[candidates, target] ** 2 / np.where(free, pivots, 1.0), 0.0)
-        best = candidates[np.argmax(gains)]
-        left_over = max(rest[target, target] - gains.max(), 1e-12 * total)
-        if effective * np.log(rest[target, target] / left_over) < penalty:
+    columns = np.append(candidates, 1 + k)
+    block = gram[np.ix_(flat, columns)]
+    rest = gram[np.ix_(columns, columns)] - block.T @ _solved(gram, flat, block)
+    variance = linear_variance = max(rest[-1, -1], SMALLEST_VARIANCE)
+    least_pivots = 1e-6 * np.diagonal(gram)[candidates] + SMALLEST_VARIANCE
+    penalty = math.log(n_effective) + 2.0 * math.log(len(candidates))
+    used = []
+    while len(flat) + len(used) < n_effective / FEWEST:
+        pivots = np.diagonal(rest)[:-1]
+        gains = np.where(pivots > least_pivots, rest[:-1, -1] ** 2, 0.0)
+        gains /= np.maximum(pivots, least_pivots)
+        best = int(np.argmax(gains))
+        left_over = max(variance - gains[best], SMALLEST_VARIANCE)
+        if n_effective * math.log(variance / left_over) < penalty:
             break
-        used.append(best)
-        rest -= np.outer(rest[:, best], rest[best]) / rest[best, best]
-    coefficients = np.linalg.solve(gram[np.ix_(used, used)], gram[used, target])
-    variance = max(rest[target, target], 1e-12 * total)
+        used.append(candidates[best])
+        variance = left_over
+        rest = rest - np.outer(rest[:, best], rest[best]) / rest[best, best]
+    every = np.append(flat, np.array(used, dtype=int))
+    coefficients = _solved(gram, every, gram[every, 1 + k])
     linear, quadratic = np.zeros(dim), np.zeros((dim, dim))
-    linear[others] = coefficients[1 : len(left)]
-    for column, value in zip(used[len(left) :], coefficients[len(left) :], strict=True):
-        i, j = pairs[:, column - 1 - dim]
-        quadratic[i, j] += value
-        quadratic[j, i] += value
-    sd = np.sqrt(variance / total)
-    return variance / linear_variance, sd, coefficients[0], linear, quadratic
+    linear[others] = coefficients[1 : len(flat)]
+    first, second = pairs[:, every[len(flat) :] - 1 - dim]
+    quadratic[first, second] = coefficients[len(flat) :]
+    quadratic += quadratic.T
+    return variance / linear_variance, math.sqrt(variance), coefficients[0], linear, quadratic
+
+
+def _solved(gram, columns, moments):
+    return np.linalg.lstsq(gram[np.ix_(columns, columns)], moments, rcond=1e-10)[0]

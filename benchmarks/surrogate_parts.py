@@ -12,11 +12,13 @@ from benchmarks.black_box import TARGETS, Step, draw_by_step, errors, reference_
 from benchmarks.black_box_targets import starting_points
 from benchmarks.common import heading, show, write
 from pymc_kameleon import SurrogateHMCStep
+from pymc_kameleon.surrogate.straightening import no_straightening
 
 __all__ = ["PARTS", "add_arguments", "run"]
 
 STEP = "pymc_kameleon.steps.surrogate_hmc"
 LEARNER = "pymc_kameleon.surrogate.trajectory_adaptation"
+FIT = "pymc_kameleon.surrogate.regression_fit"
 
 PARTS: dict[str, tuple[dict, dict, bool]] = {
     "all parts": ({}, {}, False),
@@ -30,6 +32,11 @@ PARTS: dict[str, tuple[dict, dict, bool]] = {
     ),
     "nothing where uncertain": ({f"{LEARNER}.EXPLORED": 0.0}, {}, False),
     "no hot trajectories": ({f"{LEARNER}.HOT_SHARE": 0.0}, {}, False),
+    "no straight coordinates": (
+        {f"{FIT}.fit_straightening": lambda u, weights: no_straightening(len(u))},
+        {},
+        False,
+    ),
     "100 centres": ({}, {"max_centers": 100}, False),
     "gradients too": ({}, {"gradients": True}, False),
 }

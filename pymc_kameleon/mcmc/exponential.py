@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from pymc_kameleon.mcmc.numba_bridge import compile_options
 
-__all__ = ["FUSED", "exp", "exp_by_series"]
+__all__ = ["FUSED", "ROUNDING", "bits", "exp", "exp_by_series"]
 
 FUSED = {"contract"}
 """Fast-math freedom of `exp_by_series`; with others its rounding to integers would go."""
@@ -39,7 +39,9 @@ C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) fo
 
 
 @intrinsic
-def _bits(typingctx, x):
+def bits(typingctx, x):
+    """Return the bits of a float as an integer."""
+
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(64))
 
@@ -47,7 +49,7 @@ def _bits(typingctx, x):
 
 
 @intrinsic
-def _with_bits(typingctx, bits):
+def _with_bits(typingctx, integer):
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.DoubleType())
 
@@ -64,9 +66,9 @@ def exp_by_series(x):
     total = total * r * r + r + 1.0
     # In two factors: where e^x is subnormal or about to overflow, 2^k is out of range.
     half = (k * 0.5 + ROUNDING) - ROUNDING
-    shift = BIAS - _bits(ROUNDING)
-    one = _with_bits((_bits(half + ROUNDING) + shift) << 52)
-    other = _with_bits((_bits(k - half + ROUNDING) + shift) << 52)
+    shift = BIAS - bits(ROUNDING)
+    one = _with_bits((bits(half + ROUNDING) + shift) << 52)
+    other = _with_bits((bits(k - half + ROUNDING) + shift) << 52)
     value = total * one * other
     if x > LARGEST:
         value = np.inf

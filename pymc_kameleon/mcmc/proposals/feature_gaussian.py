@@ -10,6 +10,7 @@ from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import Scaling
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
+from pymc_kameleon.mcmc.trigonometric import sine_and_cosine
 
 __all__ = ["FeatureGaussian", "Features", "feature_scatter"]
 
@@ -59,9 +60,8 @@ def feature_scatter(features, u, out):
             sines[i] += frequencies[a, i] * u[a]
     scale = math.sqrt(2.0 / factor.shape[1])
     for i in range(m):
-        angle = sines[i]
-        sines[i] = scale * math.sin(angle)
-        cosines[i] = scale * math.cos(angle)
+        sine, cosine = sine_and_cosine(sines[i])
+        sines[i], cosines[i] = scale * sine, scale * cosine
     if factor.shape[1] == m:
         for k in range(factor.shape[0]):
             for i in range(m):

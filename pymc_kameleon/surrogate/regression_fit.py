@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FEW_ROWS = 150
-"""Values and derivatives from which it is judged whether to straighten."""
+"""Values from which it is judged whether to straighten."""
 
 SHIFT = 0.5
 """Lengthscales by which centres lie beside a point whose gradient is known."""
@@ -233,7 +233,9 @@ def _straightest(data, typical, previous):
     if found.bent.size == 0:
         return unbent, start, iterations
     rivals = unbent, _residuals(data, found)
-    fits = [rival.hyperparameters(start, 20, FEW_ROWS) for rival in rivals]
+    # From values alone: the density of a gradient depends on the coordinates.
+    alone = [rival._replace(near=rival.near[:0]) for rival in rivals]
+    fits = [rival.hyperparameters(start, 20, FEW_ROWS) for rival in alone]
     best = int(fits[1][1] > fits[0][1])
     return rivals[best], fits[best][0], 20
 

@@ -6,7 +6,7 @@ Where points of the typical set bend, some coordinates are a quadratic of others
 
 is what is left of them. A stationary covariance that knows the ridge here then knows it further out
 too. Coordinates are taken one after the other, and a quadratic is one of those that are not taken
-yet, so the map can be inverted and its determinant is constant.
+yet, so the map can be inverted, and what falls in all directions of v falls in those of u.
 
 References
 ----------

@@ -30,10 +30,12 @@ from pymc_kameleon.surrogate.posterior import (
 )
 from pymc_kameleon.surrogate.regression_fit import fit_regression
 from pymc_kameleon.surrogate.straightening import (
+    bend_all,
+    bend_gradient,
     fit_straightening,
     straighten_all,
+    straighten_gradient,
     straightened_slopes,
-    unstraighten_gradient,
 )
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
@@ -48,7 +50,8 @@ BANANA = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 def without_prior(regression):
     nowhere = np.zeros(len(regression.mean.linear), dtype=np.bool_)
-    return PosteriorSurrogate(regression.standardization, regression, nowhere, NO_PRIOR)
+    bends = regression.straightening
+    return PosteriorSurrogate(regression.standardization, bends, regression, nowhere, NO_PRIOR)
 
 
 def fitted(target=BANANA, n=80, max_centers=500, seed=0):
@@ -296,20 +299,39 @@ def test_slopes_in_straight_coordinates_and_back():
     found = straightened_slopes(straightening, u, slopes)
     np.testing.assert_allclose(found, straight, rtol=1e-6, atol=1e-6)
     for i in range(5):
-        back = np.empty(4)
-        row = np.ascontiguousarray(u[:, i])
-        unstraighten_gradient(straightening, row, np.ascontiguousarray(straight[:, i]), back)
+        row, back = np.ascontiguousarray(u[:, i]), np.empty(4)
+        bend_gradient(straightening, row, np.ascontiguousarray(straight[:, i]), back)
         np.testing.assert_allclose(back, slopes[:, i], rtol=1e-6, atol=1e-6)
+        straighten_gradient(straightening, row, back)
+        np.testing.assert_allclose(back, straight[:, i], rtol=1e-10, atol=1e-10)
+
+
+def test_straight_coordinates_are_bent_back():
+    u, straightening = bending_both_ways()
+    v = straighten_all(straightening, u)
+    assert np.abs(v - u).max() > 1.0
+    np.testing.assert_allclose(bend_all(straightening, v), u, rtol=1e-10, atol=1e-10)
+
+
+def test_trajectories_are_straight_where_the_regression_is():
+    """Their coordinates are those of a Gaussian, so few steps with a large step size will do."""
+    target = Banana(0.1, dim=4)
+    step = learnt(target.model(), tune=250)
+    surrogate = step.learner.surrogate
+    np.testing.assert_array_equal(surrogate.bends.bent, [1])
+    draws = surrogate.to_moves(target.draw(4000, np.random.default_rng(4)))
+    assert np.abs(np.corrcoef(draws**2)[np.triu_indices(4, 1)]).max() < 0.15
+    assert step.learner.integrator.step_size[0] > 0.3
 
 
 # the prior ----------------------------------------------------------------------------------------
 
 
-def learnt(model, vars=None):
-    """Return a step, and points at which the log density is known."""
+def learnt(model, vars=None, tune=60):
+    """Return a step after some draws of tuning."""
     step = SurrogateHMCStep(vars, model=model)
-    begin(step, 5, tune=60)
-    drive(step, model.initial_point(), 60, tune=60)
+    begin(step, 5, tune=tune)
+    drive(step, model.initial_point(), tune, tune=tune)
     return step
 
 
@@ -402,7 +424,7 @@ def test_a_prior_that_cannot_be_called_is_learnt(has_likelihood):
 # trajectories -------------------------------------------------------------------------------------
 
 
-def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.03, radius=50.0):
+def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
     u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
     workspace = new_workspace(surrogate)
     surrogate_gradient(surrogate, u, workspace, gradient)
@@ -435,12 +457,12 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
     rng, n_left = np.random.default_rng(8), 0
     for _ in range(200):
         u, momentum = 0.3 * rng.normal(size=2), 1.5 * rng.normal(size=2)
-        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=80)
+        there, momentum_there, _ = moved(surrogate, np.eye(2), u, momentum, n_steps=25)
         if np.linalg.norm(there) > 2.0:
             continue
-        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=80, radius=2.0)
+        _, _, stays = moved(surrogate, np.eye(2), u, momentum, n_steps=25, radius=2.0)
         _, _, stays_back = moved(
-            surrogate, np.eye(2), there, -momentum_there, n_steps=80, radius=2.0
+            surrogate, np.eye(2), there, -momentum_there, n_steps=25, radius=2.0
         )
         assert stays == stays_back
         n_left += not stays
@@ -449,7 +471,7 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
 
 def test_step_size_is_chosen_for_its_acceptance():
     surrogate, points, _ = fitted(n=200)
-    u = np.ascontiguousarray(surrogate.regression.standardization.whiten(points).T)
+    u = np.ascontiguousarray(surrogate.to_moves(points).T)
     integrator = trajectory.new_integrator(2)
     integrator.radius[0] = 20.0
     steps = [
@@ -594,7 +616,7 @@ def test_a_ratio_without_the_surrogate_is_caught():
 def test_a_curved_mode_is_one_and_two_are_two():
     for target, n_modes in ((Ring(4.0, 1.0, dim=2), 1), (BANANA, 1), (TwoModes(), 2)):
         surrogate, points, _ = fitted(target, n=300)
-        u = surrogate.regression.standardization.whiten(points)
+        u = surrogate.to_moves(points)
         modes = find_modes(surrogate, u)
         assert modes.max() == n_modes - 1, target
     in_second = points[:, 0] > 0.5

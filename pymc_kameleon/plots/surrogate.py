@@ -122,7 +122,7 @@ def plot_surrogate(
 
 def _surrogate_draws(step) -> np.ndarray:
     """Draws from the surrogate, shape (n, d), in raw coordinates."""
-    return step.learner.standardization.unwhiten(step.learner.population)
+    return step.learner.surrogate.to_points(step.learner.population)
 
 
 def _dependent(step) -> list[int]:
@@ -236,7 +236,7 @@ def _draw_plane(ax, step, points, is_typical, pair, best):
 def _within_reach(step, grid):
     """Surrogate at the rows of `grid`, NaN where no trajectory goes."""
     surrogate, radius = step.learner.surrogate, step.learner.integrator.radius[0]
-    squares = np.sum(surrogate.standardization.whiten(grid) ** 2, axis=0)
+    squares = np.sum(surrogate.to_moves(grid) ** 2, axis=0)
     return np.where(squares <= radius**2, predicted(surrogate, grid), np.nan)
 
 

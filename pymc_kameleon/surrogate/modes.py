@@ -50,7 +50,7 @@ def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     ----------
     surrogate : PosteriorSurrogate
     points : array, shape (d, n)
-        Draws, in standardised coordinates.
+        Draws, in coordinates of moves.
 
     Returns
     -------

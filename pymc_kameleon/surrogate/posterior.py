@@ -18,17 +18,27 @@ from pymc_kameleon.mcmc.layout import flags, integers
 from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
 from pymc_kameleon.surrogate.regression import Regression, regression_gradient, regression_value
+from pymc_kameleon.surrogate.straightening import (
+    Straightening,
+    bend,
+    bend_all,
+    straighten,
+    straighten_all,
+    straighten_gradient,
+)
 
 __all__ = [
     "NO_PRIOR",
     "PosteriorSurrogate",
     "Workspace",
     "log_priors",
+    "move_coordinates",
     "natural_slopes",
     "natural_where",
     "new_workspace",
     "predicted",
     "predicted_at",
+    "raw_coordinates",
     "surrogate_gradient",
     "surrogate_value",
     "surrogate_values",
@@ -44,7 +54,10 @@ class PosteriorSurrogate(NamedTuple):
     Attributes
     ----------
     standardization : Standardization
-        u = factor^-1 (x - location), the coordinates of moves.
+        u = factor^-1 (x - location).
+    bends : Straightening
+        v(u), the coordinates of moves. Its determinant is constant, so the density of v is
+        proportional to that of u.
     regression : Regression
         Of the log-likelihood, or of all of the log density without a prior, in its own standardised
         coordinates of w(x).
@@ -57,9 +70,18 @@ class PosteriorSurrogate(NamedTuple):
     """
 
     standardization: Standardization
+    bends: Straightening
     regression: Regression
     is_bounded: Annotated[np.ndarray, flags("d")]
     log_prior: Annotated[np.ndarray, integers("table")]
+
+    def to_moves(self, points: np.ndarray) -> np.ndarray:
+        """Coordinates of moves (d, n) of the rows of `points` (n, d)."""
+        return straighten_all(self.bends, self.standardization.whiten(points))
+
+    def to_points(self, v: np.ndarray) -> np.ndarray:
+        """Points (n, d) whose coordinates of moves are `v` (d, n)."""
+        return self.standardization.unwhiten(bend_all(self.bends, v))
 
 
 class Workspace(NamedTuple):
@@ -67,8 +89,8 @@ class Workspace(NamedTuple):
 
     Attributes
     ----------
-    raw, own : array, shape (d,)
-        Raw coordinates of the point, and those of the regression.
+    standardised, raw, own : array, shape (d,)
+        Standardised and raw coordinates of the point, and those of the regression.
     straight, scaled : array, shape (d,)
         The regression's divided by the lengthscales.
     slopes : array, shape (d,)
@@ -85,6 +107,7 @@ class Workspace(NamedTuple):
         Where a trajectory began, or a difference may lead.
     """
 
+    standardised: np.ndarray
     raw: np.ndarray
     own: np.ndarray
     straight: np.ndarray
@@ -103,6 +126,7 @@ def new_workspace(surrogate):
     """Return room for evaluations of `surrogate`."""
     dim = surrogate.is_bounded.size
     return Workspace(
+        np.empty(dim),
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
@@ -129,20 +153,34 @@ def natural_slopes(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 @jit
-def _find_coordinates(surrogate, u, workspace):
-    """Raw coordinates of `u` (d,), and those of the regression."""
+def move_coordinates(surrogate, x, u, out):
+    """Coordinates of moves of `x` (d,), into `out` (d,); `u` (d,) is written."""
+    standardize(surrogate.standardization, x, u)
+    straighten(surrogate.bends, u, out)
+
+
+@jit
+def raw_coordinates(surrogate, v, u, out):
+    """Raw coordinates of `v` (d,), into `out` (d,), and the standardised ones, into `u` (d,)."""
+    bend(surrogate.bends, v, u)
+    factor_times(surrogate.standardization.factor, u, out)
+    add_into(surrogate.standardization.location, out, out)
+
+
+@jit
+def _find_coordinates(surrogate, v, workspace):
+    """Standardised and raw coordinates of `v` (d,), and those of the regression."""
     raw, own = workspace.raw, workspace.own
-    factor_times(surrogate.standardization.factor, u, raw)
-    add_into(surrogate.standardization.location, raw, raw)
-    for k in range(u.size):
+    raw_coordinates(surrogate, v, workspace.standardised, raw)
+    for k in range(v.size):
         own[k] = 1.0 / (1.0 + np.exp(-raw[k])) if surrogate.is_bounded[k] else raw[k]
     standardize(surrogate.regression.standardization, own, own)
 
 
 @jit
-def surrogate_value(surrogate, u, workspace):
-    """Evaluate the surrogate at `u` (d,), in standardised coordinates; -inf if it is not finite."""
-    _find_coordinates(surrogate, u, workspace)
+def surrogate_value(surrogate, v, workspace):
+    """Evaluate the surrogate at `v` (d,), in coordinates of moves; -inf if it is not finite."""
+    _find_coordinates(surrogate, v, workspace)
     value = regression_value(
         surrogate.regression, workspace.own, workspace.straight, workspace.scaled, workspace.basis
     )
@@ -160,16 +198,16 @@ def _values(surrogate, rows, out):
 
 
 def surrogate_values(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndarray:
-    """Surrogate (n,) at the rows of an array (n, d), in standardised coordinates."""
+    """Surrogate (n,) at the rows of an array (n, d), in coordinates of moves."""
     values = np.empty(len(rows))
     _values(surrogate, np.ascontiguousarray(rows), values)
     return values
 
 
 @jit
-def surrogate_gradient(surrogate, u, workspace, out):
-    """Gradient of the surrogate in `u` (d,), in standardised coordinates, into `out` (d,)."""
-    _find_coordinates(surrogate, u, workspace)
+def surrogate_gradient(surrogate, v, workspace, out):
+    """Gradient of the surrogate in `v` (d,), in coordinates of moves, into `out` (d,)."""
+    _find_coordinates(surrogate, v, workspace)
     raw, slopes = workspace.raw, workspace.slopes
     regression_gradient(
         surrogate.regression,
@@ -179,8 +217,8 @@ def surrogate_gradient(surrogate, u, workspace, out):
         workspace.basis,
         slopes,
     )
-    solve_upper(surrogate.regression.standardization.factor, u.size, slopes)
-    for k in range(u.size):
+    solve_upper(surrogate.regression.standardization.factor, v.size, slopes)
+    for k in range(v.size):
         if surrogate.is_bounded[k]:
             share = 1.0 / (1.0 + np.exp(-raw[k]))
             slopes[k] *= share * (1.0 - share)
@@ -188,24 +226,25 @@ def surrogate_gradient(surrogate, u, workspace, out):
         evaluate(surrogate.log_prior, raw, workspace.prior, workspace.counts)
         add_into(workspace.prior[N_TERMS:], slopes, slopes)
     factor = surrogate.standardization.factor
-    for i in range(u.size):
+    for i in range(v.size):
         out[i] = 0.0
-        for j in range(i, u.size):
+        for j in range(i, v.size):
             out[i] += factor[j, i] * slopes[j]
+    straighten_gradient(surrogate.bends, workspace.standardised, out)
 
 
 @resolved_once
 @jit(allocates=True)
 def predicted_at(surrogate, x):
     """Surrogate at `x` (d,), in raw coordinates."""
-    u = np.empty(x.size)
-    standardize(surrogate.standardization, x, u)
-    return surrogate_value(surrogate, u, new_workspace(surrogate))
+    v = np.empty(x.size)
+    move_coordinates(surrogate, x, np.empty(x.size), v)
+    return surrogate_value(surrogate, v, new_workspace(surrogate))
 
 
 def predicted(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     """Surrogate (n,) at the rows of `points` (n, d), in raw coordinates."""
-    return surrogate_values(surrogate, surrogate.standardization.whiten(points).T)
+    return surrogate_values(surrogate, surrogate.to_moves(points).T)
 
 
 @jit(allocates=True)

@@ -33,10 +33,10 @@ from pymc_kameleon.surrogate.covariances import (
 from pymc_kameleon.surrogate.mean import Mean, constant_mean, mean_gradient, mean_value
 from pymc_kameleon.surrogate.straightening import (
     Straightening,
+    bend_gradient,
     no_straightening,
     straighten,
     straighten_all,
-    unstraighten_gradient,
 )
 
 __all__ = [
@@ -138,7 +138,7 @@ def regression_gradient(regression, u, v, z, basis, out):
     mean_gradient(regression.mean, v, out)
     for k in range(u.size):
         v[k] = z[k] + out[k]
-    unstraighten_gradient(regression.straightening, u, v, out)
+    bend_gradient(regression.straightening, u, v, out)
 
 
 @jit(allocates=True)

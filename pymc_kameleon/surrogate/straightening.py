@@ -25,12 +25,15 @@ from pymc_kameleon.surrogate.mean import LARGEST_FIT, n_coefficients
 
 __all__ = [
     "Straightening",
+    "bend",
+    "bend_all",
+    "bend_gradient",
     "fit_straightening",
     "no_straightening",
     "straighten",
     "straighten_all",
+    "straighten_gradient",
     "straightened_slopes",
-    "unstraighten_gradient",
 ]
 
 STRAIGHT = 0.8
@@ -81,24 +84,49 @@ def no_straightening(dim: int) -> Straightening:
 
 
 @jit
+def _expected(straightening, r, u):
+    """Quadratic of row `r` at `u` (d,)."""
+    total = straightening.constant[r]
+    for i in range(u.size):
+        row = 0.0
+        for j in range(u.size):
+            row += straightening.quadratic[r, i, j] * u[j]
+        total += u[i] * (straightening.linear[r, i] + 0.5 * row)
+    return total
+
+
+@jit
+def _expected_slope(straightening, r, u, i):
+    """Differentiate the quadratic of row `r` in coordinate `i` at `u` (d,)."""
+    slope = straightening.linear[r, i]
+    for j in range(u.size):
+        slope += straightening.quadratic[r, i, j] * u[j]
+    return slope
+
+
+@jit
 def straighten(straightening, u, out):
     """Straight coordinates of `u` (d,), into `out` (d,), another array."""
     for i in range(u.size):
         out[i] = u[i]
     for r in range(straightening.bent.size):
         k = straightening.bent[r]
-        expected = straightening.constant[r]
-        for i in range(u.size):
-            row = 0.0
-            for j in range(u.size):
-                row += straightening.quadratic[r, i, j] * u[j]
-            expected += u[i] * (straightening.linear[r, i] + 0.5 * row)
-        out[k] = (u[k] - expected) / straightening.scales[r]
+        out[k] = (u[k] - _expected(straightening, r, u)) / straightening.scales[r]
 
 
 @jit
-def unstraighten_gradient(straightening, u, slopes, out):
-    """Gradient in `u` of what has the gradient `slopes` in straight coordinates, into `out`."""
+def bend(straightening, v, out):
+    """Point of straight coordinates `v` (d,), into `out` (d,): the inverse of `straighten`."""
+    for i in range(v.size):
+        out[i] = v[i]
+    for r in range(straightening.bent.size - 1, -1, -1):
+        k = straightening.bent[r]
+        out[k] = straightening.scales[r] * v[k] + _expected(straightening, r, out)
+
+
+@jit
+def bend_gradient(straightening, u, slopes, out):
+    """Gradient in `u` (d,), into `out`, of what has `slopes` (d,) in straight coordinates."""
     for i in range(u.size):
         out[i] = slopes[i]
     for r in range(straightening.bent.size):
@@ -106,10 +134,18 @@ def unstraighten_gradient(straightening, u, slopes, out):
         slope = slopes[k] / straightening.scales[r]
         out[k] += slope - slopes[k]
         for i in range(u.size):
-            row = straightening.linear[r, i]
-            for j in range(u.size):
-                row += straightening.quadratic[r, i, j] * u[j]
-            out[i] -= slope * row
+            out[i] -= slope * _expected_slope(straightening, r, u, i)
+
+
+@jit
+def straighten_gradient(straightening, u, slopes):
+    """Replace `slopes` (d,), a gradient in `u`, by that in straight coordinates."""
+    for r in range(straightening.bent.size):
+        k = straightening.bent[r]
+        slope = slopes[k]
+        for i in range(u.size):
+            slopes[i] += slope * _expected_slope(straightening, r, u, i)
+        slopes[k] = slope * straightening.scales[r]
 
 
 @jit
@@ -123,6 +159,20 @@ def straighten_all(straightening: Straightening, u: np.ndarray) -> np.ndarray:
     rows = np.ascontiguousarray(u.T)
     out = np.empty_like(rows)
     _straighten_all(straightening, rows, out)
+    return np.ascontiguousarray(out.T)
+
+
+@jit
+def _bend_all(straightening, rows, out):
+    for i in range(rows.shape[0]):
+        bend(straightening, rows[i], out[i])
+
+
+def bend_all(straightening: Straightening, v: np.ndarray) -> np.ndarray:
+    """Points (d, n) whose straight coordinates are the columns of `v` (d, n)."""
+    rows = np.ascontiguousarray(v.T)
+    out = np.empty_like(rows)
+    _bend_all(straightening, rows, out)
     return np.ascontiguousarray(out.T)
 
 

@@ -54,7 +54,7 @@ class Integrator(NamedTuple):
     Attributes
     ----------
     root : array, shape (d, d)
-        A, lower-triangular: a root of the inverse mass matrix in standardised coordinates.
+        A, lower-triangular: a root of the inverse mass matrix in coordinates of moves.
     step_size : array, shape (1,)
     length : array, shape (1,)
         Largest number of leapfrog steps.
@@ -240,7 +240,7 @@ def tuned_integrator(
     surrogate : PosteriorSurrogate
     integrator : Integrator
     points : array, shape (k, d)
-        Standardised coordinates of points that the chain visits.
+        Coordinates of moves of points that the chain visits.
     target_accept : float
         Mean acceptance on the surrogate.
     rng : numpy.random.Generator

@@ -37,6 +37,7 @@ from pymc_kameleon.surrogate.regression import (
     posterior_covariance,
 )
 from pymc_kameleon.surrogate.regression_fit import fit_regression
+from pymc_kameleon.surrogate.straightening import no_straightening
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     new_integrator,
@@ -284,7 +285,7 @@ class TrajectoryLearner(Learner):
         """
         candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
         values = surrogate_values(self.surrogate, candidates)
-        points = self.standardization.unwhiten(candidates.T)
+        points = self.surrogate.to_points(candidates.T)
         own = self.regression.standardization.whiten(natural_where(self.is_bounded, points))
         covariance = posterior_covariance(self.regression, uncertainty, own)
         variance = np.diagonal(covariance).copy()
@@ -329,15 +330,17 @@ class TrajectoryLearner(Learner):
         )
         typical = self._typical_points(coordinates, rng)
         high = values > values.max() - 2.0 * typical_depth(self.dim)
-        radius = BALL * math.sqrt(np.max(np.sum(coordinates.whiten(points[high]) ** 2, axis=0)))
         try:
             regression, uncertainty = self._regress(
                 points, values, not_learnt, gradients, learnt, coordinates
             )
+            surrogate = self._surrogate_of(coordinates, regression)
+            known = surrogate.to_moves(points)
+            radius = BALL * math.sqrt(np.max(np.sum(known[:, high] ** 2, axis=0)))
             annealed, integrator = anneal(
-                PosteriorSurrogate(coordinates, regression, self.is_bounded, self.log_prior),
+                surrogate,
                 self.integrator._replace(radius=np.array([radius])),
-                np.ascontiguousarray(coordinates.whiten(points).T),
+                np.ascontiguousarray(known.T),
                 N_TYPICAL,
                 self.target_accept,
                 rng,
@@ -405,9 +408,14 @@ class TrajectoryLearner(Learner):
     @property
     def surrogate(self) -> PosteriorSurrogate:
         """The surrogate of the log density."""
-        return PosteriorSurrogate(
-            self.standardization, self.regression, self.is_bounded, self.log_prior
-        )
+        return self._surrogate_of(self.standardization, self.regression)
+
+    def _surrogate_of(self, coordinates, regression):
+        # Those of the regression are the coordinates of moves, if there are no natural values.
+        bends = regression.straightening
+        if np.any(self.is_bounded):
+            bends = no_straightening(self.dim)
+        return PosteriorSurrogate(coordinates, bends, regression, self.is_bounded, self.log_prior)
 
     @property
     def has_learnt(self):  # noqa: D102
@@ -418,8 +426,8 @@ class TrajectoryLearner(Learner):
         last = self.modes.max(initial=-1)
         if last <= 0:
             return 0.0 if last == 0 else math.nan
-        u = self.standardization.whiten(position[None])[:, 0]
-        return float(nearest_mode(self.population, self.modes, u))
+        v = self.surrogate.to_moves(position[None])[:, 0]
+        return float(nearest_mode(self.population, self.modes, v))
 
     @property
     def follows(self) -> bool:

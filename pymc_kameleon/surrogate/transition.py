@@ -19,14 +19,15 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.coordinates import standardize
 from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.linalg import add_into, copy_into, dot, factor_times
+from pymc_kameleon.mcmc.linalg import copy_into, dot
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
+    move_coordinates,
     new_workspace,
+    raw_coordinates,
     surrogate_value,
     surrogate_values,
 )
@@ -64,7 +65,7 @@ class SurrogateTransition(NamedTuple):
     surrogate : PosteriorSurrogate
     integrator : Integrator
     points : array, shape (d, n)
-        Those whose differences are moves, in standardised coordinates.
+        Those whose differences are moves, in coordinates of moves.
     """
 
     surrogate: PosteriorSurrogate
@@ -112,7 +113,7 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
 def _propose(proposal, chain, normals, uniforms):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
     u, workspace = np.empty(dim), new_workspace(surrogate)
-    standardize(surrogate.standardization, chain.position, u)
+    move_coordinates(surrogate, chain.position, workspace.standardised, u)
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
@@ -134,8 +135,7 @@ def _propose(proposal, chain, normals, uniforms):
     index = HOT if is_hot else COLD
     if value == start:  # no move was made
         return -np.inf, index
-    factor_times(surrogate.standardization.factor, u, chain.proposal)
-    add_into(surrogate.standardization.location, chain.proposal, chain.proposal)
+    raw_coordinates(surrogate, u, workspace.standardised, chain.proposal)
     return (start - value) / temperature, index
 
 
@@ -176,7 +176,7 @@ def anneal(
     integrator : Integrator
         Its radius is used; the rest is tuned anew at each temperature.
     starts : array, shape (k, d)
-        Standardised points, among them some of each mode.
+        Points in coordinates of moves, among them some of each mode.
     n : int
         Draws at each temperature.
     target_accept : float

@@ -42,12 +42,13 @@ class EvidenceLearner(TrajectoryLearner):
     def _open_ends(self):
         """Return the ends of axes, but those in whose direction a very low density is known."""
         points, values, _ = self.known()
-        u = self.standardization.whiten(points)
-        u /= np.maximum(np.linalg.norm(u, axis=0), 1e-300)
+        surrogate = self.surrogate
+        v = surrogate.to_moves(points)
+        v /= np.maximum(np.linalg.norm(v, axis=0), 1e-300)
         axes = np.concatenate([np.eye(self.dim), -np.eye(self.dim)])
         is_low = values < values.max() - typical_depth(self.dim)
-        is_closed = np.any((axes @ u > COSINE) & is_low, axis=1)
-        return self.standardization.unwhiten(self.integrator.radius[0] * axes[~is_closed].T)
+        is_closed = np.any((axes @ v > COSINE) & is_low, axis=1)
+        return surrogate.to_points(self.integrator.radius[0] * axes[~is_closed].T)
 
     def end_tuning(self, position, rng):
         """Freeze what there is."""

@@ -1,5 +1,7 @@
 """HMC on a surrogate: the regression, the trajectories, the exact ratio, the search, the step."""
 
+from dataclasses import replace
+
 import arviz as az
 import models
 import numpy as np
@@ -33,6 +35,7 @@ from pymc_kameleon.surrogate.straightening import (
     bend_all,
     bend_gradient,
     fit_straightening,
+    no_straightening,
     straighten_all,
     straighten_gradient,
     straightened_slopes,
@@ -322,6 +325,30 @@ def test_trajectories_are_straight_where_the_regression_is():
     draws = surrogate.to_moves(target.draw(4000, np.random.default_rng(4)))
     assert np.abs(np.corrcoef(draws**2)[np.triu_indices(4, 1)]).max() < 0.15
     assert step.learner.integrator.step_size[0] > 0.3
+
+
+def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
+    """Coordinates of moves and of the regression may then differ in what they straighten."""
+    with pm.Model() as model:
+        pm.Uniform("share", 0.0, 1.0)
+        x = pm.Normal("x", 0.0, 2.0, shape=2)
+        share = model["share"]
+        pm.Potential("y", -0.5 * ((x[1] - x[0] ** 2) ** 2 + (share - 0.5) ** 2) / 0.01)
+    step = learnt(model, tune=300)
+    learner = step.learner
+    assert learner.is_bounded.tolist() == [True, False, False]
+    assert learner.bends.bent.size > 0 and learner.regression.straightening.bent.size > 0
+    assert_gradient_is_that_of_the_value(learner.surrogate, 3)
+    state = step.sampling_state
+    nothing = no_straightening(3)
+    for bends in (state.learner.bends, nothing):
+        other = SurrogateHMCStep(model=model)
+        begin(other, 5, tune=300)
+        other.sampling_state = replace(state, learner=replace(state.learner, bends=bends))
+        drive(other, model.initial_point(), 3, tune=300)
+    wrong = learner.bends._replace(bent=np.array([3]))
+    with pytest.raises(ValueError, match="bends"):
+        other.sampling_state = replace(state, learner=replace(state.learner, bends=wrong))
 
 
 # the prior ----------------------------------------------------------------------------------------

@@ -14,6 +14,10 @@ import numpy as np
 __all__ = ["Axes", "check_layout", "flags", "floats", "integers"]
 
 
+OWN = "own "
+"""Begins the names of lengths that hold within one tuple."""
+
+
 @dataclass(frozen=True)
 class Axes:
     """Type of an array and the lengths of its axes: numbers, or names of lengths.
@@ -53,13 +57,15 @@ def check_layout(name: str, value: Any, lengths: dict[str, int]) -> None:
         A field that is declared to may be None.
     lengths : dict
         Known lengths by name. A length with another name is added as it is found, so it has to be
-        the same in all arrays that have it.
+        the same in all arrays that have it; or in those of one tuple, if its name begins with
+        "own".
 
     Raises
     ------
     ValueError, TypeError
         Naming the array, what it is and what it should be.
     """
+    theirs = {key: lengths.pop(key) for key in list(lengths) if key.startswith(OWN)}
     for field, hint in get_type_hints(type(value), include_extras=True).items():
         part, where = getattr(value, field), f"{name}.{field}"
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -74,6 +80,9 @@ def check_layout(name: str, value: Any, lengths: dict[str, int]) -> None:
             raise TypeError(f"{where} is {type(part).__name__}, and should be {expected}.")
         if tuples or is_dataclass(part):
             check_layout(where, part, lengths)
+    for key in [key for key in lengths if key.startswith(OWN)]:
+        del lengths[key]
+    lengths.update(theirs)
     if not getattr(value, "is_consistent", True):
         raise ValueError(f"{name} counts more numbers than its arrays hold.")
 

@@ -29,6 +29,7 @@ from pymc_kameleon.surrogate.straightening import (
 __all__ = [
     "choose_centres",
     "fit_regression",
+    "typical_straightening",
 ]
 
 FEW_ROWS = 150
@@ -129,15 +130,13 @@ def fit_regression(
         raise ValueError("none of the log densities is finite: there is nothing to learn from")
     dim = points.shape[1]
     u = standardization.whiten(points)
-    finite = np.isfinite(values)
-    depth = np.where(finite, values[finite].max() - values, np.inf)
-    weights, typical = 1.0 / (1.0 + depth / dim) ** 2, depth < typical_depth(dim)
+    weights, typical = _importance(values, dim)
     slopes = np.full(u.shape, np.nan)
     if gradients is not None:
         slopes = standardization.factor.T @ gradients[first][possible].T
         slopes[:, ~(np.all(np.isfinite(slopes), axis=0) & typical)] = np.nan
     data = _Data(u, values, known, slopes, weights)
-    residuals, start, iterations = _straightest(data, typical, previous)
+    residuals, start, iterations = _straightest(data, previous)
     hyperparameters, _ = residuals.hyperparameters(start, iterations)
     inverse = np.exp(-hyperparameters[1:])
     z = np.ascontiguousarray(residuals.v * inverse[:, None])
@@ -161,6 +160,19 @@ def fit_regression(
         hyperparameters,
     )
     return regression, uncertainty
+
+
+def typical_straightening(u: np.ndarray, values: np.ndarray) -> Straightening:
+    """Straighten the typical ones of the columns of `u` (d, n) with log densities `values` (n,)."""
+    weights, typical = _importance(values, len(u))
+    return fit_straightening(u[:, typical], weights[typical])
+
+
+def _importance(values, dim):
+    """Weights (n,) that fall with the depth, and whether points are typical (n,)."""
+    finite = np.isfinite(values)
+    depth = np.where(finite, values[finite].max() - values, np.inf)
+    return 1.0 / (1.0 + depth / dim) ** 2, depth < typical_depth(dim)
 
 
 class _Data(NamedTuple):
@@ -221,14 +233,14 @@ def _residuals(data, straightening):
     return _Residuals(straightening, mean, v, values, noise, near, slopes)
 
 
-def _straightest(data, typical, previous):
+def _straightest(data, previous):
     """Straighten, if that makes the evaluations more likely under the Gaussian process.
 
     Returns the residuals, and where and how long to search for hyperparameters.
     """
     dim = len(data.u)
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
-    found = fit_straightening(data.u[:, typical], data.weights[typical])
+    found = typical_straightening(data.u, data.values)
     unbent = _residuals(data, no_straightening(dim))
     if found.bent.size == 0:
         return unbent, start, iterations

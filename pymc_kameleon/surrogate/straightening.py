@@ -64,11 +64,16 @@ class Straightening(NamedTuple):
         Symmetric.
     """
 
-    bent: Annotated[np.ndarray, integers("bent")]
-    scales: Annotated[np.ndarray, floats("bent")]
-    constant: Annotated[np.ndarray, floats("bent")]
-    linear: Annotated[np.ndarray, floats("bent", "d")]
-    quadratic: Annotated[np.ndarray, floats("bent", "d", "d")]
+    bent: Annotated[np.ndarray, integers("own rows")]
+    scales: Annotated[np.ndarray, floats("own rows")]
+    constant: Annotated[np.ndarray, floats("own rows")]
+    linear: Annotated[np.ndarray, floats("own rows", "d")]
+    quadratic: Annotated[np.ndarray, floats("own rows", "d", "d")]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether all rows replace a coordinate."""
+        return bool(np.all((self.bent >= 0) & (self.bent < self.linear.shape[1])))
 
 
 def no_straightening(dim: int) -> Straightening:

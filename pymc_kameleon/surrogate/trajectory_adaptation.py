@@ -36,8 +36,8 @@ from pymc_kameleon.surrogate.regression import (
     no_regression,
     posterior_covariance,
 )
-from pymc_kameleon.surrogate.regression_fit import fit_regression
-from pymc_kameleon.surrogate.straightening import no_straightening
+from pymc_kameleon.surrogate.regression_fit import fit_regression, typical_straightening
+from pymc_kameleon.surrogate.straightening import Straightening
 from pymc_kameleon.surrogate.trajectory import (
     Integrator,
     new_integrator,
@@ -156,6 +156,7 @@ class TrajectoryState(LearnerState):
     history: History
     evaluations: Evaluations
     standardization: Standardization
+    bends: Straightening
     regression: Regression
     integrator: Integrator
     outcome: Annotated[np.ndarray, floats(2, 3)]
@@ -192,6 +193,7 @@ class TrajectoryLearner(Learner):
         self.evaluations = new_evaluations(N_EVALUATIONS, dim, choices.gradients)
         self.regression = no_regression(dim)
         self.standardization = self.regression.standardization
+        self.bends = self.regression.straightening
         self.is_bounded = np.zeros(dim, dtype=np.bool_)
         self.prior = None
         self.integrator = new_integrator(dim)
@@ -334,7 +336,8 @@ class TrajectoryLearner(Learner):
             regression, uncertainty = self._regress(
                 points, values, not_learnt, gradients, learnt, coordinates
             )
-            surrogate = self._surrogate_of(coordinates, regression)
+            bends = self._bends(points, values, coordinates, regression)
+            surrogate = self._surrogate_of(coordinates, bends, regression)
             known = surrogate.to_moves(points)
             radius = BALL * math.sqrt(np.max(np.sum(known[:, high] ** 2, axis=0)))
             annealed, integrator = anneal(
@@ -351,7 +354,7 @@ class TrajectoryLearner(Learner):
         self.n_fitted = int(self.evaluations.count[0])
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.modes = np.full(N_TYPICAL, -1)
-        self.standardization, self.regression = coordinates, regression
+        self.standardization, self.bends, self.regression = coordinates, bends, regression
         self.integrator, self.differences = integrator, typical
         self._judge()
         return uncertainty, annealed
@@ -367,6 +370,13 @@ class TrajectoryLearner(Learner):
         previous = self.regression if self.has_learnt else None
         size = self.choices.max_centers
         return fit_regression(points, values, coordinates, size, previous, not_learnt, learnt)
+
+    def _bends(self, points, values, coordinates, regression):
+        """Straighten the coordinates of moves, if those of the regression are."""
+        found = regression.straightening
+        if np.any(self.is_bounded) and found.bent.size > 0:  # they are not the regression's
+            return typical_straightening(coordinates.whiten(points), values)
+        return found
 
     def _judge(self):
         """Let those moves be the more that took the chain further since the last fit."""
@@ -408,13 +418,9 @@ class TrajectoryLearner(Learner):
     @property
     def surrogate(self) -> PosteriorSurrogate:
         """The surrogate of the log density."""
-        return self._surrogate_of(self.standardization, self.regression)
+        return self._surrogate_of(self.standardization, self.bends, self.regression)
 
-    def _surrogate_of(self, coordinates, regression):
-        # Those of the regression are the coordinates of moves, if there are no natural values.
-        bends = regression.straightening
-        if np.any(self.is_bounded):
-            bends = no_straightening(self.dim)
+    def _surrogate_of(self, coordinates, bends, regression):
         return PosteriorSurrogate(coordinates, bends, regression, self.is_bounded, self.log_prior)
 
     @property

@@ -355,9 +355,11 @@ def test_hyperparameters_are_found_again(kernel):
     matrix = covariance(kernel, u, u, truth).astype(float) + 1e-8 * np.eye(200)
     values = np.linalg.cholesky(matrix) @ rng.normal(size=200)
     u = np.ascontiguousarray(u.T)
-    found = fit_hyperparameters(COVARIANCES[kernel], u, values[None])
+    found, value = fit_hyperparameters(COVARIANCES[kernel], u, values[None])
     np.testing.assert_allclose(found, truth, atol=0.7)
-    again = fit_hyperparameters(COVARIANCES[kernel], u, values[None], found + 0.2)
+    assert value == log_marginal_likelihood(COVARIANCES[kernel], u, values[None], found)[0]
+    assert value > log_marginal_likelihood(COVARIANCES[kernel], u, values[None], truth)[0]
+    again, _ = fit_hyperparameters(COVARIANCES[kernel], u, values[None], found + 0.2)
     np.testing.assert_allclose(again, found, atol=0.02)
 
 

@@ -549,6 +549,7 @@ def hot(learner):
 @pytest.mark.parametrize("spoil", [None, wrong_surrogate, hot])
 def test_exact_draws_of_a_banana_stay_exact(spoil):
     found, step = p_values(BANANA, spoil)
+    assert step.learner.bends.bent.size > 0  # so that straight coordinates are tested too
     assert min(found.values()) > BOUND, found
     assert step.chain.outcome[1] > 0
 

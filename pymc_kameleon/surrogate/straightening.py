@@ -154,42 +154,44 @@ def straighten_gradient(straightening, u, slopes):
 
 
 @jit
-def _straighten_all(straightening, rows, out):
+def _straighten_rows(straightening, rows, out):
     for i in range(rows.shape[0]):
         straighten(straightening, rows[i], out[i])
 
 
-def straighten_all(straightening: Straightening, u: np.ndarray) -> np.ndarray:
-    """Straight coordinates (d, n) of the columns of `u` (d, n)."""
-    rows = np.ascontiguousarray(u.T)
-    out = np.empty_like(rows)
-    _straighten_all(straightening, rows, out)
-    return np.ascontiguousarray(out.T)
-
-
 @jit
-def _bend_all(straightening, rows, out):
+def _bend_rows(straightening, rows, out):
     for i in range(rows.shape[0]):
         bend(straightening, rows[i], out[i])
 
 
+@jit
+def _straighten_gradients(straightening, rows, slopes):
+    for i in range(rows.shape[0]):
+        straighten_gradient(straightening, rows[i], slopes[i])
+
+
+def _by_rows(function, straightening, columns, out):
+    rows = np.ascontiguousarray(columns.T)
+    function(straightening, rows, out)
+    return np.ascontiguousarray(out.T)
+
+
+def straighten_all(straightening: Straightening, u: np.ndarray) -> np.ndarray:
+    """Straight coordinates (d, n) of the columns of `u` (d, n)."""
+    return _by_rows(_straighten_rows, straightening, u, np.empty(u.shape[::-1]))
+
+
 def bend_all(straightening: Straightening, v: np.ndarray) -> np.ndarray:
     """Points (d, n) whose straight coordinates are the columns of `v` (d, n)."""
-    rows = np.ascontiguousarray(v.T)
-    out = np.empty_like(rows)
-    _bend_all(straightening, rows, out)
-    return np.ascontiguousarray(out.T)
+    return _by_rows(_bend_rows, straightening, v, np.empty(v.shape[::-1]))
 
 
 def straightened_slopes(
     straightening: Straightening, u: np.ndarray, slopes: np.ndarray
 ) -> np.ndarray:
     """Gradients (d, n) in straight coordinates, of `slopes` (d, n) in those of `u` (d, n)."""
-    jacobians = np.tile(np.eye(len(u)), (u.shape[1], 1, 1))
-    for r, k in enumerate(straightening.bent):
-        expected = straightening.linear[r] + u.T @ straightening.quadratic[r]
-        jacobians[:, k] = (jacobians[:, k] - expected) / straightening.scales[r]
-    return np.linalg.solve(jacobians.transpose(0, 2, 1), slopes.T[:, :, None])[:, :, 0].T
+    return _by_rows(_straighten_gradients, straightening, u, np.array(slopes.T, order="C"))
 
 
 def fit_straightening(u: np.ndarray, weights: np.ndarray) -> Straightening:

@@ -170,13 +170,13 @@ def test_beside_other_steps():
     model = hierarchical()
     with model:
         step = LatentGPStep(compile_kwargs=PLAIN)
-    idata = sample([step], model, draws=20, tune=20)
+    idata = sample([step], model, draws=50, tune=20)
     for name in ("parent", "amplitude", "level", "apart", "f"):
         assert len(np.unique(values(idata, name))) > 5
     prediction = pm.sample_posterior_predictive(
         idata, model=model, progressbar=False, random_seed=1, compile_kwargs=dict(UNCOMPILED)
     )
-    assert prediction["posterior_predictive"]["y"].shape == (1, 20, len(COUNTS))
+    assert prediction["posterior_predictive"]["y"].shape == (1, 50, len(COUNTS))
 
 
 def test_without_a_gradient_it_moves_at_a_fixed_whitened_function():

@@ -6,7 +6,14 @@ from functools import cached_property
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky, eigvalsh, lapack, solve_triangular
 
-__all__ = ["Gaussian", "Sites", "cholesky_of", "factorised", "with_sites"]
+__all__ = [
+    "Gaussian",
+    "Sites",
+    "cholesky_of",
+    "cholesky_overwriting",
+    "factorised",
+    "with_sites",
+]
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,28 @@ def cholesky_of(matrix: np.ndarray) -> np.ndarray:
     scipy.linalg.LinAlgError
         If the matrix is not positive definite, or not finite.
     """
+    return _factor(matrix, clean=1)
+
+
+def cholesky_overwriting(matrix: np.ndarray) -> np.ndarray:
+    """Replace a symmetric matrix (N, N) in C order, of which the lower triangle is enough.
+
+    Returns
+    -------
+    array, shape (N, N)
+        The same memory: the lower Cholesky factor, and above its diagonal what was there.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        As for `cholesky_of`.
+    """
+    return _factor(matrix, clean=0, overwrite_a=1)
+
+
+def _factor(matrix, **options):
     # The upper factor in Fortran order is the lower one in C order, without a copy.
-    upper, failed = lapack.dpotrf(matrix.T, lower=0, clean=1)
+    upper, failed = lapack.dpotrf(matrix.T, lower=0, **options)
     if failed:
         raise LinAlgError("The matrix is not positive definite.")
     return upper.T

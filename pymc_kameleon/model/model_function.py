@@ -52,6 +52,7 @@ MADE_ANEW = (
     "_checking",
     "_containers",
     "_jitted",
+    "_machine_code",
     "_table",
 )
 """Attributes of a `ModelFunction` that do not go with it to another process."""
@@ -92,8 +93,8 @@ class ModelFunction:
         self._outputs = outputs if apart else [pt.concatenate(outputs)]
         self._has_black_box = any(map(has_black_box, self._outputs))
         self._function = self._compile(self._outputs)
-        self._compilable = not apart and hasattr(getattr(self._function, "vm", None), "jit_fn")
         self._reset()
+        self._compilable = not apart and self._machine_code is not None
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k not in MADE_ANEW}
@@ -122,8 +123,12 @@ class ModelFunction:
         """
         if x.size != self._dim:
             raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
-        outputs = self._function(x.astype(self._point.dtype, copy=False))
-        outputs = outputs if isinstance(outputs, list) else [outputs]
+        x = x.astype(self._point.dtype, copy=False)
+        if self._machine_code is None:
+            outputs = self._function(x)
+            outputs = outputs if isinstance(outputs, list) else [outputs]
+        else:
+            outputs = self._machine_code(x, *(c.storage[0] for c in self._containers))
         for output, size in zip(outputs, sizes, strict=True):
             if output.size != size:
                 raise ValueError(
@@ -229,6 +234,8 @@ class ModelFunction:
     def _reset(self):
         self.__dict__.update(dict.fromkeys(MADE_ANEW))
         self._containers = self.containers()
+        # The same without what PyTensor does around it, which takes longer than a likelihood.
+        self._machine_code = getattr(getattr(self._function, "vm", None), "jit_fn", None)
 
     def _compile(self, outputs):
         function = None
@@ -288,7 +295,7 @@ class ModelFunction:
             )
             self._compilable = False
             return False
-        self._jitted = self._function.vm.jit_fn
+        self._jitted = self._machine_code
         given = [np.dtype(self._point.dtype), *(a.dtype for a in arrays)]
         dimensions = [1, *(a.ndim for a in arrays)]
         types = [

@@ -11,7 +11,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.history import record
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.model import JointModel
 from pymc_kameleon.latent_gp.joint.target import JointPoint, JointTarget
 from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, slices
@@ -43,11 +43,11 @@ class LatentGPStep(LatentGPTuning):
     ::
 
         theta: hyperparameters; f: the function; q(f | theta): prior of f times Gaussian sites
+        draw eta with f = m(theta) + L(theta) eta, standard normal under q
         repeat steps_per_draw times:
-            draw eta with f = m(theta) + L(theta) eta, standard normal under q
             propose theta*, and f* = m(theta*) + L(theta*) eta
             accept by the ratio of p(y | f, theta) p(f | theta) p(theta) / q(f | theta)
-            f: elliptical slices about q(f | theta)
+            eta, and with it f: elliptical slices about N(0, I)
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class LatentGPStep(LatentGPTuning):
         self.position, statistics = self._transitions()
         self.draw += 1
         is_unmoved = statistics["accepted"] == 0.0
-        self.returned = self._packed(self.chain.position, self._point.prior, q0.data.dtype)
+        self.returned = self._packed(self.chain.position, self._point.variable, q0.data.dtype)
         self._report(statistics, moved=not is_unmoved)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
@@ -228,10 +228,10 @@ class LatentGPStep(LatentGPTuning):
         except ValueError as error:
             raise SamplingError(str(error)) from error
         prior, self._seen_version = self.function.prior.at, version
+        variable = prior.variable
         # Kept where it is the same: the way to the free variable and back rounds.
-        if not is_here or not np.array_equal(self._packed(x, prior, q.dtype), q):
-            self.position = prior.to_function(v)
-            self.whitened = whitened(prior.gaussian, self.position)
+        if not is_here or not np.array_equal(self._packed(x, variable, q.dtype), q):
+            self.position = variable.to_function(v)
         if is_first:
             self._check_start()
             self._begin_at(x)
@@ -244,9 +244,8 @@ class LatentGPStep(LatentGPTuning):
         self._point = JointPoint(
             x.copy(),
             self.position,
-            self.whitened,
-            prior,
-            ConditionalGaussian(prior.gaussian, self.sites(x)),
+            prior.variable,
+            ConditionalGaussian.of(prior.gaussian, self.sites(x)),
             self.joint.log_prior(x),
             self.joint.likelihood.value(self.position),
         )
@@ -254,12 +253,12 @@ class LatentGPStep(LatentGPTuning):
     def _transitions(self):
         self._learn()
         target = JointTarget(self.joint, self.sites)
+        target.hold(self._point, self.rng)
         n_slice_evaluations = 0
         for _ in range(self.steps_per_draw):
             self._move_hyperparameters(target)
-            self._point, n = slices(self.joint, self._point, self.rng, self.n_slices)
+            self._point, n = slices(target, self._point, self.rng, self.n_slices)
             n_slice_evaluations += n
-        self.whitened = self._point.whitened
         chain = self.chain
         statistics = {
             "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
@@ -287,10 +286,10 @@ class LatentGPStep(LatentGPTuning):
         if self.tune and self.history is not None:
             record(self.history, chain.position)
 
-    def _packed(self, x, prior, dtype):
+    def _packed(self, x, variable, dtype):
         """Return theta and the free variable behind the function as `pm.sample` has them."""
         before, after = x[: self._n_before], x[self._n_before :]
-        return np.concatenate([before, prior.to_variable(self.position), after]).astype(dtype)
+        return np.concatenate([before, variable.to_variable(self.position), after]).astype(dtype)
 
     def _unpacked(self, q):
         """Return theta (d,) and the free variable (N,) of what `_packed` returned."""

@@ -1,8 +1,5 @@
 """What `LatentGPStep` learns while tuning: proposals, sites, and a surrogate from pilots."""
 
-from dataclasses import replace
-from typing import Annotated
-
 import numpy as np
 from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
@@ -12,15 +9,13 @@ from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.adaptation.scaling import scaling_of_a_random_walk, target_acceptance
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLearner
 from pymc_kameleon.latent_gp.joint.learning import learn
 from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
-from pymc_kameleon.latent_gp.joint.target import log_posterior
+from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
 from pymc_kameleon.latent_gp.joint.transition import new_chain, point_of_draw
 from pymc_kameleon.mcmc.chain import Chain
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.life_cycle import all_or_nothing
@@ -43,7 +38,6 @@ PILOTS, MORE_PILOTS = 10, 5
 class LatentGPState(LatentFunctionState):
     """All that the next transition of a chain needs."""
 
-    whitened: Annotated[np.ndarray, floats("N")] | None
     chain: Chain | None
     learner: LearnerState | None
     sites: SiteFunction | None
@@ -73,7 +67,7 @@ class LatentGPTuning(LatentFunctionStep):
     )
 
     def _begin_learning(self):
-        self.whitened = self.chain = self.learner = self.sites = None
+        self.chain = self.learner = self.sites = None
         self.history = self.pilots = None
         self.method = self.approximation
         self.transition = 0
@@ -127,10 +121,8 @@ class LatentGPTuning(LatentFunctionStep):
         if self.sites is sites:
             return
         self.n_fits += 1.0
-        point = self._point
-        self.joint.set_hyperparameters(point.x)
-        conditional = ConditionalGaussian(point.prior.gaussian, self.sites(point.x))
-        self._point = replace(point, conditional=conditional)
+        target, point = JointTarget(self.joint, self.sites), self._point
+        self._point = target.point(point.x, point.function)
         if self.tune:
             self._leave_tails()
 

@@ -3,7 +3,8 @@ r"""The Gaussian of a latent function given its hyperparameters, and the map tha
 With the prior N(m, K), K = C C^T, and Gaussian sites of precisions W = S^2 and shifts nu, in
 coordinates v = C^-1 (f - m),
 
-.. math:: q(v) = N(v; \mu, B^{-1}),\quad B = I + C^\top W C,\quad B \mu = C^\top (\nu - W m).
+.. math:: q(v) = N(v; \mu, B^{-1}),\quad B = I + C^\top W C,\quad B \mu = C^\top s,\quad
+    s = \nu - W m.
 
 B is not factorised, but A = I + S K S, whose determinant is the same (Rasmussen & Williams 2006,
 section 3.4.3), and
@@ -14,46 +15,55 @@ So one factorisation of a matrix that is at hand does it all, beside that of K. 
 standard normals is that of two sets of them, one for the prior and one for the sites,
 
 .. math:: v = \mu + L \eta,\quad L = B^{-1} [I, C^\top S]
-    = [I - C^\top S A^{-1} S C,\ C^\top S A^{-1}],\quad L L^\top = B^{-1},
+    = [I - C^\top S A^{-1} S C,\ C^\top S A^{-1}],\quad L L^\top = B^{-1}.
 
-which gives f - m = C v without a product with C: for standard normals e and e',
+A large matrix is slow to read, so v and its product with C are not computed: for eta = [e; e'],
 
-.. math:: C L [e; e'] = S^{-1} (w + e'),\quad w = A^{-1} (S C e - e'),
+.. math:: C L \eta = S^{-1} (w + e'),\quad w = A^{-1} (S C e - e'),
 
-since S K S w = S C e - e' - w. And given v, eta is drawn from what q says of it: a draw eta', and
-v' = mu + L eta', make eta = eta' + L^T B (v - v') (Matheron's rule). A large matrix is slow to
-read, so what can be is computed for several vectors at a time.
+since S K S w = S C e - e' - w. The mean of f - m is g = C L [0; S^-1 s], and mu = C^T r for
+r = s - W g, which is -S w for that eta. So for h = f - m - g
+
+.. math:: \log\frac{N(v; 0, I)}{q(v)}
+    = \frac{1}{2} h^\top W h - \big(h + \tfrac{1}{2} g\big)^\top r - \frac{1}{2} \log |B|.
+
+Given f, eta is drawn from what q says of it: a draw eta', and f' where it takes f, make
+eta = eta' + L^T B (v - v') = eta' + [C^-1 (f - f'); S (f - f')] (Matheron's rule).
 """
 
+import math
 from functools import cached_property
 
 import numpy as np
-from scipy.linalg import LinAlgError, lapack
-from scipy.linalg.blas import dtrmv, dtrsv
+from scipy.linalg import LinAlgError
+from scipy.linalg.blas import dtrsv
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, cholesky_overwriting
 from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
-__all__ = ["ConditionalGaussian", "whitened"]
+__all__ = ["ConditionalGaussian", "inner_matrix"]
 
 LEAST_ROOT = 1e-4
-"""Entry of S from which a division by it keeps 12 digits of f; below it f is C v."""
+"""Entry of S from which a division by it keeps 12 digits of f; below it f is m + C v."""
 
 
 class ConditionalGaussian:
-    """N(f; m, K) times Gaussian sites, normalised.
+    """N(f; m, C C^T) times Gaussian sites, normalised.
 
     Parameters
     ----------
-    prior : Gaussian
-        N(m, K).
+    prior_mean : array, shape (N,)
+        m.
+    root : array, shape (N, N)
+        C, in C order. Above the diagonal it is not read.
     sites : Sites
         With no negative precision.
+    inner : array, shape (N, N)
+        What `inner_matrix` returned for the covariance and these sites. It is overwritten.
 
     Attributes
     ----------
-    prior : Gaussian
     sites : Sites
     log_root_determinant : float
         log |L L^T| / 2 = -log |B| / 2.
@@ -64,77 +74,91 @@ class ConditionalGaussian:
         If a factor is not finite.
     """
 
-    def __init__(self, prior: Gaussian, sites: Sites):
-        self.prior, self.sites = prior, sites
-        self._roots = np.sqrt(sites.precision)
-        inner = np.empty_like(prior.covariance)
-        _inner_into(prior.covariance, self._roots, inner)
-        # The upper factor in Fortran order is the lower one in C order, without a copy.
-        factor, failed = lapack.dpotrf(inner.T, lower=0, clean=0, overwrite_a=1)
-        self._factor = factor.T
-        self.log_root_determinant = -float(np.log(np.diagonal(self._factor)).sum())
-        if failed or not np.isfinite(self.log_root_determinant):
+    def __init__(self, prior_mean: np.ndarray, root: np.ndarray, sites: Sites, inner: np.ndarray):
+        self._prior_mean, self._root, self.sites = prior_mean, root, sites
+        self._factor = cholesky_overwriting(inner)
+        self._roots, self._pull = np.empty((2, prior_mean.size))
+        self.log_root_determinant, self._divides = _begin(
+            self._factor, sites.precision, sites.shift, prior_mean, self._roots, self._pull
+        )
+        if not math.isfinite(self.log_root_determinant):
             raise LinAlgError("The precision of the latent function is not finite.")
-        shift = sites.shift - sites.precision * prior.mean
-        self._pull = dtrmv(prior.cholesky.T, shift, lower=0)
+
+    @classmethod
+    def of(cls, prior: Gaussian, sites: Sites) -> "ConditionalGaussian":
+        """Multiply a prior, which is kept, by sites."""
+        return cls(prior.mean, prior.cholesky, sites, inner_matrix(prior.covariance, sites))
 
     @property
     def size(self) -> int:
         """N."""
-        return self.prior.size
+        return self._roots.size
 
     @property
     def mean(self) -> np.ndarray:
         """Mean (N,) of f."""
-        return self._centre[1]
+        return self._centre[0]
 
-    def log_density(self, v: np.ndarray, f: np.ndarray) -> float:
-        """Log q at `v` (N,), where the function is `f` (N,), without log(2 pi) N / 2."""
-        whitened_mean, mean = self._centre
-        apart, seen = v - whitened_mean, self._roots * (f - mean)
-        return -0.5 * float(apart @ apart + seen @ seen) - self.log_root_determinant
+    def whitened(self, f: np.ndarray) -> np.ndarray:
+        """Return v = C^-1 (f - m), shape (N,), of a function `f` (N,)."""
+        return self._solved(f - self._prior_mean)
 
-    def standardised(self, v: np.ndarray, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw eta, shape (2, N), given `v` (N,), where the function is `f` (N,)."""
-        whitened_mean, mean = self._centre
+    def log_ratio(self, f: np.ndarray) -> float:
+        """Log of N(v; 0, I) over q(v), where the function is `f` (N,)."""
+        mean, residual = self._centre
+        quadratic = _quadratic(f, self._prior_mean, mean, residual, self.sites.precision)
+        return quadratic + self.log_root_determinant
+
+    def standardised(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw eta, shape (2, N), given that the function is `f` (N,)."""
         eta = rng.standard_normal((2, self.size))
-        (apart,), (of_function,) = self._mapped(eta[None, 0], eta[None, 1])
-        eta[0] += v - whitened_mean - apart
-        eta[1] += self._roots * (f - mean - of_function)
+        apart = f - self.restored(eta)
+        eta[0] += self._solved(apart)
+        eta[1] += self._roots * apart
         return eta
 
-    def restored(self, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return v (N,) and f (N,) where the standardised function is `eta` (2, N)."""
-        own, of_sites = eta
-        nothing = np.zeros(self.size)
-        # The mean as well: a second vector takes little time.
-        v, f = self._mapped(np.array([self._pull, own]), np.array([nothing, of_sites]))
-        self._centre = whitened_mean, mean = v[0], self.prior.mean + f[0]
-        return whitened_mean + v[1], mean + f[1]
+    def restored(self, eta: np.ndarray) -> np.ndarray:
+        """Return f (N,) where the standardised function is `eta` (2, N)."""
+        mean, residual, f = self._restored(eta)
+        self._centre = mean, residual
+        return f
 
-    def directions(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Draws (n, N) of f about its mean."""
-        own, of_sites = rng.standard_normal((2, n, self.size))
-        return self._mapped(own, of_sites, whitens=False)[1]
+    def images(self, eta: np.ndarray) -> np.ndarray:
+        """Return C L eta, shape (n, N), the changes of f by standardised `eta` (2, n, N)."""
+        w, images = np.empty((2, *eta.shape[1:]))
+        _map_into(self._root, self._factor, self._roots, self._divides, *eta.copy(), w, images)
+        return images
+
+    def _solved(self, x):
+        """C^-1 x, shape (N,)."""
+        return dtrsv(self._root.T, x, lower=0, trans=1)
 
     @cached_property
     def _centre(self):
-        """Means of v and of f, each (N,): mu = B^-1 `pull`."""
-        v, f = self._mapped(self._pull[None], np.zeros((1, self.size)))
-        return v[0], self.prior.mean + f[0]
+        """Mean of f, and r, each (N,)."""
+        return self._restored(np.zeros((2, self.size)))[:2]
 
-    def _mapped(self, own, of_sites, whitens=True):
-        """L, if it `whitens`, and C L times the columns of [own^T; of_sites^T], shape (n, N)."""
-        v, f = own.copy(), np.empty_like(own)
-        divides = self._roots.min() > LEAST_ROOT
-        whitens |= not divides
-        _map_into(self.prior.cholesky, self._factor, self._roots, of_sites, whitens, divides, v, f)
-        return v, f
+    def _restored(self, eta):
+        out = np.empty((3, self.size))
+        _restore_into(
+            self._root,
+            self._factor,
+            self._roots,
+            self._divides,
+            self._pull,
+            self._prior_mean,
+            eta,
+            np.empty((4, 2, self.size)),
+            out,
+        )
+        return out
 
 
-def whitened(prior: Gaussian, f: np.ndarray) -> np.ndarray:
-    """Return v = C^-1 (f - m), shape (N,), of a function `f` (N,) whose prior is N(m, C C^T)."""
-    return dtrsv(prior.cholesky.T, f - prior.mean, lower=0, trans=1)
+def inner_matrix(covariance: np.ndarray, sites: Sites) -> np.ndarray:
+    """Return an array (N, N) with the lower triangle of A, of a covariance in C order."""
+    inner = np.empty(covariance.shape)
+    _inner_into(covariance, np.sqrt(sites.precision), inner)
+    return inner
 
 
 @jit(fastmath=SIMD)
@@ -146,25 +170,73 @@ def _inner_into(covariance, roots, out):
         out[i, i] = 1.0 + roots[i] * covariance[i, i] * roots[i]
 
 
+@jit
+def _begin(factor, precision, shift, prior_mean, roots, pull):
+    """Write S and s; return -log |B| / 2, and whether S may divide."""
+    total, least = 0.0, np.inf
+    for i in range(roots.size):
+        total -= math.log(factor[i, i])
+        roots[i] = math.sqrt(precision[i])
+        pull[i] = shift[i] - precision[i] * prior_mean[i]
+        least = min(least, roots[i])
+    return total, least > LEAST_ROOT
+
+
 @jit(fastmath=SIMD)
-def _map_into(cholesky, factor, roots, of_sites, whitens, divides, v, f):
-    """Write L [e; e'] in place of the rows e of `v`, if it `whitens`, and C L [e; e'] into `f`."""
-    size, n = roots.size, v.shape[0]
-    # A row of a matrix serves all vectors before the next is read.
+def _quadratic(f, prior_mean, mean, residual, precision):
+    """Log ratio of the densities of v, without the determinant."""
+    total = 0.0
+    for i in range(f.size):
+        h, g = f[i] - mean[i], mean[i] - prior_mean[i]
+        total += 0.5 * precision[i] * h * h - (h + 0.5 * g) * residual[i]
+    return total
+
+
+@jit_inner(fastmath=SIMD)
+def _map_into(root, factor, roots, divides, own, of_sites, w, out):
+    """Write w and C L [e; e'] for the rows e of `own`, which is overwritten, and e' of `of_sites`.
+
+    A row of a matrix serves all of them before the next is read.
+    """
+    n, size = w.shape
     for i in range(size):
         for k in range(n):
-            f[k, i] = roots[i] * dot(cholesky[i], v[k], i + 1) - of_sites[k, i]
-            f[k, i] = (f[k, i] - dot(factor[i], f[k], i)) / factor[i, i]
-    solve_upper_rows(factor, size, f)
-    if whitens:
+            w[k, i] = roots[i] * dot(root[i], own[k], i + 1) - of_sites[k, i]
+            w[k, i] = (w[k, i] - dot(factor[i], w[k], i)) / factor[i, i]
+    solve_upper_rows(factor, size, w)
+    if divides:
+        for k in range(n):
+            for i in range(size):
+                out[k, i] = (w[k, i] + of_sites[k, i]) / roots[i]
+        return
+    for i in range(size):  # v = e - C^T S w
+        for k in range(n):
+            entry = roots[i] * w[k, i]
+            for j in range(i + 1):
+                own[k, j] -= entry * root[i, j]
+    for i in range(size):
+        for k in range(n):
+            out[k, i] = dot(root[i], own[k], i + 1)
+
+
+@jit(fastmath=SIMD)
+def _restore_into(root, factor, roots, divides, pull, prior_mean, eta, room, out):
+    """Write the mean of f, r, and f where the standardised function is `eta`.
+
+    The mean takes little time as a second vector.
+    """
+    own, of_sites, w, moved = room[0], room[1], room[2], room[3]
+    size = roots.size
+    for i in range(size):
+        own[0, i], of_sites[0, i] = eta[0, i], eta[1, i]
+        own[1, i] = 0.0
+        of_sites[1, i] = pull[i] / roots[i] if divides else 0.0
+    if not divides:  # The mean of v is that of [C^T s; 0] too.
         for i in range(size):
-            for k in range(n):
-                entry = roots[i] * f[k, i]
-                for j in range(i + 1):
-                    v[k, j] -= entry * cholesky[i, j]
+            for j in range(i + 1):
+                own[1, j] += pull[i] * root[i, j]
+    _map_into(root, factor, roots, divides, own, of_sites, w, moved)
     for i in range(size):
-        for k in range(n):
-            if divides:
-                f[k, i] = (f[k, i] + of_sites[k, i]) / roots[i]
-            else:
-                f[k, i] = dot(cholesky[i], v[k], i + 1)
+        out[0, i] = prior_mean[i] + moved[1, i]
+        out[1, i] = (0.0 if divides else pull[i]) - roots[i] * w[1, i]
+        out[2, i] = out[0, i] + moved[0, i]

@@ -140,16 +140,16 @@ def _acceptance(model, sites, pilots, rng):
         model.set_hyperparameters(x)
         try:
             prior = model.prior().gaussian
-            own = ConditionalGaussian(prior, Sites(precision, shift))
-            other = ConditionalGaussian(prior, sites(x))
+            own = ConditionalGaussian.of(prior, Sites(precision, shift))
+            other = ConditionalGaussian.of(prior, sites(x))
         except ValueError:
             continue
-        draws = [own.restored(eta) for eta in rng.standard_normal((N_DRAWS, 2, prior.size))]
-        density = np.array([model.likelihood.value(f) - 0.5 * v @ v for v, f in draws])
+        draws = own.mean + own.images(rng.standard_normal((2, N_DRAWS, prior.size)))
+        values = np.array([model.likelihood.value(f) for f in draws])
         # The largest of these is that of a draw by the weights (Gumbel's trick).
-        weights = density - [own.log_density(v, f) for v, f in draws] + rng.gumbel(size=N_DRAWS)
+        weights = values + [own.log_ratio(f) for f in draws] + rng.gumbel(size=N_DRAWS)
         i = int(np.argmax(weights))
-        excess.append(density[i] - other.log_density(*draws[i]) + model.log_prior(x) - value)
+        excess.append(values[i] + other.log_ratio(draws[i]) + model.log_prior(x) - value)
     excess = np.array(excess)
     finite = excess[np.isfinite(excess)]
     return float(np.exp(np.minimum(0.0, finite - finite[:, None])).mean()) if len(finite) else 0.0

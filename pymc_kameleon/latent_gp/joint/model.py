@@ -5,7 +5,7 @@ from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
-from pymc_kameleon.latent_gp.model.prior import PriorAt
+from pymc_kameleon.latent_gp.model.prior_at import PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
@@ -61,6 +61,8 @@ class JointModel:
         self._slices = [slice(end - n, end) for end, n in zip(ends, sizes, strict=True)]
         shared = self.function.shared
         self._shared = [shared[value] for value in values]
+        for variable in self._shared:  # each in memory of its own, which is written into
+            variable.set_value(variable.get_value(), borrow=True)
         self.others = {value: s for value, s in shared.items() if value not in set(values)}
         self.function.follow_only(set(self.others.values()), ignored=set(self._shared))
         self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
@@ -98,7 +100,10 @@ class JointModel:
     def set_hyperparameters(self, x: np.ndarray) -> None:
         """Set theta to `x` (d,), raveled and unconstrained, in prior and likelihood."""
         for shared, part, shape in zip(self._shared, self._slices, self.shapes, strict=True):
-            shared.set_value(x[part].reshape(shape).astype(shared.dtype), borrow=True)
+            storage = shared.container.storage
+            if not storage[0].flags.carray:  # as some are that came from another process
+                storage[0] = np.array(storage[0])
+            storage[0][...] = x[part].reshape(shape)
 
     def prior(self) -> PriorAt:
         """Return the prior of the function at the theta set last.
@@ -109,6 +114,10 @@ class JointModel:
             If its covariance is not positive definite.
         """
         return self.function.prior.evaluate()
+
+    def unfactorised_prior(self) -> UnfactorisedPrior:
+        """Return the same before its covariance is factorised, whose memory is the caller's."""
+        return self.function.prior.unfactorised()
 
     def _hyperparameters(self, model, named):
         """Value variables of theta: the named ones, or all that the function depends on."""

@@ -20,15 +20,15 @@ Transactions on Pattern Analysis and Machine Intelligence 36, doi:10.1109/TPAMI.
 C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, chapter 3.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, whitened
-from pymc_kameleon.latent_gp.model.prior import PriorAt
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, inner_matrix
+from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
 __all__ = ["HyperparameterModel", "JointPoint", "JointTarget", "log_density_terms", "log_posterior"]
@@ -54,9 +54,11 @@ class HyperparameterModel(Protocol):
     def prior(self) -> PriorAt:
         """Return the `PriorAt` of the function, or raise ValueError or LinAlgError."""
 
+    def unfactorised_prior(self) -> UnfactorisedPrior:
+        """Return the same before its covariance is factorised, whose memory is the caller's."""
 
-@dataclass(frozen=True)
-class JointPoint:
+
+class JointPoint(NamedTuple):
     """Hyperparameters, a latent function, and what is known of the model there.
 
     Attributes
@@ -64,17 +66,15 @@ class JointPoint:
     x : array, shape (d,)
     function : array, shape (N,)
         f.
-    whitened : array, shape (N,)
-        v = C^-1 (f - m).
-    prior : PriorAt
+    variable : FreeVariable
+        The model's, behind f.
     conditional : ConditionalGaussian
     log_prior, log_likelihood : float
     """
 
     x: np.ndarray
     function: np.ndarray
-    whitened: np.ndarray
-    prior: PriorAt
+    variable: FreeVariable
     conditional: ConditionalGaussian
     log_prior: float
     log_likelihood: float
@@ -82,14 +82,12 @@ class JointPoint:
 
 def log_density_terms(point: JointPoint) -> tuple[float, float, float]:
     """Log prior of theta, log likelihood, and log N(v; 0, I) / q(v)."""
-    v = point.whitened
-    last = -0.5 * float(v @ v) - point.conditional.log_density(v, point.function)
-    return point.log_prior, point.log_likelihood, last
+    return point.log_prior, point.log_likelihood, point.conditional.log_ratio(point.function)
 
 
 def log_posterior(point: JointPoint) -> float:
     """Log density of theta and v, without a constant."""
-    v = point.whitened
+    v = point.conditional.whitened(point.function)
     return point.log_prior + point.log_likelihood - 0.5 * float(v @ v)
 
 
@@ -105,7 +103,7 @@ class JointTarget:
     Attributes
     ----------
     eta : array, shape (2, N)
-        The standardised function of `hold`.
+        The standardised function, since `hold`.
     proposed : JointPoint
         Of the last evaluation that succeeded.
     n_failed : int
@@ -120,7 +118,7 @@ class JointTarget:
 
     def hold(self, point: JointPoint, rng: np.random.Generator) -> None:
         """Draw an eta of a point, and fix it."""
-        self.eta = point.conditional.standardised(point.whitened, point.function, rng)
+        self.eta = point.conditional.standardised(point.function, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the three terms of the log density at `x` (d,) into `value`, -inf if there is none.
@@ -130,17 +128,17 @@ class JointTarget:
         value[:] = 0.0
         value[0] = -np.inf
         log_prior = self.model.log_prior(x)
-        if not np.isfinite(log_prior):
+        if not math.isfinite(log_prior):
             return
         try:
-            prior, conditional = self._gaussians(x)
-            v, f = conditional.restored(self.eta)
+            variable, conditional = self._gaussians(x)
         except ValueError:  # of which LinAlgError is one
             self.n_failed += 1
             return
+        f = conditional.restored(self.eta)
         likelihood = self.model.likelihood.value(f)
-        point = JointPoint(x.copy(), f, v, prior, conditional, log_prior, likelihood)
-        self.proposed, value[:3] = point, log_density_terms(point)
+        self.proposed = JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
+        value[:3] = log_density_terms(self.proposed)
 
     def point(self, x: np.ndarray, f: np.ndarray) -> JointPoint:
         """Return the point of hyperparameters `x` (d,) and function `f` (N,).
@@ -150,12 +148,13 @@ class JointTarget:
         ValueError, scipy.linalg.LinAlgError
             If a covariance is not positive definite there.
         """
-        prior, conditional = self._gaussians(x)
-        v = whitened(prior.gaussian, f)
-        likelihood = self.model.likelihood.value(f)
-        return JointPoint(x.copy(), f, v, prior, conditional, self.model.log_prior(x), likelihood)
+        gaussians = self._gaussians(x)
+        log_prior, likelihood = self.model.log_prior(x), self.model.likelihood.value(f)
+        return JointPoint(x.copy(), f, *gaussians, log_prior, likelihood)
 
     def _gaussians(self, x):
         self.model.set_hyperparameters(x)
-        prior = self.model.prior()
-        return prior, ConditionalGaussian(prior.gaussian, self.sites(x))
+        prior, sites = self.model.unfactorised_prior(), self.sites(x)
+        inner = inner_matrix(prior.covariance, sites)  # before its memory is the factor's
+        root, variable = prior.factorised_in_place()
+        return variable, ConditionalGaussian(prior.mean, root, sites, inner)

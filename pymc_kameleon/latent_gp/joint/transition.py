@@ -1,22 +1,20 @@
 """The moves of hyperparameters and of the function, one given the other."""
 
-from dataclasses import replace
+import math
 
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian
-from pymc_kameleon.latent_gp.joint.conditional import whitened
 from pymc_kameleon.latent_gp.joint.target import (
     HyperparameterModel,
     JointPoint,
     JointTarget,
     log_density_terms,
 )
-from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
+from pymc_kameleon.latent_gp.samplers.ellipse import MOST_EVALUATIONS, slices_along
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, jit
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.run import run_plain
 
@@ -48,6 +46,7 @@ def move_hyperparameters(
     Parameters
     ----------
     target : JointTarget
+        Holds an eta of the point.
     point : JointPoint
     chain : Chain
         Of theta; at the point.
@@ -62,7 +61,6 @@ def move_hyperparameters(
     JointPoint
         The one that was given if the proposal was rejected.
     """
-    target.hold(point, rng)
     chain.value[:] = log_density_terms(point)
     accepted = chain.outcome[ACCEPTED]
     run_plain(
@@ -85,14 +83,25 @@ def point_of_draw(
     model: HyperparameterModel, point: JointPoint, rng: np.random.Generator
 ) -> JointPoint:
     """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
-    v, f = point.conditional.restored(rng.standard_normal((2, point.function.size)))
-    return replace(point, function=f, whitened=v, log_likelihood=model.likelihood.value(f))
+    f = point.conditional.restored(rng.standard_normal((2, point.function.size)))
+    return point._replace(function=f, log_likelihood=model.likelihood.value(f))
 
 
 def slices(
-    model: HyperparameterModel, point: JointPoint, rng: np.random.Generator, n: int
+    target: JointTarget, point: JointPoint, rng: np.random.Generator, n: int
 ) -> tuple[JointPoint, int]:
     """Move the function by elliptical slices about its conditional Gaussian, at fixed theta.
+
+    They are those of eta, of which the function is a linear function, about N(0, I).
+
+    Parameters
+    ----------
+    target : JointTarget
+        Holds an eta of the point, and then of the one that is returned.
+    point : JointPoint
+    rng : numpy.random.Generator
+    n : int
+        Slices.
 
     Returns
     -------
@@ -100,14 +109,34 @@ def slices(
     int
         Likelihood evaluations.
     """
-    model.set_hyperparameters(point.x)
-    conditional, likelihood = point.conditional, model.likelihood
-    prior: Gaussian = point.prior.gaussian
-    # It has what the slices take of a Gaussian, without a matrix.
-    target = TemperedTarget(conditional, likelihood, 1.0, conditional.sites)  # type: ignore[arg-type]
-    value = point.log_likelihood - float(conditional.sites.elementwise(point.function).sum())
-    f, _, n_evaluations = elliptical_slice(target, point.function, value, rng, n_transitions=n)
+    target.model.set_hyperparameters(point.x)
+    conditional, likelihood, sites = (
+        point.conditional,
+        target.model.likelihood,
+        point.conditional.sites,
+    )
+    normals = rng.standard_normal((2, n, conditional.size))
+    value = point.log_likelihood - float(sites.elementwise(point.function).sum())
+    # The conditional has what slices take of a Gaussian, without a matrix.
+    f, _, n_evaluations, angles = slices_along(
+        TemperedTarget(conditional, likelihood, 1.0, sites),  # type: ignore[arg-type]
+        point.function,
+        value,
+        conditional.images(normals),
+        rng.random((n, 1 + MOST_EVALUATIONS)),
+    )
     if f is point.function:
         return point, n_evaluations
-    v, log_likelihood = whitened(prior, f), likelihood.value(f)
-    return replace(point, function=f, whitened=v, log_likelihood=log_likelihood), n_evaluations + 1
+    target.eta = target.eta.copy()
+    _turn(target.eta, normals, angles)
+    return point._replace(function=f, log_likelihood=likelihood.value(f)), n_evaluations + 1
+
+
+@jit
+def _turn(eta, normals, angles):
+    """Replace `eta` by its combinations with the rows of `normals`, one after the other."""
+    for t in range(angles.size):
+        cosine, sine = math.cos(angles[t]), math.sin(angles[t])
+        for k in range(eta.shape[0]):
+            for i in range(eta.shape[1]):
+                eta[k, i] = cosine * eta[k, i] + sine * normals[k, t, i]

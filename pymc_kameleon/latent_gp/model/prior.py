@@ -1,8 +1,5 @@
 """The Gaussian prior of a latent function, as a function of a model's other variables."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -10,66 +7,17 @@ from pytensor.gradient import jacobian
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
-from scipy.linalg import LinAlgError, lu_factor, lu_solve
-from scipy.linalg.blas import dtrsv
+from scipy.linalg import LinAlgError
 
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, cholesky_of, factorised
+from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 
-__all__ = ["ModelPrior", "PriorAt"]
+__all__ = ["ModelPrior"]
 
 PERTURBATIONS = (0.3, 0.03, 0.0)
 """Standard deviations of the values, about the model's start, at which a graph is taken apart: the
 covariance need not be positive definite everywhere."""
-
-
-class Factorised(NamedTuple):
-    """A symmetric matrix (N, N) and its lower Cholesky factor."""
-
-    product: np.ndarray
-    factor: np.ndarray
-
-    @classmethod
-    def of(cls, matrix):
-        """Factorise a matrix, which is kept."""
-        return cls(matrix, cholesky_of(matrix))
-
-
-@dataclass(frozen=True)
-class PriorAt:
-    """The prior of a latent function f at some values of the other variables.
-
-    Attributes
-    ----------
-    gaussian : Gaussian
-        Of f.
-    offset : array (N,) or None
-    matrix : array (N, N) or None
-        f = offset + matrix v for the model's free variable v; None if f is v.
-    is_triangular : bool
-        Whether the matrix is lower triangular.
-    """
-
-    gaussian: Gaussian
-    offset: np.ndarray | None
-    matrix: np.ndarray | None
-    is_triangular: bool
-    _decomposition: list = field(default_factory=list, repr=False)
-
-    def to_function(self, v: np.ndarray) -> np.ndarray:
-        """Values f (N,) of the latent function where the free variable is `v` (N,)."""
-        return v.copy() if self.matrix is None else self.offset + self.matrix @ v
-
-    def to_variable(self, f: np.ndarray) -> np.ndarray:
-        """Free variable (N,) at which the latent function is `f` (N,)."""
-        if self.matrix is None:
-            return f.copy()
-        if self.is_triangular:
-            # The transpose is in Fortran order, so BLAS reads it where it is.
-            return dtrsv(self.matrix.T, f - self.offset, lower=0, trans=1)
-        if not self._decomposition:
-            self._decomposition.append(lu_factor(self.matrix, check_finite=False))
-        return lu_solve(self._decomposition[0], f - self.offset, check_finite=False)
 
 
 class ModelPrior:
@@ -168,7 +116,7 @@ class ModelPrior:
         except LinAlgError as error:
             raise self._not_positive_definite() from error
 
-    def evaluate(self) -> "PriorAt":
+    def evaluate(self) -> PriorAt:
         """Return the prior at the present values of the other variables, and keep what there was.
 
         Raises
@@ -176,28 +124,38 @@ class ModelPrior:
         ValueError, scipy.linalg.LinAlgError
             If the covariance is not positive definite.
         """
+        return self.unfactorised().factorised(self.name)
+
+    def unfactorised(self) -> UnfactorisedPrior:
+        """Return what `evaluate` does, as far as it is known without factorising a covariance.
+
+        Raises
+        ------
+        ValueError, scipy.linalg.LinAlgError
+            If the model factorises a covariance that is not positive definite.
+        """
         mean, spread, offset, matrix = self._evaluate(np.zeros(self.size))
-        if self._takes_covariance and np.all(spread == 1.0):
-            centre = offset + matrix.factor @ mean if np.any(mean) else offset
-            gaussian = Gaussian(centre, matrix.product, matrix.factor)
-            return PriorAt(gaussian, offset, matrix.factor, is_triangular=True)
+        if self._is_identity and not self._is_independent:
+            return UnfactorisedPrior(mean, spread.reshape(self.size, self.size))
+        if self._takes_covariance and not mean.any() and (spread == 1.0).all():
+            return UnfactorisedPrior(offset, matrix, is_root=True)
+        known = self._by_factors(mean, spread, offset, matrix)
+        return UnfactorisedPrior(known.gaussian.mean, known.gaussian.covariance, known=known)
+
+    def _by_factors(self, mean, spread, offset, matrix):
         if self._takes_covariance:
-            matrix = matrix.factor
+            matrix = cholesky_of(matrix)
+        centre = mean if matrix is None else offset + matrix @ mean
         if self._is_independent:
             factor = np.diag(spread) if matrix is None else matrix * spread
-            gaussian = self._from_factor(mean, offset, matrix, factor)
+            gaussian = self._from_factor(centre, factor)
         else:
-            covariance = spread.reshape(self.size, self.size)
-            centre = mean
-            if matrix is not None:
-                covariance = matrix @ covariance @ matrix.T
-                centre = offset + matrix @ mean
-            gaussian = factorised(centre, covariance, self.name)
+            spread = spread.reshape(self.size, self.size)
+            gaussian = factorised(centre, matrix @ spread @ matrix.T, self.name)
         is_triangular = matrix is not None and not np.any(np.triu(matrix, 1))
-        return PriorAt(gaussian, offset, matrix, is_triangular)
+        return PriorAt(gaussian, FreeVariable(offset, matrix, is_triangular))
 
-    def _from_factor(self, mean, offset, matrix, factor):
-        centre = mean if matrix is None else offset + matrix @ mean
+    def _from_factor(self, centre, factor):
         diagonal = np.diagonal(factor)
         if not np.all(np.isfinite(factor)):
             raise self._not_positive_definite()
@@ -207,16 +165,16 @@ class ModelPrior:
 
     def to_function(self, v: np.ndarray) -> np.ndarray:
         """Values f (N,) of the latent function where the free variable is `v` (N,)."""
-        return self.at.to_function(v)
+        return self.at.variable.to_function(v)
 
     def to_variable(self, f: np.ndarray) -> np.ndarray:
         """Free variable (N,) at which the latent function is `f` (N,)."""
-        return self.at.to_variable(f)
+        return self.at.variable.to_variable(f)
 
     def _evaluate(self, v):
         """Mean and spread of v, and f and its Jacobian at `v` (None if f is v).
 
-        The Jacobian is a `Factorised` where the model has its product with its transpose.
+        Where the model has the Jacobian's product with its transpose, that is in its place.
         """
         try:
             mean, spread, offset, *matrix = self._function.arrays(v, self._lengths())
@@ -224,8 +182,7 @@ class ModelPrior:
             raise self._not_positive_definite() from error
         if self._is_identity:
             return mean, spread, None, None
-        matrix = matrix[0].reshape(self.size, self.size)
-        return mean, spread, offset, Factorised.of(matrix) if self._takes_covariance else matrix
+        return mean, spread, offset, matrix[0].reshape(self.size, self.size)
 
     def _not_positive_definite(self):
         """Return the error that tells of the smallest eigenvalue of the matrix that failed."""

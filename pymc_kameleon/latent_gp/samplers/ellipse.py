@@ -13,7 +13,7 @@ from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, evaluate, jit
 
-__all__ = ["MOST_EVALUATIONS", "elliptical_slice"]
+__all__ = ["MOST_EVALUATIONS", "elliptical_slice", "slices_along"]
 
 MOST_EVALUATIONS = 100
 """Evaluations after which a move is given up. The bracket shrinks by a factor of about 0.6 each
@@ -60,11 +60,39 @@ def elliptical_slice(
     number obey detailed balance by themselves. Those beyond the bound become a stay, its own
     reverse.
     """
+    directions = target.base.directions(rng, n_transitions)
+    uniforms = rng.random((n_transitions, 1 + most_evaluations))
+    return slices_along(target, x, value, directions, uniforms)[:3]
+
+
+def slices_along(
+    target: TemperedTarget,
+    x: np.ndarray,
+    value: float,
+    directions: np.ndarray,
+    uniforms: np.ndarray,
+) -> tuple[np.ndarray, float, int, np.ndarray]:
+    """Make the transitions of `elliptical_slice` with given random numbers.
+
+    Parameters
+    ----------
+    target, x, value
+        As for `elliptical_slice`.
+    directions : array, shape (n, N)
+        Draws of the base about its mean.
+    uniforms : array, shape (n, 1 + most evaluations)
+
+    Returns
+    -------
+    x, value, n_evaluations
+        As from `elliptical_slice`.
+    angles : array, shape (n,)
+        By which each transition moved, towards its direction; 0 if it did not.
+    """
     base, likelihood = target.base, target.likelihood
     sites = Sites.flat(base.size) if target.sites is None else target.sites
-    directions = base.directions(rng, n_transitions)
-    uniforms = rng.random((n_transitions, 1 + most_evaluations))
     moved, counts = np.array(x, dtype=float), np.zeros(2, dtype=np.int64)
+    angles = np.zeros(len(directions))
     function = getattr(likelihood, "compiled_value", None)
     n_outputs = getattr(likelihood, "n_outputs", N_TERMS)
     table = None if function is None else function.compiled()
@@ -85,9 +113,10 @@ def elliptical_slice(
         np.empty(base.size),
         np.empty(n_outputs),
         counts,
+        angles,
     )
-    x = x if np.array_equal(moved, x) else moved
-    return x, value, int(counts[EVALUATIONS])
+    x = moved if angles.any() else x
+    return x, value, int(counts[EVALUATIONS]), angles
 
 
 def _by_value(likelihood):
@@ -113,6 +142,7 @@ def run_plain(
     proposal,
     outputs,
     counts,
+    angles,
 ):
     """Make a transition for each row of `directions`, in place; return the last log ratio.
 
@@ -132,6 +162,8 @@ def run_plain(
     outputs : array
         Room for what the likelihood returns.
     counts : int64 array, shape (2,)
+    angles : array, shape (n,)
+        Of the transitions that moved; the others are left.
     """
     size = x.size
     for t in range(directions.shape[0]):
@@ -149,7 +181,7 @@ def run_plain(
             proposed = evaluate(likelihood, proposal, outputs, counts)
             proposed = scale * (proposed - given_back) if scale > 0.0 else 0.0
             if proposed > threshold:
-                value = proposed
+                value, angles[t] = proposed, angle
                 for i in range(size):
                     x[i] = proposal[i]
                 break

@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from pymc_kameleon.mcmc.numba_bridge import compile_options
 
-__all__ = ["FUSED", "ROUNDING", "bits", "exp", "exp_by_series"]
+__all__ = ["FUSED", "LOG_2", "ROUNDING", "bits", "exp", "exp_by_series", "with_bits"]
 
 FUSED = {"contract"}
 """Fast-math freedom of `exp_by_series`; with others its rounding to integers would go."""
@@ -49,7 +49,9 @@ def bits(typingctx, x):
 
 
 @intrinsic
-def _with_bits(typingctx, integer):
+def with_bits(typingctx, integer):
+    """Return the float of which an integer has the bits."""
+
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.DoubleType())
 
@@ -67,8 +69,8 @@ def exp_by_series(x):
     # In two factors: where e^x is subnormal or about to overflow, 2^k is out of range.
     half = (k * 0.5 + ROUNDING) - ROUNDING
     shift = BIAS - bits(ROUNDING)
-    one = _with_bits((bits(half + ROUNDING) + shift) << 52)
-    other = _with_bits((bits(k - half + ROUNDING) + shift) << 52)
+    one = with_bits((bits(half + ROUNDING) + shift) << 52)
+    other = with_bits((bits(k - half + ROUNDING) + shift) << 52)
     value = total * one * other
     if x > LARGEST:
         value = np.inf

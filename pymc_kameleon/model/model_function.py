@@ -22,7 +22,7 @@ from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon.mcmc.numba_bridge import caller, jitable, machine_code_address
-from pymc_kameleon.model.vectorised_exp import VECTORISING
+from pymc_kameleon.model.vectorised import VECTORISING
 
 __all__ = [
     "ENDLESS",

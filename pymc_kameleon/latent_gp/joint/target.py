@@ -112,7 +112,7 @@ class JointTarget:
 
     def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
         self.model, self.sites = model, sites
-        self.eta: np.ndarray | None = None
+        self.eta = np.zeros((2, model.likelihood.size))
         self.proposed: JointPoint | None = None
         self.n_failed = 0
 
@@ -148,9 +148,9 @@ class JointTarget:
         ValueError, scipy.linalg.LinAlgError
             If a covariance is not positive definite there.
         """
-        gaussians = self._gaussians(x)
+        variable, conditional = self._gaussians(x)
         log_prior, likelihood = self.model.log_prior(x), self.model.likelihood.value(f)
-        return JointPoint(x.copy(), f, *gaussians, log_prior, likelihood)
+        return JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
 
     def _gaussians(self, x):
         self.model.set_hyperparameters(x)

@@ -127,7 +127,6 @@ def slices(
     )
     if f is point.function:
         return point, n_evaluations
-    target.eta = target.eta.copy()
     _turn(target.eta, normals, angles)
     return point._replace(function=f, log_likelihood=likelihood.value(f)), n_evaluations + 1
 

@@ -46,6 +46,8 @@ class ModelLikelihood:
     size : int
     names : list of str
         Of the variables whose log densities depend on the function.
+    n_outputs : int
+        Length of what `compiled_value` returns.
     has_gradient : bool
         Whether there are derivatives; without, only `value` and `elementwise` serve.
     probit_labels, logit_labels : array (N,) of -1 and +1, or None
@@ -97,6 +99,7 @@ class ModelLikelihood:
         """
         self._value.check_data(centre, f"The log likelihood of {self.name}")
         self._counts = self._count(centre)
+        self.n_outputs = N_TERMS + int(sum(self._counts))
         self._owners = None
         self._probes = self._find_probes(centre)
         if self._structure is not None:
@@ -112,15 +115,10 @@ class ModelLikelihood:
         """The function behind `value`: 0, the value and 0, and then every observation's."""
         return self._value
 
-    @property
-    def n_outputs(self) -> int:
-        """Length of what `compiled_value` returns."""
-        return N_TERMS + int(sum(self._counts))
-
     def value(self, f: np.ndarray) -> float:
         """Sum of l_n at `f` (N,)."""
         out = np.empty(self.n_outputs)
-        self._value.into(f, out)
+        self._value.into_compiled(f, out)
         return float(out[1])
 
     def elementwise(self, f: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 from pytensor.gradient import jacobian
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 from scipy.linalg import LinAlgError
 
@@ -70,6 +71,7 @@ class ModelPrior:
         ]
         root = None if self._is_identity else _covariance_root(function, value, others, self.size)
         self._takes_covariance = root is not None
+        self._is_standard = _are_constants([mean, spread], [0.0, 1.0])
         if self._is_identity:
             affine = [value]
         elif root is not None:
@@ -137,7 +139,7 @@ class ModelPrior:
         mean, spread, offset, matrix = self._evaluate(np.zeros(self.size))
         if self._is_identity and not self._is_independent:
             return UnfactorisedPrior(mean, spread.reshape(self.size, self.size))
-        if self._takes_covariance and not mean.any() and (spread == 1.0).all():
+        if self._takes_covariance and self._is_standard:
             return UnfactorisedPrior(offset, matrix, is_root=True)
         known = self._by_factors(mean, spread, offset, matrix)
         return UnfactorisedPrior(known.gaussian.mean, known.gaussian.covariance, known=known)
@@ -209,6 +211,15 @@ class ModelPrior:
                 f"{self.name} is not Gaussian a priori: it is no affine function of the normal "
                 "variable behind it. Name the variable that is, vars=[...]."
             )
+
+
+def _are_constants(variables, values) -> bool:
+    """Whether variables are known to have these values everywhere."""
+    try:
+        found = [pt.get_underlying_scalar_constant_value(variable) for variable in variables]
+    except NotScalarConstantError:
+        return False
+    return found == values
 
 
 def _check_gaussian(model, variable):

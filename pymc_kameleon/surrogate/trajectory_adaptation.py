@@ -222,7 +222,8 @@ class TrajectoryLearner(Learner):
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def observer(self):  # noqa: D102
-        scales = np.sqrt(np.sum(self.standardization.factor**2, axis=1))
+        factor = self.standardization.factor
+        scales = np.sqrt((factor * factor).sum(axis=1))
         return TrajectoryObserver(self.history, self.outcome, scales, self.last)
 
     def evaluation_record(self, learns):  # noqa: D102

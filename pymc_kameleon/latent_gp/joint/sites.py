@@ -1,15 +1,18 @@
 """Gaussian sites as a function of hyperparameters: constant, or a regression that pilots taught."""
 
+import math
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy.linalg import solve
-from scipy.linalg.blas import dtrsv
 
 from pymc_kameleon.kernels import Gaussian
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.layout import flags, floats
+from pymc_kameleon.mcmc.linalg import dot, solve_lower
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = ["SiteFunction", "constant_sites", "fit_sites"]
 
@@ -56,14 +59,38 @@ class SiteFunction(NamedTuple):
         """Sites at the hyperparameters `x` (d,)."""
         if len(self.precision) == 1:
             return Sites(np.exp(self.precision[0]), self.shift[0])
-        coordinates = self.coordinates
-        u = dtrsv(coordinates.factor.T, x - coordinates.location, lower=0, trans=1)
-        distance = np.sqrt(u @ u)
-        if distance > self.radius[0]:
-            u *= self.radius[0] / distance
-        basis = np.concatenate([[1.0], u, _KERNEL(u[None], self.pilots, LENGTHSCALE)[0]])
-        precision, shift = np.exp(basis @ self.precision), basis @ self.shift
-        return Sites(precision, precision * shift if self.has_means[0] else shift)
+        found = np.zeros((2, self.precision.shape[1]))
+        _evaluate_into(*self.coordinates, *self[1:], x.copy(), found)
+        return Sites(found[0], found[1])
+
+
+@jit(fastmath=SIMD)
+def _evaluate_into(location, factor, radius, pilots, precision, shift, has_means, x, found):
+    """Write precisions and shifts in place of zeros; overwrites `x`."""
+    dim, size = x.size, found.shape[1]
+    for k in range(dim):
+        x[k] -= location[k]
+    solve_lower(factor, dim, x)
+    distance = math.sqrt(dot(x, x, dim))
+    if distance > radius[0]:
+        for k in range(dim):
+            x[k] *= radius[0] / distance
+    for j in range(precision.shape[0]):
+        weight = 1.0
+        if j > dim:
+            squares = 0.0
+            for k in range(dim):
+                squares += (x[k] - pilots[j - dim - 1, k]) ** 2
+            weight = exp(-0.5 * squares / LENGTHSCALE**2)
+        elif j > 0:
+            weight = x[j - 1]
+        for i in range(size):
+            found[0, i] += weight * precision[j, i]
+            found[1, i] += weight * shift[j, i]
+    for i in range(size):
+        found[0, i] = exp(found[0, i])
+        if has_means[0]:
+            found[1, i] *= found[0, i]
 
 
 def constant_sites(sites: Sites, dim: int) -> SiteFunction:

@@ -102,6 +102,7 @@ class ModelLikelihood:
         self.n_outputs = N_TERMS + int(sum(self._counts))
         self._owners = None
         self._probes = self._find_probes(centre)
+        self._known_labels = {}
         if self._structure is not None:
             self._find_structure(self._structure)
 
@@ -185,6 +186,14 @@ class ModelLikelihood:
 
     def _labels(self, log_probability):
         """Labels (N,) for which each term is `log_probability` (label f_n), or None."""
+        if log_probability in self._known_labels:
+            return self._known_labels[log_probability]
+        labels = self._find_labels(log_probability)
+        if not self._value.shared():  # they are the same until the data change
+            self._known_labels[log_probability] = labels
+        return labels
+
+    def _find_labels(self, log_probability):
         if self._owners is None:
             return None
         labels = np.sign(self.terms(self._probes[0])[1])

@@ -102,7 +102,7 @@ class ModelLikelihood:
         self.n_outputs = N_TERMS + int(sum(self._counts))
         self._owners = None
         self._probes = self._find_probes(centre)
-        self._known_labels = {}
+        self._known_labels: dict = {}
         if self._structure is not None:
             self._find_structure(self._structure)
 

@@ -163,27 +163,28 @@ def by_class(stub):
 
     `stub` documents it; `register(cls, function, allocates)` gives an implementation that Numba can
     compile, `allocates` being that of `jit`. A compiled call is resolved when its caller is
-    compiled, and costs nothing.
+    compiled, and costs nothing. Plain Python calls `in_python`, if that is given.
     """
     implementations = {}
 
     @functools.wraps(stub)
     def call(value, *arguments):
-        return implementations[type(value)][0](value, *arguments)
+        return implementations[type(value)][-1](value, *arguments)
 
     def compile_those(allocating):
         @overload(call, jit_options=compile_options(allocating), strict=False)
         def compiled(value, *arguments):
             if isinstance(value, types.BaseNamedTuple):
-                function, allocates = implementations.get(value.instance_class, (None, None))
+                function, allocates, _ = implementations.get(value.instance_class, (None,) * 3)
                 return function if allocates == allocating else None
             return None
 
     compile_those(True)
     compile_those(False)
 
-    def register(cls, function, *, allocates=True):
-        implementations[cls] = jitable(function, allocates=allocates), allocates
+    def register(cls, function, *, allocates=True, in_python=None):
+        function = jitable(function, allocates=allocates)
+        implementations[cls] = function, allocates, in_python or function
 
     call.register = register
     return call

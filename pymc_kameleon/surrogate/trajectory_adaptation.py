@@ -49,6 +49,7 @@ from pymc_kameleon.surrogate.transition import (
     UNIFORMS,
     SurrogateTransition,
     anneal,
+    move_routine,
 )
 from pymc_kameleon.validation import checked_integer
 
@@ -213,7 +214,9 @@ class TrajectoryLearner(Learner):
     # what transitions take ------------------------------------------------------------------------
 
     def proposal(self, compiled):  # noqa: D102
-        return SurrogateTransition(self.surrogate, self.integrator, self.population)
+        surrogate, integrator = self.surrogate, self.integrator
+        move = move_routine(surrogate, integrator)
+        return SurrogateTransition(surrogate, integrator, self.population, move)
 
     def mixture(self, tune):  # noqa: D102
         if not self.has_learnt:

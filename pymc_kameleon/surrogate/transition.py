@@ -14,14 +14,22 @@ J. S. Liu (2001), Monte Carlo Strategies in Scientific Computing, section 9.4.3.
 """
 
 import math
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from numba import typeof, types
+from numba.core.dispatcher import Dispatcher
 
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import copy_into, dot
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.numba_bridge import (
+    by_address,
+    jit,
+    machine_code_address,
+    resolved_once,
+)
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
@@ -37,7 +45,7 @@ from pymc_kameleon.surrogate.trajectory import (
     tuned_integrator,
 )
 
-__all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal"]
+__all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "move_routine"]
 
 COLD, HOT = 0, 1
 """Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
@@ -57,6 +65,9 @@ HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
 of the dimension."""
 
 
+call_for_value = by_address(types.float64)
+
+
 class SurrogateTransition(NamedTuple):
     """The proposal.
 
@@ -66,11 +77,14 @@ class SurrogateTransition(NamedTuple):
     integrator : Integrator
     points : array, shape (d, n)
         Those whose differences are moves, in coordinates of moves.
+    move
+        What `move_routine` returned.
     """
 
     surrogate: PosteriorSurrogate
     integrator: Integrator
     points: Annotated[np.ndarray, floats("d", "population")]
+    move: int | Callable
 
 
 @jit
@@ -110,6 +124,25 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
     )
 
 
+_found: list[int] = []
+
+
+def move_routine(surrogate: PosteriorSurrogate, integrator: Integrator) -> int | Callable:
+    """Return the address of a move on a surrogate, which is compiled once for all that make moves.
+
+    The classes always bring arrays of the same types, so they are looked at once a process.
+    """
+    if not isinstance(_move, Dispatcher):  # NUMBA_DISABLE_JIT
+        return _move
+    if not _found:
+        number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
+        surrogate_type, integrator_type = typeof(surrogate), typeof(integrator)
+        workspace = typeof(new_workspace(surrogate))
+        arguments = (matrix, number, vector, number, vector, vector, workspace)
+        _found.append(machine_code_address(_move, (surrogate_type, integrator_type, *arguments)))
+    return _found[0]
+
+
 def _propose(proposal, chain, normals, uniforms):
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
     u, workspace = np.empty(dim), new_workspace(surrogate)
@@ -121,16 +154,19 @@ def _propose(proposal, chain, normals, uniforms):
     start = value = surrogate_value(surrogate, u, workspace)
     for m in range(1 + int(uniforms[PICK] * MOVES)):
         first = N_UNIFORMS + m * UNIFORMS
-        value = _move(
-            surrogate,
-            integrator,
-            proposal.points,
-            temperature,
-            u,
-            value,
-            normals[m * dim : (m + 1) * dim],
-            uniforms[first : first + UNIFORMS],
-            workspace,
+        value = call_for_value(
+            proposal.move,
+            (
+                surrogate,
+                integrator,
+                proposal.points,
+                temperature,
+                u,
+                value,
+                normals[m * dim : (m + 1) * dim],
+                uniforms[first : first + UNIFORMS],
+                workspace,
+            ),
         )
     index = HOT if is_hot else COLD
     if value == start:  # no move was made
@@ -139,18 +175,23 @@ def _propose(proposal, chain, normals, uniforms):
     return (start - value) / temperature, index
 
 
-register_proposal(SurrogateTransition, propose=_propose)
+register_proposal(
+    SurrogateTransition,
+    propose=_propose,
+    in_python=resolved_once(jit(_propose, allocates=True)),
+)
 
 
 @jit(allocates=True)
-def _move_all(surrogate, integrator, points, temperature, particles, values, normals, uniforms):
+def _move_all(proposal, temperature, particles, values, normals, uniforms):
+    surrogate = proposal.surrogate
     workspace = new_workspace(surrogate)
     for k in range(particles.shape[0]):
         for m in range(normals.shape[1]):
-            values[k] = _move(
+            arguments = (
                 surrogate,
-                integrator,
-                points,
+                proposal.integrator,
+                proposal.points,
                 temperature,
                 particles[k],
                 values[k],
@@ -158,6 +199,7 @@ def _move_all(surrogate, integrator, points, temperature, particles, values, nor
                 uniforms[k, m],
                 workspace,
             )
+            values[k] = call_for_value(proposal.move, arguments)
 
 
 def anneal(
@@ -202,10 +244,9 @@ def anneal(
         particles, values, before = particles[kept], values[kept], temperature
         integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
         points = np.ascontiguousarray(particles.T)
+        move = move_routine(surrogate, integrator)
         _move_all(
-            surrogate,
-            integrator,
-            points,
+            SurrogateTransition(surrogate, integrator, points, move),
             temperature,
             particles,
             values,

@@ -75,6 +75,7 @@ def register_proposal(
     invalidate: Callable = _nothing,
     covariance_at: Callable | None = None,
     allocates: bool = True,
+    in_python: Callable | None = None,
 ) -> None:
     """Register the functions of a class of proposals.
 
@@ -99,8 +100,13 @@ def register_proposal(
     allocates : bool
         Whether one of the first three makes arrays. Those that do not take less time if this is
         False; see `mcmc.numba_bridge.jit`.
+    in_python : callable, optional
+        `propose` where transitions run in plain Python: compiled, if it calls compiled functions
+        several times.
     """
-    for function, implementation in zip(_COMPILED, (propose, commit, invalidate), strict=True):
-        function.register(cls, implementation, allocates=allocates)
+    options: tuple[dict, ...] = ({"in_python": in_python}, {}, {})
+    functions = zip(_COMPILED, (propose, commit, invalidate), options, strict=True)
+    for function, implementation, more in functions:
+        function.register(cls, implementation, allocates=allocates, **more)
     if covariance_at is not None:
         _covariance_at.register(cls, covariance_at)

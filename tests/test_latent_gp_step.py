@@ -33,7 +33,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
 )
 from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
 from pymc_kameleon.latent_gp.joint.pilots import approximate
-from pymc_kameleon.latent_gp.joint.target import log_posterior
+from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
 from pymc_kameleon.steps import latent_gp_tuning
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
@@ -119,10 +119,25 @@ def test_points_keep_the_order_of_the_model():
     assert list(point) == [value.name for value in model.value_vars]
 
 
-def test_density_is_that_of_the_model():
-    """With the Jacobians of the transforms: differences between points are those of the model."""
-    model = regression()
-    step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
+def scaled():
+    """The free variable is no standard normal, so the model's factor is not that of f."""
+    with pm.Model() as model:
+        lengthscale = pm.LogNormal("lengthscale", 0.0, 0.7)
+        covariance = pm.gp.cov.ExpQuad(1, ls=lengthscale)(LINE) + 1e-6 * np.eye(len(LINE))
+        v = pm.Normal("v", 0.5, 2.0, shape=len(LINE))
+        f = pm.Deterministic("f", pt.linalg.cholesky(covariance) @ v)
+        pm.Normal("y", f, 0.3, observed=VALUES)
+    return model
+
+
+@pytest.mark.parametrize("build", [regression, scaled])
+def test_density_is_that_of_the_model(build):
+    """With the Jacobians of the transforms: differences between points are those of the model.
+
+    At a point that was given, and at the same one as proposals are evaluated.
+    """
+    model = build()
+    step = LatentGPStep("f", model=model, compile_kwargs=UNCOMPILED)
     log_density, rng = model.compile_logp(**UNCOMPILED), np.random.default_rng(0)
     found = []
     for _ in range(3):
@@ -131,7 +146,24 @@ def test_density_is_that_of_the_model():
         begin(step, tune=0)
         step._arrive(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
         found.append(log_posterior(step._point) - log_density(point))
+        proposed = JointTarget(step.joint, step.sites).point(step._point.x, step.position)
+        np.testing.assert_allclose(log_posterior(proposed), log_posterior(step._point), rtol=1e-12)
+        again = proposed.variable.to_variable(step.position)
+        np.testing.assert_allclose(again, point[step.function.value_variable.name], rtol=1e-6)
     np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
+
+
+def test_hyperparameters_whose_memory_is_not_ours_to_write():
+    """As some arrays are that came from another process."""
+    joint = LatentGPStep(model=regression(), compile_kwargs=PLAIN).joint
+    joint.set_hyperparameters(np.array([0.3, -1.0]))
+    expected = joint.prior().gaussian.covariance
+    for shared in joint._shared:
+        array = shared.get_value(borrow=True)
+        array[...] = 0.0
+        array.flags.writeable = False
+    joint.set_hyperparameters(np.array([0.3, -1.0]))
+    np.testing.assert_array_equal(joint.prior().gaussian.covariance, expected)
 
 
 def test_new_data_in_the_middle_of_a_chain():

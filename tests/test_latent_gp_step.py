@@ -166,6 +166,22 @@ def test_hyperparameters_whose_memory_is_not_ours_to_write():
     np.testing.assert_array_equal(joint.prior().gaussian.covariance, expected)
 
 
+@pytest.mark.parametrize("are_data", [False, True])
+@pytest.mark.parametrize("compile_kwargs", [None, UNCOMPILED])
+def test_a_covariance_without_hyperparameters_is_not_overwritten(are_data, compile_kwargs):
+    """Factors take the place of matrices, and this one is a constant, or data of the model."""
+    covariance = np.exp(-0.5 * (LINE - LINE.T) ** 2) + 1e-6 * np.eye(len(LINE))
+    with pm.Model() as model:
+        given = pm.Data("covariance", covariance) if are_data else covariance
+        f = pm.MvNormal("f", np.zeros(len(LINE)), cov=given)
+        pm.Normal("y", f, pm.HalfNormal("noise", 0.5), observed=VALUES)
+    joint = LatentGPStep(model=model, compile_kwargs=compile_kwargs).joint
+    for _ in range(2):
+        prior = joint.unfactorised_prior()
+        np.testing.assert_array_equal(prior.covariance, covariance)
+        prior.factorised_in_place()
+
+
 def test_new_data_in_the_middle_of_a_chain():
     """What is kept of the point is computed anew, and is the model's density with the new data."""
     with pm.Model() as model:

@@ -6,12 +6,15 @@ from functools import cached_property
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky, eigvalsh, lapack, solve_triangular
 
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+
 __all__ = [
     "Gaussian",
     "Sites",
     "cholesky_of",
     "cholesky_overwriting",
     "factorised",
+    "inner_matrix",
     "with_sites",
 ]
 
@@ -184,3 +187,22 @@ def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
         - np.log(np.diagonal(upper)).sum()
     )
     return Gaussian(prior.mean + factor @ whitened, factor @ factor.T, factor), log_integral
+
+
+def inner_matrix(covariance: np.ndarray, sites: Sites) -> np.ndarray:
+    """Return an array (N, N) with the lower triangle of A = I + S K S, S^2 the sites' precisions.
+
+    For a covariance K in C order, and no negative precision.
+    """
+    inner = np.empty(covariance.shape)
+    _inner_into(covariance, np.sqrt(sites.precision), inner)
+    return inner
+
+
+@jit(fastmath=SIMD)
+def _inner_into(covariance, roots, out):
+    """Write the lower triangle of A into that of `out`."""
+    for i in range(roots.size):
+        for j in range(i):
+            out[i, j] = roots[i] * covariance[i, j] * roots[j]
+        out[i, i] = 1.0 + roots[i] * covariance[i, i] * roots[i]

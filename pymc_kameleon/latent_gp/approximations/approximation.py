@@ -1,14 +1,23 @@
 """Gaussian approximation of the posterior of a latent function."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import factorial
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg import cholesky, lapack, solve_triangular
+from scipy.linalg.blas import dtrmm, dtrmv
 
 from pymc_kameleon.latent_gp.approximations.tilted_moments import log_ndtr_derivatives
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian_algebra import (
+    Gaussian,
+    Sites,
+    cholesky_overwriting,
+    inner_matrix,
+    with_sites,
+)
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
+from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = [
     "GaussianApproximation",
@@ -17,6 +26,10 @@ __all__ = [
     "floored",
     "whitened_precision_factor",
 ]
+
+
+LEAST_TOLD = 1e-6
+"""Share of its precision that a site has, from which 1 - (1 - share) keeps 10 digits."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +44,6 @@ class GaussianApproximation:
     sites : Sites
         One Gaussian factor exp(shift f - precision f^2 / 2) instead of each exp(l_n), no
         precision negative: see `n_floored`.
-    posterior : Gaussian
-        The prior times the sites, normalised.
     log_evidence : float
         Approximate log of the integral of N(f; m, K) exp(sum_n l_n(f_n)).
     method : str
@@ -50,7 +61,6 @@ class GaussianApproximation:
     prior: Gaussian = field(repr=False)
     likelihood: FactorisingLikelihood = field(repr=False)
     sites: Sites = field(repr=False)
-    posterior: Gaussian = field(repr=False)
     log_evidence: float
     method: str
     converged: bool
@@ -66,6 +76,11 @@ class GaussianApproximation:
             f"log_evidence={self.log_evidence:.4f}, {outcome} in {self.n_iterations} iterations, "
             f"residual {self.residual:.1g}{floored})"
         )
+
+    @cached_property
+    def posterior(self) -> Gaussian:
+        """The prior times the sites, normalised; computed where it is asked for."""
+        return with_sites(self.prior, self.sites)[0]
 
     def marginals(self) -> tuple[np.ndarray, np.ndarray]:
         """Posterior means (N,) and standard deviations (N,)."""
@@ -146,21 +161,58 @@ class SiteProduct:
 
     Notes
     -----
-    With K = L L^T and A A^T = I + L^T diag(precision) L, the covariance is V^T V for V = A^-1 L^T:
-    variances are sums of squares, for negative precisions as well.
+    For precisions W = S^2 that are not negative, with A = I + S K S (Rasmussen & Williams 2006,
+    section 3.4.3), the mean is m + K a for a = s - S A^-1 S K s and s = shift - W m, and the
+    variances are (1 - diag A^-1) / W. Where a site says so little that this loses digits, it is
+    that of K - K S A^-1 S K.
+
+    For others, with K = L L^T and B B^T = I + L^T W L, the covariance is V^T V for V = B^-1 L^T:
+    variances are sums of squares.
     """
 
     def __init__(self, prior: Gaussian, sites: Sites):
-        factor = whitened_precision_factor(prior, sites)
-        self.roots = solve_triangular(factor, prior.cholesky.T, lower=True, check_finite=False)
+        self.prior, self.sites = prior, sites
         shift = sites.shift - sites.precision * prior.mean
-        self.mean = prior.mean + (self.roots @ shift) @ self.roots
-        self.variance = np.einsum("ij,ij->j", self.roots, self.roots)
+        if np.any(sites.precision < 0.0):
+            roots = self._covariance_roots()
+            self.mean = prior.mean + (roots @ shift) @ roots
+            self.variance = np.einsum("ij,ij->j", roots, roots)
+            return
+        scale, covariance = np.sqrt(sites.precision), prior.covariance
+        upper = cholesky_overwriting(inner_matrix(covariance, sites)).T
+        self.half_log_determinant = float(np.log(np.diagonal(upper)).sum())
+        inverse, _ = lapack.dtrtri(upper, lower=0, overwrite_c=1)  # A = upper^T upper
+        solved = dtrmv(inverse, dtrmv(inverse, scale * (covariance @ shift), trans=1))
+        self.mean = prior.mean + covariance @ (shift - scale * solved)
+        told = 1.0 - _column_squares(inverse.T)
+        is_told = told > LEAST_TOLD
+        self.variance = told / np.where(is_told, sites.precision, 1.0)
+        if not np.all(is_told):
+            columns = covariance[:, ~is_told]
+            explained = dtrmm(1.0, inverse, scale[:, None] * columns, trans_a=1)
+            left = np.diagonal(covariance)[~is_told] - np.einsum("ij,ij->j", explained, explained)
+            self.variance[~is_told] = left
+
+    def _covariance_roots(self):
+        """V, an array (N, N)."""
+        factor = whitened_precision_factor(self.prior, self.sites)
         self.half_log_determinant = float(np.log(np.diagonal(factor)).sum())
+        return solve_triangular(factor, self.prior.cholesky.T, lower=True, check_finite=False)
 
     def covariance(self) -> np.ndarray:
         """V^T V, an array (N, N)."""
-        return self.roots.T @ self.roots
+        roots = self._covariance_roots()
+        return roots.T @ roots
+
+
+@jit(allocates=True)
+def _column_squares(lower):
+    """Return the sums of squares of the columns of a lower triangular matrix."""
+    squares = np.zeros(lower.shape[0])
+    for i in range(lower.shape[0]):
+        for j in range(i + 1):
+            squares[j] += lower[i, j] * lower[i, j]
+    return squares
 
 
 def whitened_precision_factor(prior: Gaussian, sites: Sites) -> np.ndarray:
@@ -226,7 +278,6 @@ def approximation_of(
         prior=prior,
         likelihood=likelihood,
         sites=kept,
-        posterior=with_sites(prior, kept)[0],
         log_evidence=log_evidence,
         method=method,
         converged=converged,

@@ -38,11 +38,16 @@ import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.linalg.blas import dtrsv
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, cholesky_overwriting
+from pymc_kameleon.latent_gp.gaussian_algebra import (
+    Gaussian,
+    Sites,
+    cholesky_overwriting,
+    inner_matrix,
+)
 from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
-__all__ = ["ConditionalGaussian", "inner_matrix"]
+__all__ = ["ConditionalGaussian"]
 
 LEAST_ROOT = 1e-4
 """Entry of S from which a division by it keeps 12 digits of f; below it f is m + C v."""
@@ -152,22 +157,6 @@ class ConditionalGaussian:
             out,
         )
         return out
-
-
-def inner_matrix(covariance: np.ndarray, sites: Sites) -> np.ndarray:
-    """Return an array (N, N) with the lower triangle of A, of a covariance in C order."""
-    inner = np.empty(covariance.shape)
-    _inner_into(covariance, np.sqrt(sites.precision), inner)
-    return inner
-
-
-@jit(fastmath=SIMD)
-def _inner_into(covariance, roots, out):
-    """Write the lower triangle of A into that of `out`."""
-    for i in range(roots.size):
-        for j in range(i):
-            out[i, j] = roots[i] * covariance[i, j] * roots[j]
-        out[i, i] = 1.0 + roots[i] * covariance[i, i] * roots[i]
 
 
 @jit

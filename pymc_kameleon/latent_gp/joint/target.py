@@ -26,8 +26,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Sites
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, inner_matrix
+from pymc_kameleon.latent_gp.gaussian_algebra import Sites, inner_matrix
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 

@@ -312,10 +312,11 @@ def test_laplace_does_not_diverge_from_far_away():
     assert result.converged
 
 
-def test_product_with_sites_of_either_sign():
+@pytest.mark.parametrize("least", [-0.1, 0.0, 1e-9])
+def test_product_with_sites_of_either_sign(least):
     prior, _, rng = problem(10, mean=0.3)
     precision = rng.uniform(0.1, 2.0, 10)
-    precision[3] = -0.1
+    precision[3] = least
     sites = Sites(precision, rng.standard_normal(10))
     product = SiteProduct(prior, sites)
     covariance = np.linalg.inv(np.linalg.inv(prior.covariance) + np.diag(precision))
@@ -324,6 +325,25 @@ def test_product_with_sites_of_either_sign():
     np.testing.assert_allclose(product.mean, expected, atol=1e-7)
     determinant = np.linalg.slogdet(np.eye(10) + prior.covariance * precision)[1]
     assert product.half_log_determinant == pytest.approx(0.5 * determinant, abs=1e-9)
+
+
+@pytest.mark.parametrize("amplitude", [1.0, 10.0])
+@pytest.mark.parametrize("noise", [1e-1, 1e-3, 1e-4])
+def test_precise_sites_lose_no_digits(amplitude, noise):
+    """Normal noise: expectation propagation is exact, log p(y) and moments in closed form."""
+    inputs = np.linspace(0, 1, 40)[:, None]
+    prior = squared_exponential(inputs, 0.3, amplitude)
+    rng = np.random.default_rng(0)
+    y = prior.draw(rng) + noise * rng.standard_normal(40)
+    result = expectation_propagation_approximation(prior, Normal(y, noise))
+    total = factorised(np.zeros(40), prior.covariance + noise**2 * np.eye(40))
+    assert result.log_evidence == pytest.approx(total.log_density(y), rel=1e-7, abs=1e-5)
+    product = SiteProduct(prior, result.sites)
+    solved = np.linalg.solve(total.cholesky, prior.covariance)
+    sd = np.sqrt(np.diagonal(prior.covariance) - np.sum(solved**2, axis=0))
+    mean = prior.covariance @ np.linalg.solve(total.covariance, y)
+    np.testing.assert_allclose(product.mean / sd, mean / sd, atol=1e-3)
+    np.testing.assert_allclose(np.sqrt(product.variance), sd, rtol=1e-3)
 
 
 # what goes wrong ------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.surrogate.depth import typical_depth
 
 N_DATA_SETS = 500
-# A mistake that is planted shows in fewer.
+# Most mistakes that are planted show in fewer.
 N_PLANTED = 200
 N_TRANSITIONS = 25
 SIZE = 20
@@ -112,6 +112,11 @@ def constant(model):
     return constant_sites(approximate(model, model.mean, "laplace").sites, model.mean.size)
 
 
+def flat(model):
+    """Sites that say nothing: the Gaussian is the prior."""
+    return constant_sites(Sites.flat(SIZE), model.mean.size)
+
+
 def learnt(model):
     """Sites as a function of theta, fitted at the points of a fixed design."""
     dim = model.mean.size
@@ -161,7 +166,8 @@ def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n
 @pytest.mark.slow
 @pytest.mark.numerics
 @pytest.mark.parametrize(
-    ("name", "make_sites"), [("poisson", constant), *((name, learnt) for name in MODELS)]
+    ("name", "make_sites"),
+    [("poisson", constant), ("poisson", flat), *((name, learnt) for name in MODELS)],
 )
 def test_frozen_transitions_leave_exact_draws_exact(name, make_sites):
     p_values = calibration_p_values(name, make_sites)
@@ -200,6 +206,23 @@ def test_calibration_sees_sites_that_differ_between_directions():
 
     p_values = calibration_p_values("poisson", move=move)
     assert min(p_values.values()) < FALSE_ALARM, p_values
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("make_sites", [flat, constant])
+def test_eta_and_the_function_stay_together(make_sites):
+    """Through moves of theta and slices: the next move takes the function from where it is."""
+    model, draw_data = poisson_model()
+    rng = np.random.default_rng(12)
+    x = model.draw_hyperparameters(rng)
+    f = model.draw_function(x, rng)
+    model.y = draw_data(f, x, rng)
+    model.set_hyperparameters(x)
+    target = JointTarget(model, make_sites(model))
+    point, _ = transitions(target, model, x, f, 100, rng)
+    assert np.any(point.x != x) and np.all(point.function != f)
+    restored = point.conditional.restored(target.eta)
+    np.testing.assert_allclose(restored, point.function, atol=1e-9)
 
 
 # surrogate transitions ----------------------------------------------------------------------------

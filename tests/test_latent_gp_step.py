@@ -24,6 +24,7 @@ from models import (
     values,
 )
 from pymc.exceptions import SamplingError
+from pytensor.graph.op import Op
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -180,6 +181,35 @@ def test_a_covariance_without_hyperparameters_is_not_overwritten(are_data, compi
         prior = joint.unfactorised_prior()
         np.testing.assert_array_equal(prior.covariance, covariance)
         prior.factorised_in_place()
+
+
+class Remembered(Op):
+    """A covariance that keeps what it has computed."""
+
+    itypes, otypes = [pt.dscalar], [pt.dmatrix]
+
+    def __init__(self):
+        self.known = {}
+
+    def perform(self, node, inputs, outputs):
+        lengthscale = float(inputs[0])
+        if lengthscale not in self.known:
+            covariance = np.exp(-0.5 * (LINE - LINE.T) ** 2 / lengthscale**2)
+            self.known[lengthscale] = covariance + 1e-6 * np.eye(len(LINE))
+        outputs[0][0] = self.known[lengthscale]
+
+
+def test_what_a_black_box_returns_is_not_overwritten():
+    operation = Remembered()
+    with pm.Model() as model:
+        lengthscale = pm.LogNormal("lengthscale", 0.0, 0.7)
+        f = pm.MvNormal("f", np.zeros(len(LINE)), cov=operation(lengthscale))
+        pm.Normal("y", f, 0.5, observed=VALUES)
+    joint = LatentGPStep(model=model).joint
+    joint.set_hyperparameters(np.zeros(1))
+    expected = joint.prior().gaussian.covariance.copy()
+    joint.unfactorised_prior().factorised_in_place()
+    np.testing.assert_array_equal(operation.known[1.0], expected)
 
 
 def test_new_data_in_the_middle_of_a_chain():

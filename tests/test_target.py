@@ -229,3 +229,13 @@ def test_users_own_mode_is_taken():
     target = LogDensity(model, compile_kwargs={"mode": "cvm"})
     assert target.function.compiled() is None
     np.testing.assert_allclose(target(mean)[0], stats.norm.logpdf(0, 0, sd).sum())
+
+
+def test_random_numbers_in_the_graph_are_others_at_every_call():
+    data = np.random.default_rng(0).normal(1.0, 1.0, 50)
+    with pm.Model() as model:
+        x = pm.Normal("x")
+        batch = pm.Minibatch(data, batch_size=5)
+        pm.Normal("y", x, 1.0, observed=batch, total_size=50)
+    density = LogDensity(model)
+    assert len({float(density(np.zeros(1)).sum()) for _ in range(5)}) == 5

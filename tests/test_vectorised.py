@@ -39,7 +39,8 @@ def numbers_of_all_sizes(low, high):
 
 
 UNITS = {
-    "exp": (exp, np.exp, np.random.default_rng(1).uniform(-708, 709.7, 200_000), 1.0),
+    "exp": (exp, np.exp, np.random.default_rng(1).uniform(-708, 709.7, 100_000), 1.0),
+    "exp of small numbers": (exp, np.exp, np.random.default_rng(1).uniform(-2, 2, 100_000), 1.0),
     "log": (log, np.log, numbers_of_all_sizes(0.5, 2.0), 1.0),
     "log1p": (log1p, np.log1p, numbers_of_all_sizes(-1.0, 1.0), 2.0),
     "softplus": (
@@ -70,8 +71,8 @@ INF, NAN, LEAST = np.inf, np.nan, 5e-324
 ENDS = {
     "exp": (
         exp,
-        [NAN, INF, -INF, 709.8, 1e300, -745.2, 0.0, -0.0],
-        [NAN, INF, 0, INF, INF, 0, 1, 1],
+        [NAN, INF, -INF, 709.8, 1e300, -745.2, -1e300, 0.0, -0.0],
+        [NAN, INF, 0, INF, INF, 0, 0, 1, 1],
     ),
     "log": (
         log,
@@ -94,7 +95,8 @@ def test_at_the_ends(name):
     np.testing.assert_array_equal(looped(function)(np.array(x)), expected)
 
 
-def test_subnormal_numbers():
+def test_subnormal_and_large_numbers():
+    np.testing.assert_allclose(looped(exp)(np.array([709.78])), np.exp(709.78), rtol=1e-15)
     x = np.array([-708.5, -720.25, -740.0, -745.1])
     np.testing.assert_allclose(looped(exp)(x), np.exp(x), rtol=1e-15, atol=5e-324)
     np.testing.assert_allclose(looped(log)(np.exp(x)), np.log(np.exp(x)), rtol=1e-15)
@@ -151,6 +153,15 @@ def test_one_loop_where_a_condition_chooses_between_two():
         assert graph.count("vectorised_softplus") + graph.count("vectorised_log1p") == 1
         values = np.random.default_rng(1).standard_normal(9) * 20, np.arange(9) % 2
         np.testing.assert_allclose(new(*values), old(*values), rtol=1e-14)
+
+
+def test_branches_of_other_types_stay_two():
+    """One function of both would take them in another precision."""
+    x, y = pt.dvector("x"), pt.lvector("y")
+    small = pt.vector("small", dtype="float32")
+    new, old, *_ = compiled([x, y, small], pt.switch(y, pt.exp(x), pt.exp(small)))
+    values = np.array([1.1, 2.2]), np.array([0, 1]), np.array([3.3, 4.4], dtype=np.float32)
+    np.testing.assert_allclose(new(*values), old(*values), rtol=1e-14)
 
 
 def test_a_condition_that_is_longer_than_its_branches():

@@ -9,6 +9,7 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, eigvalsh, lapack, sol
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 __all__ = [
+    "LEAST_ROOT",
     "Gaussian",
     "Sites",
     "cholesky_of",
@@ -17,6 +18,9 @@ __all__ = [
     "inner_matrix",
     "with_sites",
 ]
+
+LEAST_ROOT = 1e-4
+"""Root of a site's precision from which a division by it keeps 12 digits of the function."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def cholesky_of(matrix: np.ndarray) -> np.ndarray:
     Raises
     ------
     scipy.linalg.LinAlgError
-        If the matrix is not positive definite, or not finite.
+        If the matrix is not positive definite. Of NaN the factor may be NaN.
     """
     return _factor(matrix, clean=1)
 

@@ -83,6 +83,11 @@ class ModelFunction:
         the default linker where the outputs hold an operation that Numba does not know.
     apart : bool
         Whether outputs are not joined.
+
+    Attributes
+    ----------
+    has_black_box : bool
+        As the function of this name says of the outputs.
     """
 
     _arrays: list | None
@@ -97,10 +102,10 @@ class ModelFunction:
         self._compile_kwargs = compile_kwargs
         outputs = [pt.atleast_1d(pt.as_tensor(o).astype("float64")) for o in outputs]
         self._outputs = outputs if apart else [pt.concatenate(outputs)]
-        self._has_black_box = any(map(has_black_box, self._outputs))
+        self.has_black_box = any(map(has_black_box, self._outputs))
         self._function = self._compile(self._outputs)
         self._reset()
-        self._compilable = not apart and self._machine_code is not None
+        self._compilable = not apart and self._jit_function() is not None
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k not in MADE_ANEW}
@@ -187,7 +192,7 @@ class ModelFunction:
         ValueError
             If shapes or indices do not fit each other.
         """
-        if self._has_black_box:
+        if self.has_black_box:
             return True
         checking = self._checking
         if checking is None:
@@ -253,8 +258,13 @@ class ModelFunction:
     def _reset(self):
         self.__dict__.update(dict.fromkeys(MADE_ANEW))
         self._containers = self.containers()
-        # The same without what PyTensor does around it, which takes longer than a likelihood.
-        self._machine_code = getattr(getattr(self._function, "vm", None), "jit_fn", None)
+        # The same without what PyTensor does around it, which takes longer than a likelihood; but
+        # it is PyTensor that updates shared variables.
+        has_updates = len(self._function.maker.fgraph.outputs) > len(self._outputs)
+        self._machine_code = None if has_updates else self._jit_function()
+
+    def _jit_function(self):
+        return getattr(getattr(self._function, "vm", None), "jit_fn", None)
 
     def _compile(self, outputs):
         function = None
@@ -314,7 +324,7 @@ class ModelFunction:
             )
             self._compilable = False
             return False
-        self._jitted = self._machine_code
+        self._jitted = self._jit_function()
         given = [np.dtype(self._point.dtype), *(a.dtype for a in arrays)]
         dimensions = [1, *(a.ndim for a in arrays)]
         types = [

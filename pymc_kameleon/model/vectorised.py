@@ -116,11 +116,12 @@ def _choose_first(fgraph, node):
     condition, *branches = node.inputs
     outer = []
     while all(_is_unary(branch) for branch in branches):
-        first, second = (branch.owner.op for branch in branches)
-        if first.scalar_op != second.scalar_op:
+        first, second = (branch.owner for branch in branches)
+        inner = [first.inputs[0], second.inputs[0]]
+        if first.op.scalar_op != second.op.scalar_op or inner[0].dtype != inner[1].dtype:
             break
-        outer.append(first)
-        branches = [branch.owner.inputs[0] for branch in branches]
+        outer.append(first.op)
+        branches = inner
     shapes = {v.type.broadcastable for v in (*branches, *node.outputs)}
     if len(shapes) > 1 or not any(type(op.scalar_op) in LOOPS for op in outer):
         return None

@@ -10,6 +10,7 @@ from scipy.linalg.blas import dtrmm, dtrmv
 
 from pymc_kameleon.latent_gp.approximations.tilted_moments import log_ndtr_derivatives
 from pymc_kameleon.latent_gp.gaussian_algebra import (
+    LEAST_ROOT,
     Gaussian,
     Sites,
     cholesky_overwriting,
@@ -151,8 +152,10 @@ class SiteProduct:
     ----------
     mean, variance : array, shape (N,)
         Marginals of the product.
+    slope : array, shape (N,)
+        a = K^-1 (mean - m) = shift - W mean.
     half_log_determinant : float
-        log |I + K diag(precision)| / 2.
+        log |I + K W| / 2.
 
     Raises
     ------
@@ -162,9 +165,10 @@ class SiteProduct:
     Notes
     -----
     For precisions W = S^2 that are not negative, with A = I + S K S (Rasmussen & Williams 2006,
-    section 3.4.3), the mean is m + K a for a = s - S A^-1 S K s and s = shift - W m, and the
-    variances are (1 - diag A^-1) / W. Where a site says so little that this loses digits, it is
-    that of K - K S A^-1 S K.
+    section 3.4.3), the mean is m + K a for a = s - S A^-1 S K s and s = shift - W m. Where
+    s = S t + u, a = u + S A^-1 (t - S K u), which loses no digits where sites are precise; u is
+    that of the sites of which S is too small to divide by. The variances are (1 - diag A^-1) / W.
+    Where a site says so little that this loses digits, it is that of K - K S A^-1 S K.
 
     For others, with K = L L^T and B B^T = I + L^T W L, the covariance is V^T V for V = B^-1 L^T:
     variances are sums of squares.
@@ -176,14 +180,22 @@ class SiteProduct:
         if np.any(sites.precision < 0.0):
             roots = self._covariance_roots()
             self.mean = prior.mean + (roots @ shift) @ roots
+            self.slope = sites.shift - sites.precision * self.mean
             self.variance = np.einsum("ij,ij->j", roots, roots)
             return
         scale, covariance = np.sqrt(sites.precision), prior.covariance
         upper = cholesky_overwriting(inner_matrix(covariance, sites)).T
         self.half_log_determinant = float(np.log(np.diagonal(upper)).sum())
         inverse, _ = lapack.dtrtri(upper, lower=0, overwrite_c=1)  # A = upper^T upper
-        solved = dtrmv(inverse, dtrmv(inverse, scale * (covariance @ shift), trans=1))
-        self.mean = prior.mean + covariance @ (shift - scale * solved)
+        divides = scale > LEAST_ROOT
+        t = np.where(divides, shift / np.where(divides, scale, 1.0), 0.0)
+        u = np.where(divides, 0.0, shift)
+        solved = dtrmv(inverse, dtrmv(inverse, t - scale * (covariance @ u), trans=1))
+        self.slope = u + scale * solved
+        # Of a precise site K a loses what the site itself says.
+        is_precise = sites.precision * np.diagonal(covariance) > 1.0
+        by_site = (shift - self.slope) / np.where(is_precise, sites.precision, 1.0)
+        self.mean = prior.mean + np.where(is_precise, by_site, covariance @ self.slope)
         told = 1.0 - _column_squares(inverse.T)
         is_told = told > LEAST_TOLD
         self.variance = told / np.where(is_told, sites.precision, 1.0)

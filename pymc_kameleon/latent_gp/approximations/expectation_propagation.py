@@ -182,7 +182,7 @@ class PropagationState:
         share = 1.0 - sites.precision * variance
         if not np.all(share > 0):
             raise LinAlgError("A cavity has no positive variance.")
-        self.natural_slope = sites.shift - sites.precision * mean
+        self.natural_slope = self.product.slope
         self.cavity_variance = variance / share
         self.cavity_mean = mean - self.cavity_variance * self.natural_slope
         self.tilted = self.moments(self.cavity_mean, self.cavity_variance)

@@ -39,6 +39,7 @@ from scipy.linalg import LinAlgError
 from scipy.linalg.blas import dtrsv
 
 from pymc_kameleon.latent_gp.gaussian_algebra import (
+    LEAST_ROOT,
     Gaussian,
     Sites,
     cholesky_overwriting,
@@ -48,9 +49,6 @@ from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
 __all__ = ["ConditionalGaussian"]
-
-LEAST_ROOT = 1e-4
-"""Entry of S from which a division by it keeps 12 digits of f; below it f is m + C v."""
 
 
 class ConditionalGaussian:

@@ -138,11 +138,16 @@ class ModelPrior:
         """
         mean, spread, offset, matrix = self._evaluate(np.zeros(self.size))
         if self._is_identity and not self._is_independent:
-            return UnfactorisedPrior(mean, spread.reshape(self.size, self.size))
+            covariance = self._own(spread).reshape(self.size, self.size)
+            return UnfactorisedPrior(mean, covariance)
         if self._takes_covariance and self._is_standard:
-            return UnfactorisedPrior(offset, matrix, is_root=True)
+            return UnfactorisedPrior(offset, self._own(matrix), is_root=True)
         known = self._by_factors(mean, spread, offset, matrix)
         return UnfactorisedPrior(known.gaussian.mean, known.gaussian.covariance, known=known)
+
+    def _own(self, array):
+        """Return an array that may be overwritten: a black box may keep the one that it returns."""
+        return array.copy() if self._function.has_black_box else array
 
     def _by_factors(self, mean, spread, offset, matrix):
         if self._takes_covariance:

@@ -82,7 +82,7 @@ class UnfactorisedPrior(NamedTuple):
         Raises
         ------
         scipy.linalg.LinAlgError
-            If the covariance is not positive definite, or not finite.
+            If the covariance is not positive definite. Of NaN the factor may be NaN.
         """
         if self.known is not None:
             return self.known.gaussian.cholesky, self.known.variable

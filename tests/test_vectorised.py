@@ -170,3 +170,12 @@ def test_a_condition_that_is_longer_than_its_branches():
     new, old, *_ = compiled([x, y], pt.switch(y, pt.log(x), pt.log(x + 1.0)))
     values = np.array([2.0]), np.arange(4) % 2
     np.testing.assert_allclose(new(*values), old(*values), rtol=1e-14)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(7, False), (70, True)])
+def test_few_elements_have_no_loop_of_their_own(size, expected):
+    x = pt.tensor("x", shape=(size,))
+    new, old, graph, _ = compiled([x], pt.log(x) * pt.exp(x))
+    values = np.random.default_rng(1).gamma(1.0, size=size)
+    np.testing.assert_allclose(new(values), old(values), rtol=1e-14)
+    assert ("vectorised_log" in graph) == expected

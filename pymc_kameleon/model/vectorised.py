@@ -4,6 +4,7 @@ Most of the time of a covariance matrix, or of a logistic regression, is theirs,
 half of it.
 """
 
+import math
 from functools import partial
 
 import numba
@@ -30,6 +31,9 @@ __all__ = ["VECTORISING"]
 
 BEFORE_LOOPS, BEFORE_FUSION = 48.4, 48.5
 """Positions among PyTensor's rewrites: after all that know a function by its operation."""
+
+SHORT = 32
+"""Elements from which a loop of its own saves time."""
 
 LOOPS = {
     ps.Exp: (exp_by_series, np.exp),
@@ -102,8 +106,14 @@ def _vectorise(fgraph, node):
     operation = type(node.op.scalar_op)
     if operation not in LOOPS or x.dtype != "float64" or all(y.broadcastable):
         return None
-    is_large = operation is ps.Exp and y.ndim > 1
-    vectorised = Elemwise(_vectorised_exp)(x) if is_large else Loop(operation)(x)
+    # Another loop over a few elements, or over a matrix for e^x alone, takes more than it saves.
+    is_short = None not in y.type.shape and math.prod(y.type.shape) < SHORT
+    if operation is ps.Exp and (is_short or y.ndim > 1):
+        vectorised = Elemwise(_vectorised_exp)(x)
+    elif is_short:
+        return None
+    else:
+        vectorised = Loop(operation)(x)
     copy_stack_trace(y, vectorised)
     return [vectorised]
 

@@ -359,6 +359,31 @@ def test_conditional_gaussian_against_dense_algebra(dense):
 
 
 @pytest.mark.numerics
+@pytest.mark.parametrize("least", [0.0, 1e-9, 1.0])
+def test_sites_of_all_sizes_side_by_side(least):
+    """A precise one costs the others no digits: beside the product without it, by Bayes' rule."""
+    prior = squared_exponential(np.linspace(0, 3, 9)[:, None], 1.0, 1.5)
+    rng = np.random.default_rng(13)
+    precision = np.full(9, least)
+    precision[4] = 1e10
+    shift = precision * rng.standard_normal(9)
+    shift[0] += 0.3
+    found = ConditionalGaussian.of(prior, Sites(precision, shift))
+    others = Sites(precision.copy(), shift.copy())
+    others.precision[4] = others.shift[4] = 0.0
+    base, _ = with_sites(prior, others)
+    column = base.covariance[:, 4]
+    place = shift[4] / precision[4]
+    gain = column / (column[4] + 1e-10)
+    np.testing.assert_allclose(found.mean, base.mean + gain * (place - base.mean[4]), atol=1e-8)
+    f = found.restored(rng.standard_normal((2, 9)))
+    conditional = base.log_density(f)
+    conditional -= stats.norm.logpdf(place, base.mean[4], np.sqrt(column[4] + 1e-10))
+    conditional += stats.norm.logpdf(place, f[4], 1e-5)
+    np.testing.assert_allclose(found.log_ratio(f), prior.log_density(f) - conditional, atol=1e-5)
+
+
+@pytest.mark.numerics
 def test_standardised_functions_are_standard_normal(dense):
     """1e4 draws of f and eta: Kolmogorov-Smirnov for each of 18, and their correlations."""
     prior, sites, _, _ = dense

@@ -22,7 +22,8 @@ A large matrix is slow to read, so v and its product with C are not computed: fo
 .. math:: C L \eta = S^{-1} (w + e'),\quad w = A^{-1} (S C e - e'),
 
 since S K S w = S C e - e' - w. The mean of f - m is g = C L [0; S^-1 s], and mu = C^T r for
-r = s - W g, which is -S w for that eta. So for h = f - m - g
+r = s - W g, which is -S w for that eta. If u is what s has where S is too small to divide by, that
+eta is [C^T u; S^-1 (s - u)] and r = u - S w, and there f is m + C v. So for h = f - m - g
 
 .. math:: \log\frac{N(v; 0, I)}{q(v)}
     = \frac{1}{2} h^\top W h - \big(h + \tfrac{1}{2} g\big)^\top r - \frac{1}{2} \log |B|.
@@ -159,7 +160,7 @@ class ConditionalGaussian:
 
 @jit
 def _begin(factor, precision, shift, prior_mean, roots, pull):
-    """Write S and s; return -log |B| / 2, and whether S may divide."""
+    """Write S and s; return -log |B| / 2, and whether all of S may divide."""
     total, least = 0.0, np.inf
     for i in range(roots.size):
         total -= math.log(factor[i, i])
@@ -191,10 +192,10 @@ def _map_into(root, factor, roots, divides, own, of_sites, w, out):
             w[k, i] = roots[i] * dot(root[i], own[k], i + 1) - of_sites[k, i]
             w[k, i] = (w[k, i] - dot(factor[i], w[k], i)) / factor[i, i]
     solve_upper_rows(factor, size, w)
+    for k in range(n):
+        for i in range(size):
+            out[k, i] = (w[k, i] + of_sites[k, i]) / roots[i]
     if divides:
-        for k in range(n):
-            for i in range(size):
-                out[k, i] = (w[k, i] + of_sites[k, i]) / roots[i]
         return
     for i in range(size):  # v = e - C^T S w
         for k in range(n):
@@ -202,8 +203,9 @@ def _map_into(root, factor, roots, divides, own, of_sites, w, out):
             for j in range(i + 1):
                 own[k, j] -= entry * root[i, j]
     for i in range(size):
-        for k in range(n):
-            out[k, i] = dot(root[i], own[k], i + 1)
+        if roots[i] <= LEAST_ROOT:
+            for k in range(n):
+                out[k, i] = dot(root[i], own[k], i + 1)
 
 
 @jit(fastmath=SIMD)
@@ -217,13 +219,14 @@ def _restore_into(root, factor, roots, divides, pull, prior_mean, eta, room, out
     for i in range(size):
         own[0, i], of_sites[0, i] = eta[0, i], eta[1, i]
         own[1, i] = 0.0
-        of_sites[1, i] = pull[i] / roots[i] if divides else 0.0
-    if not divides:  # The mean of v is that of [C^T s; 0] too.
+        of_sites[1, i] = pull[i] / roots[i] if roots[i] > LEAST_ROOT else 0.0
+    if not divides:
         for i in range(size):
-            for j in range(i + 1):
-                own[1, j] += pull[i] * root[i, j]
+            if roots[i] <= LEAST_ROOT:
+                for j in range(i + 1):
+                    own[1, j] += pull[i] * root[i, j]
     _map_into(root, factor, roots, divides, own, of_sites, w, moved)
     for i in range(size):
         out[0, i] = prior_mean[i] + moved[1, i]
-        out[1, i] = (0.0 if divides else pull[i]) - roots[i] * w[1, i]
+        out[1, i] = (0.0 if roots[i] > LEAST_ROOT else pull[i]) - roots[i] * w[1, i]
         out[2, i] = out[0, i] + moved[0, i]

@@ -18,7 +18,17 @@ from numba.extending import intrinsic, overload
 
 from pymc_kameleon.mcmc.numba_bridge import compile_options
 
-__all__ = ["FUSED", "LOG_2", "ROUNDING", "bits", "exp", "exp_by_series", "with_bits"]
+__all__ = [
+    "BIAS",
+    "FUSED",
+    "LOG_2",
+    "ROUNDING",
+    "bits",
+    "compiled_as",
+    "exp",
+    "exp_by_series",
+    "with_bits",
+]
 
 FUSED = {"contract"}
 """Fast-math freedom of `exp_by_series`; with others its rounding to integers would go."""
@@ -79,13 +89,28 @@ def exp_by_series(x):
     return value
 
 
+def compiled_as(series, **options):
+    """Let compiled code call `series` for a float64 where Python calls the decorated function.
+
+    Parameters
+    ----------
+    series : callable
+        For Numba to compile with the freedoms `FUSED`.
+    **options
+        More of `numba.njit`.
+    """
+
+    def decorate(function):
+        @overload(function, jit_options=compile_options(False) | {"fastmath": FUSED} | options)
+        def _overload(x):
+            return series if x == types.float64 else None
+
+        return function
+
+    return decorate
+
+
+@compiled_as(exp_by_series)
 def exp(x):
     """Return e^x for a float; in compiled code by `exp_by_series`."""
     return math.exp(x)
-
-
-@overload(exp, jit_options=compile_options(False) | {"fastmath": FUSED})
-def _exp_overload(x):
-    if isinstance(x, types.Float) and x.bitwidth == 64:
-        return exp_by_series
-    return None

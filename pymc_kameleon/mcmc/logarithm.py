@@ -12,11 +12,8 @@ W. J. Cody and W. Waite (1980), Software Manual for the Elementary Functions, ch
 import math
 
 import numpy as np
-from numba.core import types
-from numba.extending import overload
 
-from pymc_kameleon.mcmc.exponential import FUSED, LOG_2, bits, exp, with_bits
-from pymc_kameleon.mcmc.numba_bridge import compile_options
+from pymc_kameleon.mcmc.exponential import BIAS, LOG_2, bits, compiled_as, exp, with_bits
 
 __all__ = ["log1p_by_series", "log_by_series", "sigmoid_by_series", "softplus_by_series"]
 
@@ -28,13 +25,11 @@ TO_NORMAL, EXPONENT_TO_NORMAL = 2.0**54, 54.0
 ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """Of the square root of 1/2."""
 
-BIAS, FRACTION_BITS = 1023, 52
+FRACTION_BITS = 52
 INTEGER, INTEGER_BITS = 4503599627370496.0, 0x4330000000000000
 """2^52 and its bits: a small integer is in the last bits of its sum with it."""
 
 L1, L2, L3, L4, L5, L6, L7, L8, L9, L10 = (2.0 / (2 * i + 1) for i in range(1, 11))
-
-OPTIONS = compile_options(False) | {"fastmath": FUSED, "forceinline": True}
 
 
 def log_by_series(x):
@@ -62,14 +57,10 @@ def log_by_series(x):
     return value
 
 
+@compiled_as(log_by_series, forceinline=True)
 def log(x):
     """Return log x for a float; in compiled code by `log_by_series`."""
     return math.log(x)
-
-
-@overload(log, jit_options=OPTIONS)
-def _log_overload(x):
-    return log_by_series if x == types.float64 else None
 
 
 def log1p_by_series(x):
@@ -83,14 +74,10 @@ def log1p_by_series(x):
     return value
 
 
+@compiled_as(log1p_by_series, forceinline=True)
 def log1p(x):
     """Return log(1 + x) for a float; in compiled code by `log1p_by_series`."""
     return math.log1p(x)
-
-
-@overload(log1p, jit_options=OPTIONS)
-def _log1p_overload(x):
-    return log1p_by_series if x == types.float64 else None
 
 
 def softplus_by_series(x):

@@ -11,11 +11,7 @@ W. J. Cody and W. Waite (1980), Software Manual for the Elementary Functions, ch
 
 import math
 
-from numba.core import types
-from numba.extending import overload
-
-from pymc_kameleon.mcmc.exponential import FUSED, ROUNDING, bits
-from pymc_kameleon.mcmc.numba_bridge import compile_options
+from pymc_kameleon.mcmc.exponential import ROUNDING, bits, compiled_as
 
 __all__ = ["sine_and_cosine"]
 
@@ -51,13 +47,7 @@ def by_series(x):
     return sine, cosine
 
 
+@compiled_as(by_series)
 def sine_and_cosine(x):
     """Return sine and cosine of a float; in compiled code by `by_series`."""
     return math.sin(x), math.cos(x)
-
-
-@overload(sine_and_cosine, jit_options=compile_options(False) | {"fastmath": FUSED})
-def _overload(x):
-    if isinstance(x, types.Float) and x.bitwidth == 64:
-        return by_series
-    return None

@@ -178,7 +178,8 @@ class SiteProduct:
         self.prior, self.sites = prior, sites
         shift = sites.shift - sites.precision * prior.mean
         if np.any(sites.precision < 0.0):
-            roots = self._covariance_roots()
+            roots = self._covariance_roots
+            self.half_log_determinant = float(np.log(np.diagonal(self._factor)).sum())
             self.mean = prior.mean + (roots @ shift) @ roots
             self.slope = sites.shift - sites.precision * self.mean
             self.variance = np.einsum("ij,ij->j", roots, roots)
@@ -205,16 +206,19 @@ class SiteProduct:
             left = np.diagonal(covariance)[~is_told] - np.einsum("ij,ij->j", explained, explained)
             self.variance[~is_told] = left
 
+    @cached_property
+    def _factor(self):
+        """B, an array (N, N)."""
+        return whitened_precision_factor(self.prior, self.sites)
+
+    @cached_property
     def _covariance_roots(self):
         """V, an array (N, N)."""
-        factor = whitened_precision_factor(self.prior, self.sites)
-        self.half_log_determinant = float(np.log(np.diagonal(factor)).sum())
-        return solve_triangular(factor, self.prior.cholesky.T, lower=True, check_finite=False)
+        return solve_triangular(self._factor, self.prior.cholesky.T, lower=True, check_finite=False)
 
     def covariance(self) -> np.ndarray:
         """V^T V, an array (N, N)."""
-        roots = self._covariance_roots()
-        return roots.T @ roots
+        return self._covariance_roots.T @ self._covariance_roots
 
 
 @jit(allocates=True)

@@ -129,8 +129,11 @@ class ConditionalGaussian:
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return C L eta, shape (n, N), the changes of f by standardised `eta` (2, n, N)."""
-        w, images = np.empty((2, *eta.shape[1:]))
-        _map_into(self._root, self._factor, self._roots, self._divides, *eta.copy(), w, images)
+        own, of_sites = eta
+        if not self._divides:
+            own = own.copy()
+        w, images = np.empty((2, *own.shape))
+        _map_into(self._root, self._factor, self._roots, self._divides, own, of_sites, w, images)
         return images
 
     def _solved(self, x):
@@ -182,9 +185,10 @@ def _quadratic(f, prior_mean, mean, residual, precision):
 
 @jit_inner(fastmath=SIMD)
 def _map_into(root, factor, roots, divides, own, of_sites, w, out):
-    """Write w and C L [e; e'] for the rows e of `own`, which is overwritten, and e' of `of_sites`.
+    """Write w and C L [e; e'] for the rows e of `own` and e' of `of_sites`.
 
-    A row of a matrix serves all of them before the next is read.
+    `own` is overwritten unless all of S `divides`. A row of a matrix serves all of them before the
+    next is read.
     """
     n, size = w.shape
     for i in range(size):

@@ -9,7 +9,7 @@ from scipy import linalg
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.surrogate.covariances import correlation_matrix, correlations
-from pymc_kameleon.surrogate.depth import misfits, typical_depth
+from pymc_kameleon.surrogate.depth import depths, misfits, typical_depth
 from pymc_kameleon.surrogate.marginal_likelihood import N_ROWS, fit_hyperparameters
 from pymc_kameleon.surrogate.mean import (
     LARGEST_CURVATURE,
@@ -130,7 +130,7 @@ def fit_regression(
         raise ValueError("none of the log densities is finite: there is nothing to learn from")
     dim = points.shape[1]
     u = standardization.whiten(points)
-    weights, typical = _importance(values, dim)
+    weights, typical = _importance(values, known, dim)
     slopes = np.full(u.shape, np.nan)
     if gradients is not None:
         slopes = standardization.factor.T @ gradients[first][possible].T
@@ -162,16 +162,18 @@ def fit_regression(
     return regression, uncertainty
 
 
-def typical_straightening(u: np.ndarray, values: np.ndarray) -> Straightening:
-    """Straighten the typical ones of the columns of `u` (d, n) with log densities `values` (n,)."""
-    weights, typical = _importance(values, len(u))
+def typical_straightening(u: np.ndarray, values: np.ndarray, known: np.ndarray) -> Straightening:
+    """Straighten the typical ones of the columns of `u` (d, n).
+
+    Their log densities are `values` (n,), of which `known` (n,) is not learnt.
+    """
+    weights, typical = _importance(values, known, len(u))
     return fit_straightening(u[:, typical], weights[typical])
 
 
-def _importance(values, dim):
+def _importance(values, known, dim):
     """Weights (n,) that fall with the depth, and whether points are typical (n,)."""
-    finite = np.isfinite(values)
-    depth = np.where(finite, values[finite].max() - values, np.inf)
+    depth = depths(values, known)
     return 1.0 / (1.0 + depth / dim) ** 2, depth < typical_depth(dim)
 
 
@@ -228,7 +230,7 @@ def _residuals(data, straightening):
         slopes[:, finite],
     )
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
-    values, noise = misfits(data.values, data.known + means, dim)
+    values, noise = misfits(data.values, data.known, means, dim)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])
     return _Residuals(straightening, mean, v, values, noise, near, slopes)
 
@@ -240,7 +242,7 @@ def _straightest(data, previous):
     """
     dim = len(data.u)
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
-    found = typical_straightening(data.u, data.values)
+    found = typical_straightening(data.u, data.values, data.known)
     unbent = _residuals(data, no_straightening(dim))
     if found.bent.size == 0:
         return unbent, start, iterations

@@ -32,7 +32,8 @@ def most_informative(points: np.ndarray, log_densities: np.ndarray, size: int) -
     if not finite.size:
         return finite
     points, values = points[finite], log_densities[finite]
-    _, noise = misfits(values, np.zeros(len(values)), points.shape[1])
+    nothing = np.zeros(len(values))
+    _, noise = misfits(values, nothing, nothing, points.shape[1])
     coordinates = np.ascontiguousarray(around_the_mode(points, values).whiten(points))
     chosen = np.empty(min(size, len(values)), dtype=np.int64)
     count = choose_centres(coordinates, 1.0 / noise, chosen.size, chosen)

@@ -19,7 +19,7 @@ from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences, observe
-from pymc_kameleon.surrogate.depth import typical_depth
+from pymc_kameleon.surrogate.depth import depths, typical_depth
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.posterior import (
@@ -335,12 +335,12 @@ class TrajectoryLearner(Learner):
             points, values, gradients, self._past(), self.standardization
         )
         typical = self._typical_points(coordinates, rng)
-        high = values > values.max() - 2.0 * typical_depth(self.dim)
+        high = depths(values, not_learnt) < 2.0 * typical_depth(self.dim)
         try:
             regression, uncertainty = self._regress(
                 points, values, not_learnt, gradients, learnt, coordinates
             )
-            bends = self._bends(points, values, coordinates, regression)
+            bends = self._bends(points, values, not_learnt, coordinates, regression)
             surrogate = self._surrogate_of(coordinates, bends, regression)
             known = surrogate.to_moves(points)
             radius = BALL * math.sqrt(np.max(np.sum(known[:, high] ** 2, axis=0)))
@@ -351,6 +351,7 @@ class TrajectoryLearner(Learner):
                 N_TYPICAL,
                 self.target_accept,
                 rng,
+                self._usual_height(surrogate),
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
@@ -375,11 +376,11 @@ class TrajectoryLearner(Learner):
         size = self.choices.max_centers
         return fit_regression(points, values, coordinates, size, previous, not_learnt, learnt)
 
-    def _bends(self, points, values, coordinates, regression):
+    def _bends(self, points, values, not_learnt, coordinates, regression):
         """Straighten the coordinates of moves, if those of the regression are."""
         found = regression.straightening
         if np.any(self.is_bounded) and found.bent.size > 0:  # they are not the regression's
-            return typical_straightening(coordinates.whiten(points), values)
+            return typical_straightening(coordinates.whiten(points), values, not_learnt)
         return found
 
     def _judge(self):
@@ -396,6 +397,16 @@ class TrajectoryLearner(Learner):
         """Later half of the history, if the chain has moved enough in it; else nothing."""
         later = self.history.later_half()
         return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
+
+    def _usual_height(self, surrogate):
+        """Median log density of the chain's past on a surrogate; the largest, if it hardly moved."""
+        past = self._past()
+        if len(past):
+            return np.median(surrogate_values(surrogate, surrogate.to_moves(past).T))
+        visited = self.history.later_half()
+        if len(visited):
+            return surrogate_values(surrogate, surrogate.to_moves(visited).T).max()
+        return np.inf
 
     def _coordinates(self, points, values, gradients, past, previous):
         """Standardise by the chain's past, or by the evaluations near the largest value."""

@@ -209,6 +209,7 @@ def anneal(
     n: int,
     target_accept: float,
     rng: np.random.Generator,
+    highest: float = np.inf,
 ) -> tuple[list[np.ndarray], Integrator]:
     """Draw from the tempered surrogate by sequential Monte Carlo, without a true evaluation.
 
@@ -223,6 +224,8 @@ def anneal(
         Draws at each temperature.
     target_accept : float
     rng : numpy.random.Generator
+    highest : float
+        Log density above which all particles have the same weights.
 
     Returns
     -------
@@ -238,7 +241,7 @@ def anneal(
     found, before = [], np.inf
     for heat in HEATS:
         temperature = _temperature(heat, dim)
-        log_weights = values * (1.0 / temperature - 1.0 / before)
+        log_weights = np.minimum(values, highest) * (1.0 / temperature - 1.0 / before)
         weights = np.exp(log_weights - log_weights.max())
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
         particles, values, before = particles[kept], values[kept], temperature

@@ -19,7 +19,7 @@ from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.surrogate import trajectory
-from pymc_kameleon.surrogate.depth import misfits, typical_depth
+from pymc_kameleon.surrogate.depth import misfits, typical_depth, typical_set
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
@@ -98,7 +98,7 @@ def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     regression = surrogate.regression
     v = straight_coordinates(regression, points)
     prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(v.T)]
-    residuals, noise = misfits(values, np.array(prior), 2)
+    residuals, noise = misfits(values, np.array(prior), typical_set(values, values[:0], 2))
     z = (v * regression.inverse_lengthscales[:, None]).T
     elsewhere = BANANA.draw(7, np.random.default_rng(2))
     at = straight_coordinates(regression, elsewhere)
@@ -149,7 +149,7 @@ def test_gradients_are_regressed_on_as_values_are():
     slopes = straightened_slopes(regression.straightening, u, (gradients @ factor).T).T
     u = straight_coordinates(regression, points)
     prior = np.array([mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)])
-    residuals, noise = misfits(values, prior, 2)
+    residuals, noise = misfits(values, prior, typical_set(values, values[:0], 2))
     inverse, centres = regression.inverse_lengthscales, regression.centres
 
     def basis(u):
@@ -193,7 +193,7 @@ def test_gradients_tell_more_than_values_alone():
 
 def test_values_far_below_are_very_low_and_in_order():
     values = np.array([0.0, -1.0, -1e2, -1e4, -1e300, -np.inf, np.nan])
-    found, noise = misfits(values, np.zeros(7), 3)
+    found, noise = misfits(values, np.zeros(7), typical_set(values, values[:0], 3))
     assert np.all(np.diff(found[:3]) < 0)
     assert np.all(np.diff(found[3:]) <= 0)
     assert found[-1] > -2 * typical_depth(3) - 1e-9
@@ -204,10 +204,26 @@ def test_values_far_below_are_very_low_and_in_order():
 
 def test_nothing_is_added_where_value_and_mean_are_both_far_below():
     values = np.array([0.0, -1e3, -1e3, -2.0, -np.inf])
-    found, _ = misfits(values, np.array([0.0, -500.0, -1.0, -500.0, -500.0]), 3)
+    means = np.array([0.0, -500.0, -1.0, -500.0, -500.0])
+    found, _ = misfits(values, means, typical_set(values, values[:0], 3))
     assert found[1] == found[4] == 0.0
     assert found[2] < -typical_depth(3) + 1
     assert found[3] == 498.0
+
+
+def test_typical_is_what_the_chain_sees():
+    """Not what is far above, and all of what it sees, unless it has come from far below."""
+    values = np.array([300.0, 50.0, 0.0, -70.0, np.nan, -1e6])
+    usual = np.linspace(-40.0, 40.0, 500)
+    typical = typical_set(values, usual, 12)
+    assert 40 < typical.highest < 50 and -45 < typical.highest - typical.depth < -35
+    np.testing.assert_array_equal(typical.depths(values)[:2], 0.0)
+    residuals, noise = misfits(values, np.zeros(6), typical)
+    np.testing.assert_array_equal(residuals[:3], values[:3])
+    assert len(set(noise[:2])) == 1 and np.all(np.diff(noise[2:]) > 0) == False
+    assert typical_set(values[:2], usual, 12).highest <= 50
+    climbing = typical_set(values, np.linspace(-1e5, 0.0, 500), 12)
+    assert climbing.depth < 100
 
 
 def test_points_without_density_do_not_spoil_the_rest():
@@ -813,6 +829,45 @@ def test_few_evaluations_are_enough_for_a_curved_posterior():
         expected = target.draw(100_000, np.random.default_rng(9))[:, k]
         z = (x.mean() - expected.mean()) / (expected.std() / np.sqrt(effective))
         assert abs(z) < 4
+
+
+EFFECTS = np.array([-1.2, -0.7, -0.4, -0.3, -0.1, 0.0, 0.2, 0.2, 0.5, 0.8, 1.0, 1.6])
+
+
+def hierarchy():
+    """Twelve groups in the centred form: the density has no bound where their spread is small."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 5)
+        tau = pm.HalfNormal("tau", 1)
+        group = pm.Normal("group", mu, tau, shape=12)
+        pm.Normal("y", group, 0.7, observed=EFFECTS)
+    return model
+
+
+def moments_of_the_log_spread():
+    """Mean and standard deviation of log tau, on a grid: of each group y is N(mu, 0.7^2 + tau^2)."""
+    log_tau, mu = np.meshgrid(np.linspace(-12, 2, 2000), np.linspace(-4, 4, 800), indexing="ij")
+    variance = np.exp(2 * log_tau) + 0.7**2
+    log_density = log_tau - 0.5 * np.exp(2 * log_tau) - 0.5 * mu**2 / 25
+    for y in EFFECTS:
+        log_density -= 0.5 * (y - mu) ** 2 / variance + 0.5 * np.log(variance)
+    weights = np.exp(log_density - log_density.max())
+    mean = np.average(log_tau, weights=weights)
+    return mean, np.sqrt(np.average((log_tau - mean) ** 2, weights=weights))
+
+
+@pytest.mark.slow
+def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
+    model = hierarchy()
+    step = SurrogateHMCStep(model=model)
+    tune = step.default_tune_steps
+    begin(step, 5, tune=tune)
+    draws, statistics, _ = drive(step, model.initial_point(), tune + 2000, tune)
+    assert step.learner.integrator.step_size[0] > 0.05
+    assert np.mean([s["accept"] for s in statistics[tune:]]) > 0.4
+    log_tau = draws[tune:, 1]
+    assert float(az.ess(log_tau[None])) > 100
+    models.assert_moments(log_tau, *moments_of_the_log_spread(), "log tau")
 
 
 def test_a_density_that_is_not_smooth_is_warned_of():

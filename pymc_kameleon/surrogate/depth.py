@@ -1,10 +1,11 @@
 """How values far below the typical set are learnt: low, however low they are."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ceilings", "compressed", "depths", "misfits", "typical_depth"]
+__all__ = ["TypicalSet", "compressed", "misfits", "typical_depth", "typical_set"]
 
 RELATIVE_NOISE = 0.1
 """Standard deviation of the misfit of a value, relative to its depth below the typical set: where
@@ -14,37 +15,62 @@ LEAST_NOISE = 0.02
 """Standard deviation of the misfit, in the unit of the log density, where the mass is."""
 
 
+VISITED = 0.02, 0.98
+"""Quantiles of the log densities that a chain sees which say what is typical."""
+
+WIDEST = 3.0
+"""Times the depth of a Gaussian that a typical set is deep at most: a chain that still climbs has
+seen lower ones."""
+
+
 def typical_depth(dim: int) -> float:
     """Depth below the largest value within which a Gaussian posterior has nearly all its mass."""
     return 0.5 * dim + 3.0 * math.sqrt(0.5 * dim) + 6.0
 
 
-def ceilings(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Log densities from which the depth of points is measured.
+class TypicalSet(NamedTuple):
+    """What log densities the posterior's mass has.
 
-    The largest of all; but no more than the largest likelihood would give with the point's prior.
-    Where a prior has a spike, as that of a centred hierarchical model has at a small scale, points
-    far below it are not low for that: the spike is narrow.
+    Attributes
+    ----------
+    highest : float
+        From which depths are measured.
+    depth : float
+        Depth of the lowest.
+    """
+
+    highest: float
+    depth: float
+
+    def depths(self, values: np.ndarray) -> np.ndarray:
+        """Return how far log densities (n,) are below; inf where they are not finite."""
+        finite = np.isfinite(values)
+        return np.where(
+            finite, np.maximum(self.highest - np.where(finite, values, 0.0), 0.0), np.inf
+        )
+
+
+def typical_set(values: np.ndarray, visited: np.ndarray, dim: int) -> TypicalSet:
+    """Return the typical set, as far as a chain has seen it.
+
+    A density can be far larger than the chain ever sees it, in a spike without mass, as that of a
+    centred hierarchical model where the scale is small; and its mass can be at values that differ
+    by more than those of a Gaussian.
 
     Parameters
     ----------
-    values, known : array, shape (n,)
-        Log densities, at least one of them finite, and the part of them that is not learnt.
-
-    Returns
-    -------
-    array, shape (n,)
+    values : array, shape (n,)
+        Log densities, at least one of them finite.
+    visited : array, shape (m,)
+        Log densities where the chain was; none if that is not known.
+    dim : int
     """
-    finite = np.isfinite(values)
-    likelihood = (values[finite] - known[finite]).max()
-    return np.minimum(values[finite].max(), known + likelihood)
-
-
-def depths(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return how far log densities (n,) are below their `ceilings`; inf where they are not finite."""
-    finite, found = np.isfinite(values), np.full(len(values), np.inf)
-    found[finite] = ceilings(values, known)[finite] - values[finite]
-    return found
+    largest, depth = values[np.isfinite(values)].max(), typical_depth(dim)
+    if not len(visited):
+        return TypicalSet(largest, depth)
+    low, high = np.quantile(visited, VISITED)
+    highest = min(largest, high + 0.5 * dim)
+    return TypicalSet(highest, float(np.clip(highest - low, depth, WIDEST * depth)))
 
 
 def compressed(depth: np.ndarray, typical: float) -> np.ndarray:
@@ -57,7 +83,7 @@ def compressed(depth: np.ndarray, typical: float) -> np.ndarray:
 
 
 def misfits(
-    values: np.ndarray, known: np.ndarray, means: np.ndarray, dim: int
+    values: np.ndarray, expected: np.ndarray, typical: TypicalSet
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what the radial basis functions are to add to the prior mean, and how closely.
 
@@ -66,18 +92,17 @@ def misfits(
 
     Parameters
     ----------
-    values, known, means : array, shape (n,)
-        Log densities, at least one of them finite, the part of them that is not learnt, and the
-        mean that was fitted to the rest.
-    dim : int
+    values, expected : array, shape (n,)
+        Log densities, and log prior plus mean.
+    typical : TypicalSet
 
     Returns
     -------
     residuals, noise : arrays, shape (n,)
     """
-    typical, depth = typical_depth(dim), depths(values, known)
-    low = compressed(depth, typical)
-    differences = ceilings(values, known) - low - (known + means)
-    weights = np.where(differences > 0.0, np.clip(2.0 - depth / typical, 0.0, 1.0), 1.0)
+    depth = typical.depths(values)
+    low = compressed(depth, typical.depth)
+    differences = np.where(depth > 0.0, typical.highest - low, values) - expected
+    weights = np.where(differences > 0.0, np.clip(2.0 - depth / typical.depth, 0.0, 1.0), 1.0)
     residuals = weights * differences
-    return residuals, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, low - 0.5 * typical)
+    return residuals, LEAST_NOISE + RELATIVE_NOISE * np.maximum(0.0, low - 0.5 * typical.depth)

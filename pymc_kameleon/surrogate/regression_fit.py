@@ -9,7 +9,7 @@ from scipy import linalg
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.surrogate.covariances import correlation_matrix, correlations
-from pymc_kameleon.surrogate.depth import depths, misfits, typical_depth
+from pymc_kameleon.surrogate.depth import TypicalSet, misfits, typical_set
 from pymc_kameleon.surrogate.marginal_likelihood import N_ROWS, fit_hyperparameters
 from pymc_kameleon.surrogate.mean import (
     LARGEST_CURVATURE,
@@ -95,6 +95,7 @@ def fit_regression(
     previous: Regression | None = None,
     log_prior: np.ndarray | None = None,
     gradients: np.ndarray | None = None,
+    typical: TypicalSet | None = None,
 ) -> tuple[Regression, Uncertainty]:
     """Fit a regression to all evaluations, and say how uncertain it is.
 
@@ -113,6 +114,8 @@ def fit_regression(
     gradients : array, shape (n, d), optional
         Of what is to be learnt, in raw coordinates. They count down to the depth of the typical
         set; those with a NaN do not.
+    typical : TypicalSet, optional
+        By default that of a Gaussian below the largest value.
 
     Raises
     ------
@@ -128,14 +131,15 @@ def fit_regression(
     points, values, known = points[possible], values[possible], known[possible]
     if not np.any(np.isfinite(values)):
         raise ValueError("none of the log densities is finite: there is nothing to learn from")
-    dim = points.shape[1]
+    if typical is None:
+        typical = typical_set(values, values[:0], points.shape[1])
     u = standardization.whiten(points)
-    weights, typical = _importance(values, known, dim)
+    weights, is_typical = _importance(values, typical, len(u))
     slopes = np.full(u.shape, np.nan)
     if gradients is not None:
         slopes = standardization.factor.T @ gradients[first][possible].T
-        slopes[:, ~(np.all(np.isfinite(slopes), axis=0) & typical)] = np.nan
-    data = _Data(u, values, known, slopes, weights)
+        slopes[:, ~(np.all(np.isfinite(slopes), axis=0) & is_typical)] = np.nan
+    data = _Data(u, values, known, slopes, weights, typical)
     residuals, start, iterations = _straightest(data, previous)
     hyperparameters, _ = residuals.hyperparameters(start, iterations)
     inverse = np.exp(-hyperparameters[1:])
@@ -162,26 +166,23 @@ def fit_regression(
     return regression, uncertainty
 
 
-def typical_straightening(u: np.ndarray, values: np.ndarray, known: np.ndarray) -> Straightening:
-    """Straighten the typical ones of the columns of `u` (d, n).
-
-    Their log densities are `values` (n,), of which `known` (n,) is not learnt.
-    """
-    weights, typical = _importance(values, known, len(u))
-    return fit_straightening(u[:, typical], weights[typical])
+def typical_straightening(u: np.ndarray, values: np.ndarray, typical: TypicalSet) -> Straightening:
+    """Straighten the typical ones of the columns of `u` (d, n) with log densities `values` (n,)."""
+    weights, is_typical = _importance(values, typical, len(u))
+    return fit_straightening(u[:, is_typical], weights[is_typical])
 
 
-def _importance(values, known, dim):
+def _importance(values, typical, dim):
     """Weights (n,) that fall with the depth, and whether points are typical (n,)."""
-    depth = depths(values, known)
-    return 1.0 / (1.0 + depth / dim) ** 2, depth < typical_depth(dim)
+    depth = typical.depths(values)
+    return (1.0 / (1.0 + depth / dim)) ** 2, depth < typical.depth
 
 
 class _Data(NamedTuple):
     """What was evaluated, in standardised coordinates u.
 
     Points u (d, n), log densities (n,), what is known of them (n,), gradients of the rest (d, n),
-    NaN where they are not to be learnt, and weights (n,).
+    NaN where they are not to be learnt, weights (n,), and what log densities are typical.
     """
 
     u: np.ndarray
@@ -189,6 +190,7 @@ class _Data(NamedTuple):
     known: np.ndarray
     slopes: np.ndarray
     weights: np.ndarray
+    typical: TypicalSet
 
 
 class _Residuals(NamedTuple):
@@ -216,7 +218,7 @@ class _Residuals(NamedTuple):
 
 
 def _residuals(data, straightening):
-    dim, finite = len(data.u), np.isfinite(data.values)
+    finite = np.isfinite(data.values)
     near = np.flatnonzero(np.isfinite(data.slopes[0]))
     slopes = np.full(data.u.shape, np.nan)
     slopes[:, near] = straightened_slopes(straightening, data.u[:, near], data.slopes[:, near])
@@ -230,7 +232,7 @@ def _residuals(data, straightening):
         slopes[:, finite],
     )
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
-    values, noise = misfits(data.values, data.known, means, dim)
+    values, noise = misfits(data.values, data.known + means, data.typical)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])
     return _Residuals(straightening, mean, v, values, noise, near, slopes)
 
@@ -242,7 +244,7 @@ def _straightest(data, previous):
     """
     dim = len(data.u)
     start, iterations = (None, 60) if previous is None else (previous.hyperparameters, 20)
-    found = typical_straightening(data.u, data.values, data.known)
+    found = typical_straightening(data.u, data.values, data.typical)
     unbent = _residuals(data, no_straightening(dim))
     if found.bent.size == 0:
         return unbent, start, iterations

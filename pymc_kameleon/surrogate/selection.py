@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pymc_kameleon.surrogate.depth import misfits
+from pymc_kameleon.surrogate.depth import misfits, typical_set
 from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.regression_fit import choose_centres
 
@@ -32,8 +32,8 @@ def most_informative(points: np.ndarray, log_densities: np.ndarray, size: int) -
     if not finite.size:
         return finite
     points, values = points[finite], log_densities[finite]
-    nothing = np.zeros(len(values))
-    _, noise = misfits(values, nothing, nothing, points.shape[1])
+    typical = typical_set(values, values[:0], points.shape[1])
+    _, noise = misfits(values, np.zeros(len(values)), typical)
     coordinates = np.ascontiguousarray(around_the_mode(points, values).whiten(points))
     chosen = np.empty(min(size, len(values)), dtype=np.int64)
     count = choose_centres(coordinates, 1.0 / noise, chosen.size, chosen)

@@ -19,7 +19,7 @@ from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences, observe
-from pymc_kameleon.surrogate.depth import depths, typical_depth
+from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.posterior import (
@@ -291,6 +291,9 @@ class TrajectoryLearner(Learner):
         """
         candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
         values = surrogate_values(self.surrogate, candidates)
+        visited = self._visited_values()
+        if len(visited):
+            values = np.minimum(values, np.median(visited))
         points = self.surrogate.to_points(candidates.T)
         own = self.regression.standardization.whiten(natural_where(self.is_bounded, points))
         covariance = posterior_covariance(self.regression, uncertainty, own)
@@ -335,12 +338,14 @@ class TrajectoryLearner(Learner):
             points, values, gradients, self._past(), self.standardization
         )
         typical = self._typical_points(coordinates, rng)
-        high = depths(values, not_learnt) < 2.0 * typical_depth(self.dim)
+        visited = self._visited_values()
+        heights = typical_set(values, visited, self.dim)
+        high = heights.depths(values) < 2.0 * heights.depth
         try:
             regression, uncertainty = self._regress(
-                points, values, not_learnt, gradients, learnt, coordinates
+                points, values, not_learnt, gradients, learnt, coordinates, heights
             )
-            bends = self._bends(points, values, not_learnt, coordinates, regression)
+            bends = self._bends(points, values, coordinates, regression, heights)
             surrogate = self._surrogate_of(coordinates, bends, regression)
             known = surrogate.to_moves(points)
             radius = BALL * math.sqrt(np.max(np.sum(known[:, high] ** 2, axis=0)))
@@ -351,7 +356,7 @@ class TrajectoryLearner(Learner):
                 N_TYPICAL,
                 self.target_accept,
                 rng,
-                self._usual_height(surrogate),
+                np.median(visited) if len(visited) else np.inf,
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
@@ -364,7 +369,7 @@ class TrajectoryLearner(Learner):
         self._judge()
         return uncertainty, annealed
 
-    def _regress(self, points, values, not_learnt, gradients, learnt, coordinates):
+    def _regress(self, points, values, not_learnt, gradients, learnt, coordinates, heights):
         if np.any(self.is_bounded):
             if self.choices.gradients:
                 scales = natural_slopes(self.is_bounded, points)
@@ -374,13 +379,15 @@ class TrajectoryLearner(Learner):
             coordinates = self._coordinates(points, values, gradients, past, before)
         previous = self.regression if self.has_learnt else None
         size = self.choices.max_centers
-        return fit_regression(points, values, coordinates, size, previous, not_learnt, learnt)
+        return fit_regression(
+            points, values, coordinates, size, previous, not_learnt, learnt, heights
+        )
 
-    def _bends(self, points, values, not_learnt, coordinates, regression):
+    def _bends(self, points, values, coordinates, regression, heights):
         """Straighten the coordinates of moves, if those of the regression are."""
         found = regression.straightening
         if np.any(self.is_bounded) and found.bent.size > 0:  # they are not the regression's
-            return typical_straightening(coordinates.whiten(points), values, not_learnt)
+            return typical_straightening(coordinates.whiten(points), values, heights)
         return found
 
     def _judge(self):
@@ -398,15 +405,12 @@ class TrajectoryLearner(Learner):
         later = self.history.later_half()
         return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
 
-    def _usual_height(self, surrogate):
-        """Median log density of the chain's past on a surrogate; the largest, if it hardly moved."""
-        past = self._past()
-        if len(past):
-            return np.median(surrogate_values(surrogate, surrogate.to_moves(past).T))
+    def _visited_values(self):
+        """Log densities where the chain was lately, as the surrogate knows them; before, none."""
         visited = self.history.later_half()
-        if len(visited):
-            return surrogate_values(surrogate, surrogate.to_moves(visited).T).max()
-        return np.inf
+        if not (self.has_learnt and len(visited)):
+            return np.zeros(0)
+        return surrogate_values(self.surrogate, self.surrogate.to_moves(visited).T)
 
     def _coordinates(self, points, values, gradients, past, previous):
         """Standardise by the chain's past, or by the evaluations near the largest value."""

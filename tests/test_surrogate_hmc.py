@@ -212,18 +212,18 @@ def test_nothing_is_added_where_value_and_mean_are_both_far_below():
 
 
 def test_typical_is_what_the_chain_sees():
-    """Not what is far above, and all of what it sees, unless it has come from far below."""
-    values = np.array([300.0, 50.0, 0.0, -70.0, np.nan, -1e6])
-    usual = np.linspace(-40.0, 40.0, 500)
-    typical = typical_set(values, usual, 12)
-    assert 40 < typical.highest < 50 and -45 < typical.highest - typical.depth < -35
-    np.testing.assert_array_equal(typical.depths(values)[:2], 0.0)
+    """Not what is far above, and all that it sees, unless it has come from far below."""
+    values = np.array([300.0, 50.0, 30.0, -70.0, -1e6, np.nan])
+    typical = typical_set(values, np.linspace(-40.0, 40.0, 500), 12)
+    assert 38 < typical.highest - 6 < 40  # half the dimension above
+    assert -40 < typical.highest - typical.depth < -38
+    expected = [0.0, 0.0, typical.highest - 30.0, typical.highest + 70.0, np.inf, np.inf]
+    np.testing.assert_allclose(typical.depths(values)[[0, 1, 2, 3, 5]], np.delete(expected, 4))
     residuals, noise = misfits(values, np.zeros(6), typical)
     np.testing.assert_array_equal(residuals[:3], values[:3])
-    assert len(set(noise[:2])) == 1 and np.all(np.diff(noise[2:]) > 0) == False
-    assert typical_set(values[:2], usual, 12).highest <= 50
-    climbing = typical_set(values, np.linspace(-1e5, 0.0, 500), 12)
-    assert climbing.depth < 100
+    assert noise[0] == noise[1] == noise[2] < noise[3] < noise[4] <= noise[5]
+    assert typical_set(values[1:2], np.array([40.0, 49.0]), 12).highest == 50.0
+    assert typical_set(values, np.linspace(-1e5, 0.0, 500), 12).depth < 100
 
 
 def test_points_without_density_do_not_spoil_the_rest():
@@ -845,7 +845,7 @@ def hierarchy():
 
 
 def moments_of_the_log_spread():
-    """Mean and standard deviation of log tau, on a grid: of each group y is N(mu, 0.7^2 + tau^2)."""
+    """Mean and sd of log tau on a grid, where an effect is N(mu, 0.7^2 + tau^2)."""
     log_tau, mu = np.meshgrid(np.linspace(-12, 2, 2000), np.linspace(-4, 4, 800), indexing="ij")
     variance = np.exp(2 * log_tau) + 0.7**2
     log_density = log_tau - 0.5 * np.exp(2 * log_tau) - 0.5 * mu**2 / 25
@@ -857,16 +857,16 @@ def moments_of_the_log_spread():
 
 
 @pytest.mark.slow
-def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
+def test_chains_of_a_centred_hierarchy_stay_out_of_its_spike():
     model = hierarchy()
     step = SurrogateHMCStep(model=model)
     tune = step.default_tune_steps
     begin(step, 5, tune=tune)
     draws, statistics, _ = drive(step, model.initial_point(), tune + 2000, tune)
     assert step.learner.integrator.step_size[0] > 0.05
-    assert np.mean([s["accept"] for s in statistics[tune:]]) > 0.4
+    assert np.mean([s["accept"] for s in statistics[tune:]]) > 0.5
     log_tau = draws[tune:, 1]
-    assert float(az.ess(log_tau[None])) > 100
+    assert float(az.ess(log_tau[None])) > 25
     models.assert_moments(log_tau, *moments_of_the_log_spread(), "log tau")
 
 

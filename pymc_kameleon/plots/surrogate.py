@@ -13,7 +13,7 @@ from pymc_kameleon._compat import group_dataset, is_result
 from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names
 from pymc_kameleon.plots.style import COLORS, INK, STYLE, pair_of_axes
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
-from pymc_kameleon.surrogate.depth import typical_depth
+from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.posterior import predicted
 
 __all__ = ["plot_surrogate"]
@@ -70,10 +70,10 @@ def plot_surrogate(
 
     Notes
     -----
-    A log density within about :math:`d/2 + 3\sqrt{d/2} + 6` of the largest one is typical; the
-    others, infinite ones too, are grey, and triangles at the edge where they would be outside. The
-    evaluations of a step are those that its surrogate was fitted to, at most 6000. Errors after
-    tuning are at points that it has not seen, so they are the honest ones.
+    A log density that the chain sees, or within about :math:`d/2 + 3\sqrt{d/2} + 6` of the largest
+    one, is typical; the others, infinite ones too, are grey, and triangles at the edge where they
+    would be outside. The evaluations of a step are those that its surrogate was fitted to, at most
+    6000. Errors after tuning are at points that it has not seen, so they are the honest ones.
 
     In more than two dimensions the contours are smoothed from 200 draws from the surrogate. The
     acceptance that errors e imply is that of draws from the surrogate which do not depend on where
@@ -141,10 +141,13 @@ def _dependent(step) -> list[int]:
 
 
 def _draw_step(axes, step, names, pair):
-    points, values, _ = step.learner.known()
-    best, typical = values.max(), typical_depth(step.dim)
+    learner = step.learner
+    points, values, _ = learner.known()
+    best = values.max()
+    highest, depth = typical_set(values, learner.visited_values(), step.dim)
+    typical = best - highest + depth
     true = values - best
-    found = predicted(step.learner.surrogate, points) - best
+    found = predicted(learner.surrogate, points) - best
     is_typical = true > -typical
     shown = _draw_predictions(axes[0], found, true, is_typical, typical)
     if pair is None:

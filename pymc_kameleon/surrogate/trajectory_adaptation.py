@@ -291,7 +291,7 @@ class TrajectoryLearner(Learner):
         """
         candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
         values = surrogate_values(self.surrogate, candidates)
-        visited = self._visited_values()
+        visited = self.visited_values()
         if len(visited):
             values = np.minimum(values, np.median(visited))
         points = self.surrogate.to_points(candidates.T)
@@ -337,15 +337,15 @@ class TrajectoryLearner(Learner):
         coordinates = self._coordinates(
             points, values, gradients, self._past(), self.standardization
         )
-        typical = self._typical_points(coordinates, rng)
-        visited = self._visited_values()
-        heights = typical_set(values, visited, self.dim)
-        high = heights.depths(values) < 2.0 * heights.depth
+        usual = self._usual_points(coordinates, rng)
+        visited = self.visited_values()
+        typical = typical_set(values, visited, self.dim)
+        high = typical.depths(values) < 2.0 * typical.depth
         try:
             regression, uncertainty = self._regress(
-                points, values, not_learnt, gradients, learnt, coordinates, heights
+                points, values, not_learnt, gradients, learnt, coordinates, typical
             )
-            bends = self._bends(points, values, coordinates, regression, heights)
+            bends = self._bends(points, values, coordinates, regression, typical)
             surrogate = self._surrogate_of(coordinates, bends, regression)
             known = surrogate.to_moves(points)
             radius = BALL * math.sqrt(np.max(np.sum(known[:, high] ** 2, axis=0)))
@@ -365,11 +365,11 @@ class TrajectoryLearner(Learner):
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.modes = np.full(N_TYPICAL, -1)
         self.standardization, self.bends, self.regression = coordinates, bends, regression
-        self.integrator, self.differences = integrator, typical
+        self.integrator, self.differences = integrator, usual
         self._judge()
         return uncertainty, annealed
 
-    def _regress(self, points, values, not_learnt, gradients, learnt, coordinates, heights):
+    def _regress(self, points, values, not_learnt, gradients, learnt, coordinates, typical):
         if np.any(self.is_bounded):
             if self.choices.gradients:
                 scales = natural_slopes(self.is_bounded, points)
@@ -380,14 +380,14 @@ class TrajectoryLearner(Learner):
         previous = self.regression if self.has_learnt else None
         size = self.choices.max_centers
         return fit_regression(
-            points, values, coordinates, size, previous, not_learnt, learnt, heights
+            points, values, coordinates, size, previous, not_learnt, learnt, typical
         )
 
-    def _bends(self, points, values, coordinates, regression, heights):
+    def _bends(self, points, values, coordinates, regression, typical):
         """Straighten the coordinates of moves, if those of the regression are."""
         found = regression.straightening
         if np.any(self.is_bounded) and found.bent.size > 0:  # they are not the regression's
-            return typical_straightening(coordinates.whiten(points), values, heights)
+            return typical_straightening(coordinates.whiten(points), values, typical)
         return found
 
     def _judge(self):
@@ -405,13 +405,6 @@ class TrajectoryLearner(Learner):
         later = self.history.later_half()
         return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
 
-    def _visited_values(self):
-        """Log densities where the chain was lately, as the surrogate knows them; before, none."""
-        visited = self.history.later_half()
-        if not (self.has_learnt and len(visited)):
-            return np.zeros(0)
-        return surrogate_values(self.surrogate, self.surrogate.to_moves(visited).T)
-
     def _coordinates(self, points, values, gradients, past, previous):
         """Standardise by the chain's past, or by the evaluations near the largest value."""
         if len(past):
@@ -420,7 +413,7 @@ class TrajectoryLearner(Learner):
             return previous
         return around_the_mode(points, values, gradients)
 
-    def _typical_points(self, coordinates, rng):
+    def _usual_points(self, coordinates, rng):
         """Standardised points (d, n) where the chain is, or will be if the density is Gaussian."""
         past = self._past()
         if len(past):
@@ -445,6 +438,13 @@ class TrajectoryLearner(Learner):
     @property
     def has_learnt(self):  # noqa: D102
         return self.differences.shape[1] > 0
+
+    def visited_values(self) -> np.ndarray:
+        """Log densities (n,) on the surrogate where the chain was lately; none at first."""
+        visited = self.history.later_half()
+        if not (self.has_learnt and len(visited)):
+            return np.zeros(0)
+        return surrogate_values(self.surrogate, self.surrogate.to_moves(visited).T)
 
     def mode_of(self, position: np.ndarray) -> float:
         """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""

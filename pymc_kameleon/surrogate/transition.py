@@ -65,6 +65,10 @@ HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
 of the dimension."""
 
 
+BEST = 0.02
+"""Share of the particles that are those with the largest log densities: there a better mode can be,
+which the chain has not come to."""
+
 call_for_value = by_address(types.float64)
 
 
@@ -225,7 +229,7 @@ def anneal(
     target_accept : float
     rng : numpy.random.Generator
     highest : float
-        Log density above which all particles have the same weights.
+        Log density above which all particles but the best have the same weights.
 
     Returns
     -------
@@ -244,6 +248,8 @@ def anneal(
         log_weights = np.minimum(values, highest) * (1.0 / temperature - 1.0 / before)
         weights = np.exp(log_weights - log_weights.max())
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
+        best = np.argsort(values)[-round(BEST * n) :]
+        kept[: len(best)] = best
         particles, values, before = particles[kept], values[kept], temperature
         integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
         points = np.ascontiguousarray(particles.T)

@@ -11,6 +11,7 @@ import pytest
 from models import begin, drive
 from pytensor.compile.ops import wrap_py
 from scipy.special import logsumexp
+from scipy.stats import norm
 
 from pymc_kameleon import SurrogateHMCStep
 from pymc_kameleon.adaptation.standardization import standardization
@@ -214,13 +215,13 @@ def test_nothing_is_added_where_value_and_mean_are_both_far_below():
 def test_typical_is_what_the_chain_sees():
     """Not what is far above, and all that it sees, unless it has come from far below."""
     values = np.array([300.0, 50.0, 30.0, -70.0, -1e6, np.nan])
-    typical = typical_set(values, np.linspace(-40.0, 40.0, 500), 12)
-    assert 38 < typical.highest - 6 < 40  # half the dimension above
-    assert -40 < typical.highest - typical.depth < -38
-    expected = [0.0, 0.0, typical.highest - 30.0, typical.highest + 70.0, np.inf, np.inf]
-    np.testing.assert_allclose(typical.depths(values)[[0, 1, 2, 3, 5]], np.delete(expected, 4))
+    typical = typical_set(values, np.linspace(-20.0, 30.0, 500), 12)
+    assert 28 < typical.highest - 6 < 30  # half the dimension above
+    assert -20 < typical.highest - typical.depth < -18
+    expected = [0.0, 0.0, typical.highest - 30.0, typical.highest + 70.0, typical.highest + 1e6]
+    np.testing.assert_allclose(typical.depths(values), [*expected, np.inf])
     residuals, noise = misfits(values, np.zeros(6), typical)
-    np.testing.assert_array_equal(residuals[:3], values[:3])
+    np.testing.assert_allclose(residuals[:3], values[:3])
     assert noise[0] == noise[1] == noise[2] < noise[3] < noise[4] <= noise[5]
     assert typical_set(values[1:2], np.array([40.0, 49.0]), 12).highest == 50.0
     assert typical_set(values, np.linspace(-1e5, 0.0, 500), 12).depth < 100
@@ -335,7 +336,7 @@ def test_straight_coordinates_are_bent_back():
 def test_trajectories_are_straight_where_the_regression_is():
     """Their coordinates are those of a Gaussian, so few steps with a large step size will do."""
     target = Banana(0.1, dim=4)
-    step = learnt(target.model(), tune=250)
+    step = learnt(target.model(), tune=400)
     surrogate = step.learner.surrogate
     np.testing.assert_array_equal(surrogate.bends.bent, [1])
     draws = surrogate.to_moves(target.draw(4000, np.random.default_rng(4)))
@@ -831,43 +832,46 @@ def test_few_evaluations_are_enough_for_a_curved_posterior():
         assert abs(z) < 4
 
 
-EFFECTS = np.array([-1.2, -0.7, -0.4, -0.3, -0.1, 0.0, 0.2, 0.2, 0.5, 0.8, 1.0, 1.6])
+EFFECTS = 0.65 * norm.ppf((np.arange(16) + 0.5) / 16)
+NOISE = 0.55
 
 
 def hierarchy():
-    """Twelve groups in the centred form: the density has no bound where their spread is small."""
+    """Sixteen groups in the centred form: the density has no bound where their spread is small."""
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 5)
         tau = pm.HalfNormal("tau", 1)
-        group = pm.Normal("group", mu, tau, shape=12)
-        pm.Normal("y", group, 0.7, observed=EFFECTS)
+        group = pm.Normal("group", mu, tau, shape=16)
+        pm.Normal("y", group, NOISE, observed=EFFECTS)
     return model
 
 
-def moments_of_the_log_spread():
-    """Mean and sd of log tau on a grid, where an effect is N(mu, 0.7^2 + tau^2)."""
-    log_tau, mu = np.meshgrid(np.linspace(-12, 2, 2000), np.linspace(-4, 4, 800), indexing="ij")
-    variance = np.exp(2 * log_tau) + 0.7**2
+def quantiles_of_the_log_spread(shares):
+    """Quantiles of log tau on a grid, where y is N(mu, NOISE^2 + tau^2)."""
+    log_tau, mu = np.meshgrid(np.linspace(-12, 2, 1400), np.linspace(-4, 4, 400), indexing="ij")
+    variance = np.exp(2 * log_tau) + NOISE**2
     log_density = log_tau - 0.5 * np.exp(2 * log_tau) - 0.5 * mu**2 / 25
     for y in EFFECTS:
         log_density -= 0.5 * (y - mu) ** 2 / variance + 0.5 * np.log(variance)
-    weights = np.exp(log_density - log_density.max())
-    mean = np.average(log_tau, weights=weights)
-    return mean, np.sqrt(np.average((log_tau - mean) ** 2, weights=weights))
+    below = np.exp(log_density - log_density.max()).sum(axis=1).cumsum()
+    return log_tau[np.searchsorted(below, np.multiply(shares, below[-1])), 0]
 
 
 @pytest.mark.slow
-def test_chains_of_a_centred_hierarchy_stay_out_of_its_spike():
+def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
+    """The median of its draws is typical of the posterior, and steps are as large as there."""
     model = hierarchy()
     step = SurrogateHMCStep(model=model)
     tune = step.default_tune_steps
-    begin(step, 5, tune=tune)
-    draws, statistics, _ = drive(step, model.initial_point(), tune + 2000, tune)
-    assert step.learner.integrator.step_size[0] > 0.05
-    assert np.mean([s["accept"] for s in statistics[tune:]]) > 0.5
-    log_tau = draws[tune:, 1]
-    assert float(az.ess(log_tau[None])) > 25
-    models.assert_moments(log_tau, *moments_of_the_log_spread(), "log tau")
+    begin(step, 1, tune=tune)
+    drive(step, model.initial_point(), tune, tune=tune)
+    step.stop_tuning()
+    learner = step.learner
+    log_tau = learner.surrogate.to_points(learner.population)[:, 1]
+    low, high = quantiles_of_the_log_spread([0.05, 0.95])
+    assert low < np.median(log_tau) < high
+    assert learner.integrator.step_size[0] > 0.05
+    assert learner.acceptance > 0.5
 
 
 def test_a_density_that_is_not_smooth_is_warned_of():

@@ -208,7 +208,7 @@ class TrajectoryLearner(Learner):
         self.next_update = 5 * (dim + 2)
         self.n_fitted = 0
         self.n_foreign, self.last_update = 0, np.zeros(2, dtype=np.int64)
-        self.wanted = ()
+        self.wanted, self.usual_height = (), math.inf
         self._no_differences = no_differences(dim)
 
     # what transitions take ------------------------------------------------------------------------
@@ -291,9 +291,7 @@ class TrajectoryLearner(Learner):
         """
         candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
         values = surrogate_values(self.surrogate, candidates)
-        visited = self.visited_values()
-        if len(visited):
-            values = np.minimum(values, np.median(visited))
+        values = np.minimum(values, self.usual_height)
         points = self.surrogate.to_points(candidates.T)
         own = self.regression.standardization.whiten(natural_where(self.is_bounded, points))
         covariance = posterior_covariance(self.regression, uncertainty, own)
@@ -338,8 +336,9 @@ class TrajectoryLearner(Learner):
             points, values, gradients, self._past(), self.standardization
         )
         usual = self._usual_points(coordinates, rng)
-        visited = self.visited_values()
+        visited = self.visited_values(points, values)
         typical = typical_set(values, visited, self.dim)
+        self.usual_height = np.median(visited) if len(visited) else np.inf
         high = typical.depths(values) < 2.0 * typical.depth
         try:
             regression, uncertainty = self._regress(
@@ -356,7 +355,7 @@ class TrajectoryLearner(Learner):
                 N_TYPICAL,
                 self.target_accept,
                 rng,
-                np.median(visited) if len(visited) else np.inf,
+                self.usual_height,
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
@@ -439,12 +438,11 @@ class TrajectoryLearner(Learner):
     def has_learnt(self):  # noqa: D102
         return self.differences.shape[1] > 0
 
-    def visited_values(self) -> np.ndarray:
-        """Log densities (n,) on the surrogate where the chain was lately; none at first."""
-        visited = self.history.later_half()
-        if not (self.has_learnt and len(visited)):
-            return np.zeros(0)
-        return surrogate_values(self.surrogate, self.surrogate.to_moves(visited).T)
+    def visited_values(self, points: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Log densities where the chain was lately, of those among `values` (n,) at `points`."""
+        known = {point.tobytes(): value for point, value in zip(points, values, strict=True)}
+        keys = [position.tobytes() for position in self.history.later_half()]
+        return np.array([known[key] for key in keys if np.isfinite(known.get(key, np.nan))])
 
     def mode_of(self, position: np.ndarray) -> float:
         """Return the number of the mode that `position` (d,) is nearest to; NaN while tuning."""

@@ -60,14 +60,14 @@ cross between modes, and how many are tried in such a move."""
 UNIFORMS = 1 + 4 * TRIES
 """Uniform random numbers that a move takes."""
 
+BEST = 0.02
+"""Share of the particles of the annealing that are those with the largest log densities, where a
+mode can be that the chain has not come to."""
+
 HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
 """Temperatures above 1 of the annealing, the hottest first, and of hot transitions: times the root
 of the dimension."""
 
-
-BEST = 0.02
-"""Share of the particles that are those with the largest log densities: there a better mode can be,
-which the chain has not come to."""
 
 call_for_value = by_address(types.float64)
 

@@ -61,7 +61,9 @@ where the difference would be larger than the last."""
 
 N_HISTORY = 1000
 N_EVALUATIONS = 6000
-N_TYPICAL = 200
+N_TYPICAL, N_BEST = 200, 4
+"""Draws from the surrogate for difference moves, and how many of them the evaluations with the
+largest log densities replace: a mode can be there that the chain has not come to."""
 
 FEW, MOST = 0.2, 0.8
 """Shares of difference moves, which need no surrogate, where trajectories take the chain further
@@ -361,7 +363,9 @@ class TrajectoryLearner(Learner):
             return None
         integrator.n_steps[0] = 0.0
         self.n_fitted = int(self.evaluations.count[0])
+        best = np.argsort(values)[-N_BEST:]
         self.population = np.ascontiguousarray(annealed[-1].T)
+        self.population[:, : len(best)] = known[:, best]
         self.modes = np.full(N_TYPICAL, -1)
         self.standardization, self.bends, self.regression = coordinates, bends, regression
         self.integrator, self.differences = integrator, usual

@@ -60,10 +60,6 @@ cross between modes, and how many are tried in such a move."""
 UNIFORMS = 1 + 4 * TRIES
 """Uniform random numbers that a move takes."""
 
-BEST = 0.02
-"""Share of the particles of the annealing that are those with the largest log densities, where a
-mode can be that the chain has not come to."""
-
 HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
 """Temperatures above 1 of the annealing, the hottest first, and of hot transitions: times the root
 of the dimension."""
@@ -229,7 +225,7 @@ def anneal(
     target_accept : float
     rng : numpy.random.Generator
     highest : float
-        Log density above which all particles but the best have the same weights.
+        Log density above which all particles have the same weights.
 
     Returns
     -------
@@ -248,8 +244,6 @@ def anneal(
         log_weights = np.minimum(values, highest) * (1.0 / temperature - 1.0 / before)
         weights = np.exp(log_weights - log_weights.max())
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
-        best = np.argsort(values)[-round(BEST * n) :]
-        kept[: len(best)] = best
         particles, values, before = particles[kept], values[kept], temperature
         integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
         points = np.ascontiguousarray(particles.T)

@@ -193,7 +193,7 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
 
 @jit(allocates=True)
 def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, acceptance, jumps):
-    """Acceptance and mean accepted squared jumps on the surrogate alone, after some lengths.
+    """Find acceptance and accepted squared jumps on the surrogate alone, after some lengths.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
     acceptance : array, shape (n, k)
         Written.
     jumps : array, shape (n, d)
-        Written.
+        Their means over the starts are written.
     """
     k, dim = starts.shape
     u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
@@ -250,7 +250,7 @@ def tuned_integrator(
     points : array, shape (k, d)
         Coordinates of moves of points that the chain visits.
     target_accept : float
-        Mean acceptance on the surrogate.
+        Mean acceptance on the surrogate, without starts that are stuck.
     rng : numpy.random.Generator
     """
     radius = integrator.radius[0]
@@ -267,9 +267,9 @@ def tuned_integrator(
     acceptance, jumps = np.empty((len(LENGTHS), N_STARTS)), np.empty((len(LENGTHS), dim))
     for _ in range(20):
         _jumps(surrogate, root, step_size, radius, few, starts, momenta, acceptance, jumps)
-        means = acceptance[: len(few)].mean(axis=0)
-        counts = means > STUCK
-        if counts.mean() >= 1.0 - MOST_STUCK and means[counts].mean() >= target_accept:
+        each = acceptance[: len(few)].mean(axis=0)
+        counts = each > STUCK
+        if counts.mean() >= 1.0 - MOST_STUCK and each[counts].mean() >= target_accept:
             break
         step_size *= 0.8
     _jumps(surrogate, root, step_size, radius, LENGTHS, starts, momenta, acceptance, jumps)

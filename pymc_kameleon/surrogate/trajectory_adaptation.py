@@ -363,7 +363,7 @@ class TrajectoryLearner(Learner):
             return None
         integrator.n_steps[0] = 0.0
         self.n_fitted = int(self.evaluations.count[0])
-        best = np.argsort(values)[-N_BEST:]
+        best = np.argsort(values)[-min(N_BEST, int(np.isfinite(values).sum())) :]
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.population[:, : len(best)] = known[:, best]
         self.modes = np.full(N_TYPICAL, -1)

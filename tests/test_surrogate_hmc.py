@@ -792,6 +792,17 @@ def test_the_last_fit_knows_all_evaluations():
     assert step.learner.n_fitted == step.learner.evaluations.count[0] > 90
 
 
+def test_the_best_evaluation_is_among_the_population():
+    """So that differences reach a mode that the chain has not come to."""
+    step = SurrogateHMCStep(model=BANANA.model())
+    begin(step, 4, tune=80)
+    drive(step, BANANA.model().initial_point(), 80, tune=80)
+    step.stop_tuning()
+    points, values, _ = step.learner.known()
+    best = step.learner.surrogate.to_moves(points[[np.argmax(values)]])
+    assert np.abs(step.learner.population - best).max(axis=0).min() < 1e-12
+
+
 def test_differences_make_most_moves_where_they_take_the_chain_further():
     learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
     shares = []

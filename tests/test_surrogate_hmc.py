@@ -99,7 +99,7 @@ def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     regression = surrogate.regression
     v = straight_coordinates(regression, points)
     prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(v.T)]
-    residuals, noise = misfits(values, np.array(prior), typical_set(values, values[:0], 2))
+    residuals, noise = misfits(values, np.array(prior), typical_set(values, 2))
     z = (v * regression.inverse_lengthscales[:, None]).T
     elsewhere = BANANA.draw(7, np.random.default_rng(2))
     at = straight_coordinates(regression, elsewhere)
@@ -150,7 +150,7 @@ def test_gradients_are_regressed_on_as_values_are():
     slopes = straightened_slopes(regression.straightening, u, (gradients @ factor).T).T
     u = straight_coordinates(regression, points)
     prior = np.array([mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)])
-    residuals, noise = misfits(values, prior, typical_set(values, values[:0], 2))
+    residuals, noise = misfits(values, prior, typical_set(values, 2))
     inverse, centres = regression.inverse_lengthscales, regression.centres
 
     def basis(u):
@@ -194,7 +194,7 @@ def test_gradients_tell_more_than_values_alone():
 
 def test_values_far_below_are_very_low_and_in_order():
     values = np.array([0.0, -1.0, -1e2, -1e4, -1e300, -np.inf, np.nan])
-    found, noise = misfits(values, np.zeros(7), typical_set(values, values[:0], 3))
+    found, noise = misfits(values, np.zeros(7), typical_set(values, 3))
     assert np.all(np.diff(found[:3]) < 0)
     assert np.all(np.diff(found[3:]) <= 0)
     assert found[-1] > -2 * typical_depth(3) - 1e-9
@@ -206,7 +206,7 @@ def test_values_far_below_are_very_low_and_in_order():
 def test_nothing_is_added_where_value_and_mean_are_both_far_below():
     values = np.array([0.0, -1e3, -1e3, -2.0, -np.inf])
     means = np.array([0.0, -500.0, -1.0, -500.0, -500.0])
-    found, _ = misfits(values, means, typical_set(values, values[:0], 3))
+    found, _ = misfits(values, means, typical_set(values, 3))
     assert found[1] == found[4] == 0.0
     assert found[2] < -typical_depth(3) + 1
     assert found[3] == 498.0
@@ -215,7 +215,7 @@ def test_nothing_is_added_where_value_and_mean_are_both_far_below():
 def test_typical_is_what_the_chain_sees():
     """Not what is far above, and all that it sees, unless it has come from far below."""
     values = np.array([300.0, 50.0, 30.0, -70.0, -1e6, np.nan])
-    typical = typical_set(values, np.linspace(-20.0, 30.0, 500), 12)
+    typical = typical_set(values, 12, np.linspace(-20.0, 30.0, 500))
     assert 28 < typical.highest - 6 < 30  # half the dimension above
     assert -20 < typical.highest - typical.depth < -18
     expected = [0.0, 0.0, typical.highest - 30.0, typical.highest + 70.0, typical.highest + 1e6]
@@ -223,8 +223,8 @@ def test_typical_is_what_the_chain_sees():
     residuals, noise = misfits(values, np.zeros(6), typical)
     np.testing.assert_allclose(residuals[:3], values[:3])
     assert noise[0] == noise[1] == noise[2] < noise[3] < noise[4] <= noise[5]
-    assert typical_set(values[1:2], np.array([40.0, 49.0]), 12).highest == 50.0
-    assert typical_set(values, np.linspace(-1e5, 0.0, 500), 12).depth < 100
+    assert typical_set(values[1:2], 12, np.array([40.0, 49.0])).highest == 50.0
+    assert typical_set(values, 12, np.linspace(-1e5, 0.0, 500)).depth < 100
 
 
 def test_points_without_density_do_not_spoil_the_rest():

@@ -144,7 +144,7 @@ def _draw_step(axes, step, names, pair):
     learner = step.learner
     points, values, _ = learner.known()
     best = values.max()
-    highest, depth = typical_set(values, learner.visited_values(points, values), step.dim)
+    highest, depth = typical_set(values, step.dim, learner.visited_values(points, values))
     typical = best - highest + depth
     true = values - best
     found = predicted(learner.surrogate, points) - best

@@ -1,9 +1,11 @@
 """How values far below the typical set are learnt: low, however low they are."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 
 __all__ = ["TypicalSet", "compressed", "misfits", "typical_depth", "typical_set"]
 
@@ -13,7 +15,6 @@ the posterior has no mass the surrogate need only be low."""
 
 LEAST_NOISE = 0.02
 """Standard deviation of the misfit, in the unit of the log density, where the mass is."""
-
 
 VISITED = 0.02, 0.98
 """Quantiles of the log densities that a chain sees which say what is typical."""
@@ -44,14 +45,13 @@ class TypicalSet(NamedTuple):
 
     def depths(self, values: np.ndarray) -> np.ndarray:
         """Return how far log densities (n,) are below; inf where they are not finite."""
-        finite = np.isfinite(values)
-        return np.where(
-            finite, np.maximum(self.highest - np.where(finite, values, 0.0), 0.0), np.inf
-        )
+        return np.maximum(self.highest - np.where(np.isfinite(values), values, -np.inf), 0.0)
 
 
-def typical_set(values: np.ndarray, visited: np.ndarray, dim: int) -> TypicalSet:
-    """Return the typical set, as far as a chain has seen it.
+def typical_set(
+    values: np.ndarray, dim: int, visited: np.ndarray | Sequence[float] = ()
+) -> TypicalSet:
+    """Return the typical set, as far as a chain has seen it; before that, of a Gaussian.
 
     A density can be far larger than the chain ever sees it, in a spike without mass, as that of a
     centred hierarchical model where the scale is small; and its mass can be at values that differ
@@ -61,9 +61,9 @@ def typical_set(values: np.ndarray, visited: np.ndarray, dim: int) -> TypicalSet
     ----------
     values : array, shape (n,)
         Log densities, at least one of them finite.
-    visited : array, shape (m,)
-        Log densities where the chain was; none if that is not known.
     dim : int
+    visited : array, shape (m,), optional
+        Log densities where the chain was.
     """
     largest, depth = values[np.isfinite(values)].max(), typical_depth(dim)
     if not len(visited):
@@ -74,7 +74,7 @@ def typical_set(values: np.ndarray, visited: np.ndarray, dim: int) -> TypicalSet
 
 
 def compressed(depth: np.ndarray, typical: float) -> np.ndarray:
-    """Depths below the largest value, bent beyond that of the typical set towards twice that.
+    """Depths of a `TypicalSet`, bent beyond that of the typical set towards twice that.
 
     They say "very low", as -inf and NaN do; how low changes no decision.
     """

@@ -132,7 +132,7 @@ def fit_regression(
     if not np.any(np.isfinite(values)):
         raise ValueError("none of the log densities is finite: there is nothing to learn from")
     if typical is None:
-        typical = typical_set(values, values[:0], points.shape[1])
+        typical = typical_set(values, points.shape[1])
     u = standardization.whiten(points)
     weights, is_typical = _importance(values, typical, len(u))
     slopes = np.full(u.shape, np.nan)

@@ -32,7 +32,7 @@ def most_informative(points: np.ndarray, log_densities: np.ndarray, size: int) -
     if not finite.size:
         return finite
     points, values = points[finite], log_densities[finite]
-    typical = typical_set(values, values[:0], points.shape[1])
+    typical = typical_set(values, points.shape[1])
     _, noise = misfits(values, np.zeros(len(values)), typical)
     coordinates = np.ascontiguousarray(around_the_mode(points, values).whiten(points))
     chosen = np.empty(min(size, len(values)), dtype=np.int64)

@@ -339,8 +339,8 @@ class TrajectoryLearner(Learner):
         )
         usual = self._usual_points(coordinates, rng)
         visited = self.visited_values(points, values)
-        typical = typical_set(values, visited, self.dim)
-        self.usual_height = np.median(visited) if len(visited) else np.inf
+        typical = typical_set(values, self.dim, visited)
+        usual_height = np.median(visited) if len(visited) else np.inf
         high = typical.depths(values) < 2.0 * typical.depth
         try:
             regression, uncertainty = self._regress(
@@ -357,7 +357,7 @@ class TrajectoryLearner(Learner):
                 N_TYPICAL,
                 self.target_accept,
                 rng,
-                self.usual_height,
+                usual_height,
             )
         except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
             return None
@@ -369,6 +369,7 @@ class TrajectoryLearner(Learner):
         self.modes = np.full(N_TYPICAL, -1)
         self.standardization, self.bends, self.regression = coordinates, bends, regression
         self.integrator, self.differences = integrator, usual
+        self.usual_height = usual_height
         self._judge()
         return uncertainty, annealed
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 __all__ = ["TypicalSet", "compressed", "misfits", "typical_depth", "typical_set"]
 
 RELATIVE_NOISE = 0.1

@@ -75,8 +75,8 @@ SAMPLERS: dict[str, Step | Peer] = {
     REFERENCE: Step(pm.DEMetropolisZ),
 } | PEERS
 
-PAUSE = 0.01
-"""Seconds, so that chains that share run side by side as those of an expensive likelihood do."""
+WAIT = 0.001
+"""Seconds after which a chain looks again whether the others have come as far."""
 
 N_REFERENCE = 40_000
 """Exact draws of a density."""
@@ -119,12 +119,17 @@ def add_arguments(parser):
 
 
 def chain(
-    driven: DrivenStep, start, seed: int, tuning: int, budget: int, pause: float = 0.0
+    driven: DrivenStep,
+    start,
+    seed: int,
+    tuning: int,
+    budget: int,
+    keep_pace: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, int]:
     """Draws after tuning (n, d), and evaluations in all.
 
-    Tuning ends after `tuning` evaluations, and the chain after `budget` further ones. After each it
-    waits for `pause` seconds.
+    Tuning ends after `tuning` evaluations, and the chain after `budget` further ones. After each
+    transition it calls `keep_pace` with the number of evaluations so far.
     """
     driven.begin([SEED, seed])
     point_map = DictToArrayBijection.map(driven.start).point_map_info
@@ -135,10 +140,9 @@ def chain(
             driven.step.stop_tuning()
             end = n_evals + budget
         point, statistics = driven.step.step(point)
-        new = int(statistics[0].get("n_evals", 1))
-        n_evals += new
-        if pause:
-            time.sleep(pause * new)
+        n_evals += int(statistics[0].get("n_evals", 1))
+        if keep_pace is not None:
+            keep_pace(n_evals)
         if end < np.inf:
             draws.append(DictToArrayBijection.map(point).data)
     return np.array(draws), n_evals
@@ -190,17 +194,29 @@ def in_turn(chains: list[Callable]) -> list:
 
 
 def at_once(chains: list[Callable]) -> list:
-    """Results of calls, each in a process, of which each evaluation takes as long as `PAUSE`."""
+    """Results of calls, each in a process.
+
+    They keep pace with one another in evaluations, as chains do whose likelihood is so expensive
+    that nothing else takes time.
+    """
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
+    counts = context.Array("d", len(chains), lock=False)
 
-    def run(make):
+    def keep_pace(i, n_evals):
+        counts[i] = n_evals
+        while min(counts) < n_evals:
+            time.sleep(WAIT)
+
+    def run(i, make):
         try:
-            queue.put(make(pause=PAUSE))
+            queue.put(make(keep_pace=partial(keep_pace, i)))
         except Exception as error:
             queue.put(error)
+        finally:
+            counts[i] = np.inf
 
-    processes = [context.Process(target=run, args=(make,)) for make in chains]
+    processes = [context.Process(target=run, args=job) for job in enumerate(chains)]
     for process in processes:
         process.start()
     results = [queue.get() for _ in processes]

@@ -19,7 +19,8 @@ from pymc_kameleon.mcmc import run
 from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.surrogate import trajectory
+from pymc_kameleon.steps import surrogate_hmc
+from pymc_kameleon.surrogate import trajectory, trajectory_adaptation
 from pymc_kameleon.surrogate.depth import misfits, typical_depth, typical_set
 from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
@@ -41,6 +42,7 @@ from pymc_kameleon.surrogate.straightening import (
     straighten_gradient,
     straightened_slopes,
 )
+from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -788,8 +790,33 @@ def test_the_last_fit_knows_all_evaluations():
     step = SurrogateHMCStep(model=BANANA.model())
     begin(step, 2, tune=90)
     drive(step, BANANA.model().initial_point(), 90, tune=90)
+    n_known = step.learner.evaluations.count[0]
     step.stop_tuning()
-    assert step.learner.n_fitted == step.learner.evaluations.count[0] > 90
+    assert step.learner.n_fitted == n_known > 90
+
+
+@pytest.mark.parametrize(("error", "n_fits"), [(0.0, 1), (10.0, 4)])
+def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(monkeypatch, error, n_fits):
+    step, fits = SurrogateHMCStep(model=BANANA.model()), []
+    begin(step, 2, tune=90)
+    point = drive(step, BANANA.model().initial_point(), 90, tune=90)[-1]
+    fit = TrajectoryLearner.fit
+
+    def counted(learner, rng):
+        fits.append(learner.evaluations.count[0])
+        return fit(learner, rng)
+
+    def predicted(surrogate, x):
+        return BANANA.log_density(x[None])[0] + error
+
+    monkeypatch.setattr(trajectory_adaptation, "SURE", 0.0)
+    monkeypatch.setattr(surrogate_hmc, "predicted_at", predicted)
+    monkeypatch.setattr(TrajectoryLearner, "fit", counted)
+    step.stop_tuning()
+    assert np.all(np.diff(fits) == 4)
+    assert len(fits) == n_fits
+    _, statistics = step.step({"x": point["x"]})
+    assert statistics[0]["n_evals"] == 4 * n_fits + 1
 
 
 def test_the_best_evaluation_is_among_the_population():
@@ -803,16 +830,29 @@ def test_the_best_evaluation_is_among_the_population():
     assert np.abs(step.learner.population - best).max(axis=0).min() < 1e-12
 
 
-def test_differences_make_most_moves_where_they_take_the_chain_further():
+@pytest.mark.parametrize(
+    ("outcome", "share"),
+    [
+        ([[0, 0, 0.0], [0, 0, 0.0]], 0.1),
+        ([[50, 40, 80.0], [50, 10, 30.0]], 0.1),
+        ([[50, 2, 5.0], [50, 10, 30.0]], 0.8),
+        ([[5, 3, 8.0], [1, 1, 4.0]], 0.1),
+    ],
+)
+def test_differences_make_most_moves_where_they_take_the_chain_further(outcome, share):
     learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
-    shares = []
-    for outcome in ([[50, 40, 80.0], [50, 10, 30.0]], [[50, 2, 5.0], [50, 10, 30.0]]):
-        learner.outcome[:] = outcome
-        learner._judge()
-        shares.append(learner.difference_share)
-        assert np.all(learner.outcome == 0)
-    assert shares == [0.2, 0.8]
-    assert not learner.follows
+    learner.outcome[:] = outcome
+    learner._judge()
+    assert learner.difference_share == share
+    np.testing.assert_array_equal(learner.outcome, 0.5 * np.array(outcome))
+    assert learner.follows == (share == 0.1)
+
+
+def test_a_way_back_from_far_away_counts_as_one_between_independent_points():
+    learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
+    learner.last[:] = 100.0
+    trajectory_adaptation._observe(learner.observer(), np.zeros(2), 0.3, trajectory_adaptation.COLD)
+    np.testing.assert_array_equal(learner.outcome, [[1, 0.3, 4.0], [0, 0, 0.0]])
 
 
 @pytest.mark.slow

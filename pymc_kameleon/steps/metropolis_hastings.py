@@ -250,10 +250,13 @@ class MetropolisHastingsStep(Step):
         """Freeze the adaptation (or let it go on with vanishing steps, `adapt_after_tune=True`)."""
         if self.chain is not None and self.tune:
             self._learn_from_others()
-            with all_or_nothing(self.learner):
-                self.learner.end_tuning(self.chain.position, self.rng)
+            self._end_learning(self.chain.position)
             self._check_tuning()
         super().stop_tuning()
+
+    def _end_learning(self, position):
+        with all_or_nothing(self.learner):
+            self.learner.end_tuning(position, self.rng)
 
     @property
     def adapts(self) -> bool:
@@ -368,7 +371,7 @@ class MetropolisHastingsStep(Step):
         if self.tune and self.warm is None:
             self._begin_tuning(x)
         if not self.tune:
-            self.learner.end_tuning(position, self.rng)
+            self._end_learning(position)
             if self.warm is None:
                 self._check_tuning()
 

@@ -28,6 +28,10 @@ _log = logging.getLogger("pymc.kameleon")
 POOL = 8
 """Draws from the prior, times those that a chain evaluates."""
 
+MOST_FITS, GROSS = 4, 5.0
+"""Fits at the end of tuning, and the error of the surrogate at its own draws that asks for one
+more."""
+
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
 
@@ -237,6 +241,21 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         for point in self.learner.wanted:
             self._evaluate_at(point)
         self._learn_from_others()
+
+    def _end_learning(self, position):
+        """Fit for the last time, and again while the surrogate is far too large at its own draws.
+
+        It can be so where nothing was evaluated, and later transitions would go there in vain.
+        """
+        for _ in range(MOST_FITS):
+            super()._end_learning(position)
+            surrogate = self.learner.surrogate
+            errors = [
+                self._evaluate_at(point) - predicted_at(surrogate, point)
+                for point in self.learner.wanted
+            ]
+            if min(errors, default=0.0) > -GROSS:
+                break
 
     def _learn_from_others(self):
         """Learn what other chains and runs have stored since the last time."""

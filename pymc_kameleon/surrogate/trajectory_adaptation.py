@@ -65,12 +65,19 @@ N_TYPICAL, N_BEST = 200, 4
 """Draws from the surrogate for difference moves, and how many of them the evaluations with the
 largest log densities replace: a mode can be there that the chain has not come to."""
 
-FEW, MOST = 0.2, 0.8
+FEW, MOST = 0.1, 0.8
 """Shares of difference moves, which need no surrogate, where trajectories take the chain further
 and where they do not."""
 
+ASSUMED = 4.0
+"""Moves of each kind that count as made before there are any: trajectories to an independent point,
+of which every other one is accepted, and differences with the usual size and acceptance."""
+
+REMEMBERED = 0.5
+"""Weight of moves made before the last fit, whose surrogate was worse."""
+
 LEAST_MADE = 10
-"""Moves of a kind from which there is something to judge."""
+"""Trajectories from which their acceptance is known."""
 
 HOT_SHARE = 0.25
 """Share of hotter trajectories while tuning, so that tails are known before they matter."""
@@ -84,6 +91,9 @@ low."""
 
 EXPLORED = 0.2
 """Share of the evaluations while tuning that go where the surrogate is uncertain."""
+
+N_CHECKED = 4
+"""Draws from the last surrogate, the most uncertain ones, that are evaluated at once."""
 
 N_CANDIDATES = 100
 """Points of each temperature among which those are chosen."""
@@ -101,7 +111,8 @@ class TrajectoryObserver(NamedTuple):
     history : History
     outcome : array, shape (2, 3)
         Of trajectories and of differences: how many, sum of their acceptance probabilities, and of
-        the squared distances that the chain moved.
+        the squared distances that the chain moved. None counts for more than that of two
+        independent points, so that one way back from far away says little.
     scales : array, shape (d,)
         Standard deviations, the units of these distances.
     last : array, shape (d,)
@@ -124,7 +135,7 @@ def _observe(observer, position, acceptance, index):
         outcome = observer.outcome[0 if index == COLD else 1]
         outcome[0] += 1.0
         outcome[1] += acceptance
-        outcome[2] += distance
+        outcome[2] += min(distance, 2.0 * position.size)
 
 
 observe.register(TrajectoryObserver, _observe, allocates=False)
@@ -273,7 +284,10 @@ class TrajectoryLearner(Learner):
         n_new = self.n_before_next_fit()
         self.last_update[:] = self.n_own, self.n_foreign
         if fitted is not None:
-            self.wanted = self._uncertain_points(*fitted, round(EXPLORED * n_new))
+            uncertainty, annealed = fitted
+            candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
+            n_explored = round(EXPLORED * n_new)
+            self.wanted = self._uncertain_points(uncertainty, candidates, n_explored)
         self.next_update = self.n_own + n_new
 
     def n_before_next_fit(self) -> int:
@@ -285,16 +299,15 @@ class TrajectoryLearner(Learner):
         own, foreign = np.array([self.n_own, self.n_foreign]) - self.last_update
         return max(5, round(n_new * own / (own + foreign))) if foreign else n_new
 
-    def _uncertain_points(self, uncertainty, annealed, n):
-        """Raw points, at most `n`, that may be typical and where the surrogate is uncertain.
+    def _uncertain_points(self, uncertainty, drawn, n):
+        """Raw points, at most `n` of those `drawn` (m, d), where the surrogate is uncertain.
 
-        They are picked one by one from hot draws from the surrogate, each as if the ones before
-        were known.
+        They are picked one by one, each as if the ones before were known; points that are typical
+        come first.
         """
-        candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
-        values = surrogate_values(self.surrogate, candidates)
+        values = surrogate_values(self.surrogate, drawn)
         values = np.minimum(values, self.usual_height)
-        points = self.surrogate.to_points(candidates.T)
+        points = self.surrogate.to_points(drawn.T)
         own = self.regression.standardization.whiten(natural_where(self.is_bounded, points))
         covariance = posterior_covariance(self.regression, uncertainty, own)
         variance = np.diagonal(covariance).copy()
@@ -314,9 +327,13 @@ class TrajectoryLearner(Learner):
 
     def end_tuning(self, position, rng):  # noqa: D102
         self._judge()
+        self.wanted = ()
         enough = self.n_fitted + 1 if self.has_learnt else 2 * (self.dim + 1)
         if self.evaluations.count[0] > enough:
-            self.fit(rng)
+            fitted = self.fit(rng)
+            if fitted is not None:
+                uncertainty, annealed = fitted
+                self.wanted = self._uncertain_points(uncertainty, annealed[-1], N_CHECKED)
         if self.has_learnt:
             self.modes = find_modes(self.surrogate, self.population)
         self.integrator.hot_share[0] = 0.0
@@ -399,10 +416,10 @@ class TrajectoryLearner(Learner):
         made, accepted, distance = self.outcome.T
         if made[0] >= LEAST_MADE:
             self.acceptance = accepted[0] / made[0]
-        if np.all(made >= LEAST_MADE):
-            means = distance / made
-            self.difference_share = FEW if means[0] > means[1] else MOST
-            self.outcome[:] = 0.0
+        assumed = ASSUMED * np.array([self.dim, 1.0])
+        trajectory, difference = (distance + assumed) / (made + ASSUMED)
+        self.difference_share = FEW if trajectory > difference else MOST
+        self.outcome *= REMEMBERED
 
     def _past(self):
         """Later half of the history, if the chain has moved enough in it; else nothing."""

@@ -60,7 +60,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     ::
 
         tuning: climb towards the mode, then in turns trajectories, evaluations and new fits of s
-        x* = x after up to 8 moves that leave exp(s) invariant: Hamiltonian trajectories, and
+        x* = x after 4 to 8 moves that leave exp(s) invariant: Hamiltonian trajectories, and
             differences of two draws from exp(s), which cross between modes
         evaluate the log density at x*
         accept with probability min(1, p(x*) exp(s(x)) / (p(x) exp(s(x*))))

@@ -50,8 +50,8 @@ __all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal", 
 COLD, HOT = 0, 1
 """Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
 
-MOVES = 8
-"""Largest number of moves on the surrogate between two evaluations."""
+LEAST_MOVES, MOVES = 4, 8
+"""Least and largest number of moves on the surrogate between two evaluations."""
 
 DIFFERENCES, JUMPS, TRIES = 0.25, 0.7, 12
 """Share of the moves that add differences of two points, share of whole ones among these, which
@@ -152,7 +152,7 @@ def _propose(proposal, chain, normals, uniforms):
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
     temperature = _temperature(HOT_HEAT, dim) if is_hot else 1.0
     start = value = surrogate_value(surrogate, u, workspace)
-    for m in range(1 + int(uniforms[PICK] * MOVES)):
+    for m in range(LEAST_MOVES + int(uniforms[PICK] * (1 + MOVES - LEAST_MOVES))):
         first = N_UNIFORMS + m * UNIFORMS
         value = call_for_value(
             proposal.move,

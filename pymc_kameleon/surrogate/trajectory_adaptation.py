@@ -284,10 +284,7 @@ class TrajectoryLearner(Learner):
         n_new = self.n_before_next_fit()
         self.last_update[:] = self.n_own, self.n_foreign
         if fitted is not None:
-            uncertainty, annealed = fitted
-            candidates = np.concatenate([part[:N_CANDIDATES] for part in annealed])
-            n_explored = round(EXPLORED * n_new)
-            self.wanted = self._uncertain_points(uncertainty, candidates, n_explored)
+            self.wanted = self._points_to_explore(fitted, round(EXPLORED * n_new))
         self.next_update = self.n_own + n_new
 
     def n_before_next_fit(self) -> int:
@@ -298,6 +295,12 @@ class TrajectoryLearner(Learner):
         # Of which other chains make as large a part as they made lately.
         own, foreign = np.array([self.n_own, self.n_foreign]) - self.last_update
         return max(5, round(n_new * own / (own + foreign))) if foreign else n_new
+
+    def _points_to_explore(self, fitted, n):
+        """Raw points, at most `n` of the draws at all temperatures, to be evaluated after a fit."""
+        uncertainty, annealed = fitted
+        drawn = np.concatenate([part[:N_CANDIDATES] for part in annealed])
+        return self._uncertain_points(uncertainty, drawn, n)
 
     def _uncertain_points(self, uncertainty, drawn, n):
         """Raw points, at most `n` of those `drawn` (m, d), where the surrogate is uncertain.

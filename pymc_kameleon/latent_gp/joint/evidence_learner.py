@@ -36,8 +36,7 @@ class EvidenceLearner(TrajectoryLearner):
         At most `n` of them are where it is uncertain. It does not know of what is further out than
         its trajectories go, so the others are at their end, on the axes.
         """
-        uncertainty, annealed = fitted
-        return np.concatenate([self._uncertain_points(uncertainty, annealed, n), self._open_ends()])
+        return np.concatenate([self._points_to_explore(fitted, n), self._open_ends()])
 
     def _open_ends(self):
         """Return the ends of axes, but those in whose direction a very low density is known."""

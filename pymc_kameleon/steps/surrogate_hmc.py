@@ -28,9 +28,9 @@ _log = logging.getLogger("pymc.kameleon")
 POOL = 8
 """Draws from the prior, times those that a chain evaluates."""
 
-MOST_FITS, GROSS = 4, 5.0
-"""Fits at the end of tuning, and the error of the surrogate at its own draws that asks for one
-more."""
+MOST_CHECKS, GROSS = 3, 5.0
+"""Surrogates that are checked at the end of tuning, and the error at their own draws that asks for
+one more fit."""
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
@@ -247,7 +247,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
         It can be so where nothing was evaluated, and later transitions would go there in vain.
         """
-        for _ in range(MOST_FITS):
+        for _ in range(MOST_CHECKS):
             super()._end_learning(position)
             surrogate = self.learner.surrogate
             errors = [
@@ -255,7 +255,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 for point in self.learner.wanted
             ]
             if min(errors, default=0.0) > -GROSS:
-                break
+                return
+        super()._end_learning(position)
 
     def _learn_from_others(self):
         """Learn what other chains and runs have stored since the last time."""

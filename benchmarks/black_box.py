@@ -114,7 +114,7 @@ def add_arguments(parser):
         help="results of earlier runs, which are kept and not measured again",
     )
     parser.add_argument(
-        "--picture", action="store_true", help="measure nothing, draw what --from holds"
+        "--picture", action="store_true", help="measure nothing, draw the targets in --from"
     )
 
 
@@ -128,8 +128,9 @@ def chain(
 ) -> tuple[np.ndarray, int]:
     """Draws after tuning (n, d), and evaluations in all.
 
-    Tuning ends after `tuning` evaluations, and the chain after `budget` further ones. After each
-    transition it calls `keep_pace` with the number of evaluations so far.
+    Tuning ends after `tuning` evaluations, later where the search for a mode takes more, and the
+    chain after `budget`, with one draw at least. After each transition it calls `keep_pace` with
+    the number of evaluations so far.
     """
     driven.begin([SEED, seed])
     point_map = DictToArrayBijection.map(driven.start).point_map_info
@@ -138,7 +139,7 @@ def chain(
     while n_evals < end:
         if end == np.inf and n_evals >= tuning:
             driven.step.stop_tuning()
-            end = n_evals + budget
+            end = max(budget, n_evals + 1)
         point, statistics = driven.step.step(point)
         n_evals += int(statistics[0].get("n_evals", 1))
         if keep_pace is not None:
@@ -155,7 +156,7 @@ def reference_draws(name: str) -> np.ndarray:
         return DENSITIES[name].draw(N_REFERENCE, np.random.default_rng(SEED))
     driven = DrivenStep(model_of(name), partial(AdaptiveMetropolisStep, steps_per_draw=20))
     chains = [
-        chain(driven, start, seed, 5000, REFERENCE_EVALUATIONS[name])[0]
+        chain(driven, start, seed, 5000, 5000 + REFERENCE_EVALUATIONS[name])[0]
         for seed, start in enumerate(starting_points(name, 4, 99))
     ]
     return np.concatenate(chains)
@@ -240,7 +241,7 @@ def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
     run_all = at_once if step.shares else in_turn
     results = run_all(
         [
-            partial(chain, driven, start, 100 * seed + i, tuning, share - tuning)
+            partial(chain, driven, start, 100 * seed + i, tuning, share)
             for i, start in enumerate(starts)
         ]
     )
@@ -318,6 +319,7 @@ def run(arguments):
     logging.getLogger("pymc").setLevel(logging.ERROR)
     rows = read(arguments.earlier)
     if arguments.picture:
+        rows = [row for row in rows if row["target"] in arguments.targets]
         for name in dict.fromkeys(row["target"] for row in rows):
             show(table(rows, name), name)
         write_picture(rows, arguments.output)

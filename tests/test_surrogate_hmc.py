@@ -912,19 +912,24 @@ def quantiles_of_the_log_spread(shares):
 
 @pytest.mark.slow
 def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
-    """The median of its draws is typical of the posterior, and steps are as large as there."""
-    model = hierarchy()
+    """The median of its draws is typical of the posterior, and steps are as large as there.
+
+    Of three chains together: up to half of one's draws lie in the spike, in one chain of about
+    twelve more than half.
+    """
+    model, log_tau = hierarchy(), []
     step = SurrogateHMCStep(model=model)
     tune = step.default_tune_steps
-    begin(step, 1, tune=tune)
-    drive(step, model.initial_point(), tune, tune=tune)
-    step.stop_tuning()
-    learner = step.learner
-    log_tau = learner.surrogate.to_points(learner.population)[:, 1]
+    for seed in (1, 2, 3):
+        begin(step, seed, tune=tune)
+        drive(step, model.initial_point(), tune, tune=tune)
+        step.stop_tuning()
+        learner = step.learner
+        log_tau.append(learner.surrogate.to_points(learner.population)[:, 1])
+        assert learner.integrator.step_size[0] > 0.05
+        assert learner.acceptance > 0.5
     low, high = quantiles_of_the_log_spread([0.05, 0.95])
     assert low < np.median(log_tau) < high
-    assert learner.integrator.step_size[0] > 0.05
-    assert learner.acceptance > 0.5
 
 
 def test_a_density_that_is_not_smooth_is_warned_of():

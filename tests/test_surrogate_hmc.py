@@ -814,7 +814,9 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
     monkeypatch.setattr(trajectory_adaptation, "SURE", 0.0)
     monkeypatch.setattr(surrogate_hmc, "predicted_at", predicted)
     monkeypatch.setattr(TrajectoryLearner, "fit", counted)
+    step.learner.outcome[:] = [[50, 2, 5.0], [50, 10, 30.0]]
     step.stop_tuning()
+    assert step.learner.difference_share == 0.8  # however often it was fitted
     assert np.all(np.diff(fits) == 4)
     assert len(fits) == n_fits
     _, statistics = step.step({"x": point["x"]})
@@ -846,8 +848,18 @@ def test_differences_make_most_moves_where_they_take_the_chain_further(outcome, 
     learner.outcome[:] = outcome
     learner._judge()
     assert learner.difference_share == share
-    np.testing.assert_array_equal(learner.outcome, 0.5 * np.array(outcome))
+    np.testing.assert_array_equal(learner.outcome, outcome)
     assert learner.follows == (share == 0.1)
+
+
+def test_moves_weigh_half_after_a_fit():
+    step = SurrogateHMCStep(model=BANANA.model())
+    begin(step, 2, tune=90)
+    drive(step, BANANA.model().initial_point(), 60, tune=90)
+    learner = step.learner
+    learner.outcome[:] = made = np.array([[50, 2, 5.0], [50, 10, 30.0]])
+    learner.update(step.chain.position, True, step.rng)
+    np.testing.assert_array_equal(learner.outcome, 0.5 * made)
 
 
 def test_a_way_back_from_far_away_counts_as_one_between_independent_points():

@@ -285,6 +285,7 @@ class TrajectoryLearner(Learner):
         self.last_update[:] = self.n_own, self.n_foreign
         if fitted is not None:
             self.wanted = self._points_to_explore(fitted, round(EXPLORED * n_new))
+            self.outcome *= REMEMBERED
         self.next_update = self.n_own + n_new
 
     def n_before_next_fit(self) -> int:
@@ -422,7 +423,6 @@ class TrajectoryLearner(Learner):
         assumed = ASSUMED * np.array([self.dim, 1.0])
         trajectory, difference = (distance + assumed) / (made + ASSUMED)
         self.difference_share = FEW if trajectory > difference else MOST
-        self.outcome *= REMEMBERED
 
     def _past(self):
         """Later half of the history, if the chain has moved enough in it; else nothing."""

@@ -118,19 +118,29 @@ def add_arguments(parser):
     )
 
 
-def chain(
-    driven: DrivenStep,
-    start,
-    seed: int,
-    tuning: int,
-    budget: int,
-    keep_pace: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, int]:
+class PacedStore(EvaluationStore):
+    """A store whose chains, each in a process, wait for one another after each evaluation.
+
+    So do chains whose likelihood is so expensive that nothing else takes time.
+    """
+
+    def begin(self, counts, i: int):
+        """Write for the chain `i`; `counts` (n,) is shared and has the evaluations of all."""
+        self.counts, self.i = counts, i
+
+    def add(self, *arguments):
+        """Store an evaluation, and wait until every other chain has made as many."""
+        super().add(*arguments)
+        self.counts[self.i] += 1
+        while min(self.counts) < self.counts[self.i]:
+            time.sleep(WAIT)
+
+
+def chain(driven: DrivenStep, start, seed: int, tuning: int, budget: int) -> tuple[np.ndarray, int]:
     """Draws after tuning (n, d), and evaluations in all.
 
     Tuning ends after `tuning` evaluations, later where the search for a mode takes more, and the
-    chain after `budget`, with one draw at least. After each transition it calls `keep_pace` with
-    the number of evaluations so far.
+    chain after `budget`, with one draw at least.
     """
     driven.begin([SEED, seed])
     point_map = DictToArrayBijection.map(driven.start).point_map_info
@@ -142,8 +152,6 @@ def chain(
             end = max(budget, n_evals + 1)
         point, statistics = driven.step.step(point)
         n_evals += int(statistics[0].get("n_evals", 1))
-        if keep_pace is not None:
-            keep_pace(n_evals)
         if end < np.inf:
             draws.append(DictToArrayBijection.map(point).data)
     return np.array(draws), n_evals
@@ -189,29 +197,16 @@ def errors(draws: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     return dict(zip(MEASURES, values, strict=True))
 
 
-def in_turn(chains: list[Callable]) -> list:
-    """Results of calls, one after the other."""
-    return [make() for make in chains]
-
-
-def at_once(chains: list[Callable]) -> list:
-    """Results of calls, each in a process.
-
-    They keep pace with one another in evaluations, as chains do whose likelihood is so expensive
-    that nothing else takes time.
-    """
+def at_once(store: PacedStore, chains: list[Callable]) -> list:
+    """Results of calls, each in a process."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     counts = context.Array("d", len(chains), lock=False)
 
-    def keep_pace(i, n_evals):
-        counts[i] = n_evals
-        while min(counts) < n_evals:
-            time.sleep(WAIT)
-
     def run(i, make):
+        store.begin(counts, i)
         try:
-            queue.put(make(keep_pace=partial(keep_pace, i)))
+            queue.put(make())
         except Exception as error:
             queue.put(error)
         finally:
@@ -231,20 +226,19 @@ def at_once(chains: list[Callable]) -> list:
 
 def draw_by_step(step: Step, name: str, starts: list, budget: int, seed: int):
     """Draws (n, d) of a chain from each start, and evaluations in all."""
-    make = partial(step.make, store=EvaluationStore()) if step.shares else step.make
+    store = PacedStore() if step.shares else None
+    make = partial(step.make, store=store) if step.shares else step.make
     driven = DrivenStep(model_of(name), make)
     share = budget // len(starts)
     most = driven.step.default_tune_steps or share
     if step.shares:
         most = shared_tuning(most, len(starts))
     tuning = min(round(step.tuning_share * share), most)
-    run_all = at_once if step.shares else in_turn
-    results = run_all(
-        [
-            partial(chain, driven, start, 100 * seed + i, tuning, share)
-            for i, start in enumerate(starts)
-        ]
-    )
+    chains = [
+        partial(chain, driven, start, 100 * seed + i, tuning, share)
+        for i, start in enumerate(starts)
+    ]
+    results = at_once(store, chains) if step.shares else [run_chain() for run_chain in chains]
     shortest = min(len(draws) for draws, _ in results)
     draws = np.concatenate([draws[-shortest:] for draws, _ in results])
     return draws, sum(n for _, n in results)

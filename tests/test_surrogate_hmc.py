@@ -22,14 +22,14 @@ from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
 from pymc_kameleon.surrogate import trajectory, trajectory_adaptation
 from pymc_kameleon.surrogate.depth import misfits, typical_depth, typical_set
-from pymc_kameleon.surrogate.mean import fit_confining_mean, mean_value
+from pymc_kameleon.surrogate.mean import Mean, confined, fit_confining_mean, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
     new_workspace,
     predicted,
-    surrogate_gradient,
+    surrogate_value_and_gradient,
     surrogate_values,
 )
 from pymc_kameleon.surrogate.regression_fit import fit_regression
@@ -80,7 +80,8 @@ def assert_gradient_is_that_of_the_value(surrogate, dim):
     rng = np.random.default_rng(1)
     for u in rng.normal(size=(5, dim)):
         found = np.empty(dim)
-        surrogate_gradient(surrogate, u, new_workspace(surrogate), found)
+        value = surrogate_value_and_gradient(surrogate, u, new_workspace(surrogate), found)
+        assert value == pytest.approx(surrogate_values(surrogate, u[None])[0], rel=1e-12)
         steps = 1e-5 * np.eye(dim)
         above, below = (
             surrogate_values(surrogate, u + steps),
@@ -244,11 +245,34 @@ def test_points_without_density_do_not_spoil_the_rest():
 
 
 @pytest.mark.parametrize("dim", [1, 3, 40])
-def test_the_mean_falls_in_all_directions(dim):
+def test_the_mean_is_concave(dim):
     rng = np.random.default_rng(dim)
     u = rng.normal(size=(dim, 12))
     mean = fit_confining_mean(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
-    assert np.linalg.eigvalsh(mean.quadratic)[-1] <= -0.05 + 1e-9
+    assert np.linalg.eigvalsh(mean.quadratic)[-1] <= 1e-9
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_a_confined_mean_falls_beyond_the_points_and_says_the_same_of_them(dim):
+    rng = np.random.default_rng(dim)
+    u, weights = 3.0 * rng.normal(size=(dim, 60)) + 2.0, rng.random(60)
+    centre = u @ weights / weights.sum()
+    rising = Mean(np.array([1.0]), 50.0 * rng.normal(size=dim), np.zeros((dim, dim)))
+    found = confined(rising, u, weights)
+
+    def average(mean):
+        return weights @ [mean_value(mean, row) for row in np.ascontiguousarray(u.T)]
+
+    np.testing.assert_allclose(found.linear + found.quadratic @ centre, rising.linear)
+    assert average(found) == pytest.approx(average(rising))
+    top = -np.linalg.solve(found.quadratic, found.linear)
+    assert np.all(abs(top - centre) <= 1.0001 * abs(u - centre[:, None]).max(axis=1))
+    flat = confined(rising._replace(linear=np.zeros(dim)), u, weights)
+    edge = u[:, np.argmax(np.linalg.norm(u - centre[:, None], axis=0))]
+    assert mean_value(flat, centre) - mean_value(flat, centre + 2.0 * (edge - centre)) > 0.5
+    falling = Mean(np.array([1.0]), 5.0 * centre, -5.0 * np.eye(dim))
+    for kept, before in zip(confined(falling, u, weights), falling, strict=True):
+        np.testing.assert_allclose(kept, before, atol=1e-12)
 
 
 # straight coordinates -----------------------------------------------------------------------------
@@ -397,8 +421,8 @@ def test_the_prior_is_the_models_own_and_only_the_rest_is_learnt():
     found = predicted(step.learner.surrogate, points[typical])
     np.testing.assert_allclose(found, values[typical], atol=0.1)
     # Far from all evaluations, where the likelihood still is the same: a learnt prior would fall by
-    # hundreds.
-    far = np.array([[4.0, -30.0], [4.0, 0.0], [4.0, 30.0]])
+    # more than 40.
+    far = np.array([[4.0, -15.0], [4.0, 0.0], [4.0, 15.0]])
     exact = [step.target(point)[0] for point in far]
     assert np.ptp(predicted(step.learner.surrogate, far) - exact) < 10.0 < np.ptp(exact)
 
@@ -473,11 +497,11 @@ def test_a_prior_that_cannot_be_called_is_learnt(has_likelihood):
 def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0):
     u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
     workspace = new_workspace(surrogate)
-    surrogate_gradient(surrogate, u, workspace, gradient)
-    stays = trajectory.leapfrog(
+    surrogate_value_and_gradient(surrogate, u, workspace, gradient)
+    value = trajectory.leapfrog(
         surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum
     )
-    return u, momentum, stays
+    return u, momentum, np.isfinite(value)
 
 
 def test_leapfrog_is_reversible_and_keeps_volume():
@@ -795,7 +819,7 @@ def test_the_last_fit_knows_all_evaluations():
     assert step.learner.n_fitted == n_known > 90
 
 
-@pytest.mark.parametrize(("error", "n_fits", "n_checks"), [(0.0, 1, 1), (10.0, 4, 3)])
+@pytest.mark.parametrize(("error", "n_fits", "n_checks"), [(0.0, 1, 1), (10.0, 6, 5)])
 def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
     monkeypatch, error, n_fits, n_checks
 ):

@@ -14,6 +14,9 @@ PATIENCE, MORE_PATIENCE = 8, 2
 """The second for each dimension, where there are no gradients."""
 
 
+ASKED = 5
+
+
 class _Found(Exception):
     """The search has come near a mode."""
 
@@ -23,6 +26,7 @@ def search_mode(
     start: np.ndarray,
     max_evaluations: int,
     gradient: Callable[[], np.ndarray] | None = None,
+    is_enough: Callable[[float], bool] | None = None,
 ) -> None:
     """Climb from `start` (d,) by a trust region without derivatives (COBYQA), or by L-BFGS-B.
 
@@ -34,6 +38,9 @@ def search_mode(
     max_evaluations : int
     gradient : callable, optional
         Returns the gradient (d,) at the point that was evaluated last.
+    is_enough : callable, optional
+        Says of the largest value found so far whether the search may end; asked after every
+        `ASKED` evaluations.
 
     References
     ----------
@@ -46,6 +53,8 @@ def search_mode(
     def negative(x):
         nonlocal best, lowest, since, count
         if count >= max_evaluations or since > patience:
+            raise _Found
+        if is_enough is not None and count and count % ASKED == 0 and is_enough(best):
             raise _Found
         value, count = log_density(x), count + 1
         if value > best + ENOUGH:

@@ -29,12 +29,13 @@ def checked_start(start: str, is_estimated: bool) -> str:
     return start
 
 
-def search_from(begin: np.ndarray, evaluate, gradient=None) -> None:
+def search_from(begin: np.ndarray, evaluate, gradient=None, is_enough=None) -> None:
     """Search for a mode from `begin` (d,) by calls of `evaluate`, which keeps what it finds.
 
-    `gradient` returns the gradient where `evaluate` was called last, if there is one.
+    `gradient` returns the gradient where `evaluate` was called last, if there is one; `is_enough`
+    says of the largest value whether the search may end.
     """
-    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size, gradient)
+    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size, gradient, is_enough)
 
 
 def move_near_mode(chain, gaussian, points, log_densities, evaluate, rng) -> None:

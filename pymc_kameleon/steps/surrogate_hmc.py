@@ -28,7 +28,7 @@ _log = logging.getLogger("pymc.kameleon")
 POOL = 8
 """Draws from the prior, times those that a chain evaluates."""
 
-MOST_CHECKS, GROSS = 3, 5.0
+MOST_CHECKS, GROSS = 5, 5.0
 """Surrogates that are checked at the end of tuning, and the error at their own draws that asks for
 one more fit."""
 
@@ -225,8 +225,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self._learn_from_others()
         learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
-            n_typical = np.sum(self._are_typical(learner.known()[1]))
-            is_taught = learner.n_foreign and n_typical >= self._enough_typical
+            is_taught = self._is_taught()
             if not is_taught:
                 self._search(from_anywhere=np.array_equal(x, self.target.default_start))
             self._begin_near_mode()
@@ -268,6 +267,17 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             if point.tobytes() not in known:
                 self.learner.keep_foreign(point, terms)
 
+    def _is_taught(self):
+        """Whether so much is known with the help of others that a search is needless."""
+        n_typical = np.sum(self._are_typical(self.learner.known()[1]))
+        return self.learner.n_foreign > 0 and n_typical >= self._enough_typical
+
+    def _arrived(self, best):
+        """Whether a search that has come to `best` is where others have taught enough."""
+        self._learn_from_others()
+        known = self.learner.known()[1]
+        return bool(self._is_taught() and self._are_typical(np.append(known, best))[-1])
+
     def _search(self, from_anywhere):
         """Search for a mode.
 
@@ -281,7 +291,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if from_anywhere:
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
-        search_from(begin, self._evaluate_at, self._gradient_of_proposal)
+        is_enough = None if self.stored is None else self._arrived
+        search_from(begin, self._evaluate_at, self._gradient_of_proposal, is_enough)
         self._learn_from_others()
 
     def _begin_near_mode(self):

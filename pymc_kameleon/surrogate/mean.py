@@ -11,9 +11,9 @@ from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = [
-    "LARGEST_CURVATURE",
     "LARGEST_FIT",
     "Mean",
+    "confined",
     "constant_mean",
     "fit_confining_mean",
     "fit_mean",
@@ -22,8 +22,9 @@ __all__ = [
     "n_coefficients",
 ]
 
-LARGEST_CURVATURE = -0.05
-"""Of a quadratic that confines, in standardised coordinates."""
+FALL, LEAST_REACH = 0.25, 1.0
+"""By how much a confined mean falls, at least, over the reach of the points that it was fitted to,
+and how short that is at least, in standardised coordinates."""
 
 LARGEST_FIT = 600
 """Coefficients up to which a quadratic is fitted to few points: 33 dimensions."""
@@ -112,10 +113,10 @@ def fit_confining_mean(
     u: np.ndarray,
     values: np.ndarray,
     weights: np.ndarray,
-    largest_curvature: float = LARGEST_CURVATURE,
+    largest_curvature: float = 0.0,
     gradients: np.ndarray | None = None,
 ) -> Mean:
-    """Fit a quadratic that falls in all directions, however few points there are.
+    """Fit a concave quadratic, however few points there are.
 
     Ridge regression towards the log density of a standard normal, as strong as leave-one-out errors
     say: none where values are those of a Gaussian, much where they are not. Curvatures above
@@ -129,7 +130,7 @@ def fit_confining_mean(
     values, weights : array, shape (t,)
         Values, and what multiplies their misfits.
     largest_curvature : float
-        Negative, or 0 if something else confines.
+        0 or less.
     gradients : array, shape (d, t), optional
         Of the values, in u; points with a NaN among them count with their value alone.
     """
@@ -155,6 +156,39 @@ def fit_confining_mean(
             rest = np.concatenate([rest, *(gradients - matrix @ u)[:, known]])
         coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
     return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
+
+
+def confined(mean: Mean, u: np.ndarray, weights: np.ndarray) -> Mean:
+    """Let a concave mean fall outside of the points (d, t) that it was fitted to.
+
+    Where nothing was evaluated it would go on rising, or stay as high, and nothing would correct
+    it. Along each axis of the quadratic its largest value is to be no further from the points'
+    centre than the furthest of them on that side, their reach, and from the centre it is to fall by
+    `FALL` at least over the reach. Value and slope at the centre, and the mean over the points,
+    stay.
+
+    Parameters
+    ----------
+    mean : Mean
+    u : array, shape (d, t)
+    weights : array, shape (t,)
+    """
+    weights = weights / weights.sum()
+    curvatures, axes = np.linalg.eigh(mean.quadratic)
+    along = axes.T @ u
+    centre = along @ weights
+    slopes = axes.T @ mean.linear + curvatures * centre
+    deviations = along - centre[:, None]
+    variances = deviations**2 @ weights
+    furthest = np.max(np.where(slopes < 0.0, -1.0, 1.0)[:, None] * deviations, axis=1)
+    reach = np.maximum(np.maximum(furthest, np.sqrt(variances)), LEAST_REACH)
+    steepest = -np.maximum(np.abs(slopes) / reach, 2.0 * FALL / reach**2)
+    less = np.maximum(curvatures - steepest, 0.0)
+    return Mean(
+        mean.constant + 0.5 * np.sum(less * (variances - centre**2)),
+        mean.linear + axes @ (less * centre),
+        (axes * (curvatures - less)) @ axes.T,
+    )
 
 
 def _ridge_regression(design, target):

@@ -17,7 +17,11 @@ from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.layout import flags, integers
 from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
-from pymc_kameleon.surrogate.regression import Regression, regression_gradient, regression_value
+from pymc_kameleon.surrogate.regression import (
+    Regression,
+    regression_value,
+    regression_value_and_gradient,
+)
 from pymc_kameleon.surrogate.straightening import (
     Straightening,
     bend,
@@ -39,8 +43,8 @@ __all__ = [
     "predicted",
     "predicted_at",
     "raw_coordinates",
-    "surrogate_gradient",
     "surrogate_value",
+    "surrogate_value_and_gradient",
     "surrogate_values",
 ]
 
@@ -205,11 +209,11 @@ def surrogate_values(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndar
 
 
 @jit
-def surrogate_gradient(surrogate, v, workspace, out):
-    """Gradient of the surrogate in `v` (d,), in coordinates of moves, into `out` (d,)."""
+def surrogate_value_and_gradient(surrogate, v, workspace, out):
+    """Evaluate likewise, and write the gradient in `v` into `out` (d,)."""
     _find_coordinates(surrogate, v, workspace)
     raw, slopes = workspace.raw, workspace.slopes
-    regression_gradient(
+    value = regression_value_and_gradient(
         surrogate.regression,
         workspace.own,
         workspace.straight,
@@ -224,6 +228,7 @@ def surrogate_gradient(surrogate, v, workspace, out):
             slopes[k] *= share * (1.0 - share)
     if surrogate.log_prior.size > 0:
         evaluate(surrogate.log_prior, raw, workspace.prior, workspace.counts)
+        value += workspace.prior[0]
         add_into(workspace.prior[N_TERMS:], slopes, slopes)
     factor = surrogate.standardization.factor
     for i in range(v.size):
@@ -231,6 +236,7 @@ def surrogate_gradient(surrogate, v, workspace, out):
         for j in range(i, v.size):
             out[i] += factor[j, i] * slopes[j]
     straighten_gradient(surrogate.bends, workspace.standardised, out)
+    return value if np.isfinite(value) else -np.inf
 
 
 @resolved_once

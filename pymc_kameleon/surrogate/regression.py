@@ -46,8 +46,8 @@ __all__ = [
     "basis_functions",
     "no_regression",
     "posterior_covariance",
-    "regression_gradient",
     "regression_value",
+    "regression_value_and_gradient",
 ]
 
 RATIONAL = COVARIANCES["rational_quadratic"]
@@ -124,13 +124,15 @@ def regression_value(regression, u, v, z, basis):
 
 
 @jit(fastmath=SIMD)
-def regression_gradient(regression, u, v, z, basis, out):
-    """Gradient of the regression in `u` (d,), into `out` (d,); the other three are written."""
+def regression_value_and_gradient(regression, u, v, z, basis, out):
+    """Evaluate likewise, and write the gradient in `u` into `out` (d,)."""
     straighten(regression.straightening, u, v)
     _squared_distances(regression, v, z, basis)
-    total = 0.0
+    value, total = mean_value(regression.mean, v), 0.0
     for j in range(basis.size):
-        basis[j] = regression.weights[j] * radial(RATIONAL, basis[j])[1]
+        height, slope = radial(RATIONAL, basis[j])[:2]
+        value += regression.weights[j] * height
+        basis[j] = regression.weights[j] * slope
         total += basis[j]
     for k in range(u.size):
         pull = z[k] * total - dot(basis, regression.centres[k], basis.size)
@@ -139,6 +141,7 @@ def regression_gradient(regression, u, v, z, basis, out):
     for k in range(u.size):
         v[k] = z[k] + out[k]
     bend_gradient(regression.straightening, u, v, out)
+    return value
 
 
 @jit(allocates=True)

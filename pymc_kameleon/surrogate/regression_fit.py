@@ -12,8 +12,8 @@ from pymc_kameleon.surrogate.covariances import correlation_matrix, correlations
 from pymc_kameleon.surrogate.depth import TypicalSet, misfits, typical_set
 from pymc_kameleon.surrogate.marginal_likelihood import N_ROWS, fit_hyperparameters
 from pymc_kameleon.surrogate.mean import (
-    LARGEST_CURVATURE,
     Mean,
+    confined,
     fit_confining_mean,
     mean_value,
 )
@@ -223,14 +223,14 @@ def _residuals(data, straightening):
     slopes = np.full(data.u.shape, np.nan)
     slopes[:, near] = straightened_slopes(straightening, data.u[:, near], data.slopes[:, near])
     v = straighten_all(straightening, data.u)
-    confined = np.ptp(data.known) > 0.0  # by the prior
     mean = fit_confining_mean(
         v[:, finite],
         (data.values - data.known)[finite],
         data.weights[finite],
-        0.0 if confined else LARGEST_CURVATURE,
-        slopes[:, finite],
+        gradients=slopes[:, finite],
     )
+    is_typical = data.typical.depths(data.values) < data.typical.depth
+    mean = confined(mean, v[:, is_typical], data.weights[is_typical])
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
     values, noise = misfits(data.values, data.known + means, data.typical)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])

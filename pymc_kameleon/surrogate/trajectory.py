@@ -24,8 +24,7 @@ from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     new_workspace,
-    surrogate_gradient,
-    surrogate_value,
+    surrogate_value_and_gradient,
 )
 
 __all__ = [
@@ -106,6 +105,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u
     root : array, shape (d, d)
     step_size : float
     n_steps : int
+        1 or more.
     radius : float
     gradient : array, shape (d,)
         That of the surrogate at `u`, before and after.
@@ -113,31 +113,25 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u
 
     Returns
     -------
-    bool
-        False if a point was outside of the ball of `radius`, or not finite.
+    float
+        s where it ends; -inf if a point was outside of the ball of `radius`, or not finite.
     """
-    velocity = workspace.velocity
+    velocity, value = workspace.velocity, -np.inf
     for _ in range(n_steps):
         _kick(root, 0.5 * step_size, gradient, momentum)
         factor_times(root, momentum, velocity)
         for i in range(u.size):
             u[i] += step_size * velocity[i]
         if not _squared_norm(u) <= radius * radius:
-            return False
-        surrogate_gradient(surrogate, u, workspace, gradient)
+            return -np.inf
+        value = surrogate_value_and_gradient(surrogate, u, workspace, gradient)
         _kick(root, 0.5 * step_size, gradient, momentum)
-    return True
+    return value
 
 
 @jit
 def _squared_norm(vector):
     return dot(vector, vector, vector.size)
-
-
-@jit
-def _log_joint(surrogate, u, momentum, workspace):
-    """Minus the Hamiltonian: the log density of `u` and `momentum` on the surrogate."""
-    return surrogate_value(surrogate, u, workspace) - 0.5 * _squared_norm(momentum)
 
 
 @jit
@@ -176,16 +170,15 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
         n_steps = math.ceil(length * (0.25 + 0.75 * uniforms[1]))
     step_size = integrator.step_size[0] * (1.0 + STEP_JITTER * (2.0 * uniforms[2] - 1.0))
     before = value - 0.5 * _squared_norm(momentum)
-    surrogate_gradient(surrogate, u, workspace, gradient)
+    surrogate_value_and_gradient(surrogate, u, workspace, gradient)
     integrator.n_steps[0] += n_steps
     radius = integrator.radius[0]
-    if leapfrog(
+    end = leapfrog(
         surrogate, integrator.root, step_size, n_steps, radius, gradient, workspace, u, momentum
-    ):
-        end = surrogate_value(surrogate, u, workspace)
-        after = end - 0.5 * _squared_norm(momentum)
-        if uniforms[3] < probability((after - before) / temperature):
-            return end
+    )
+    after = end - 0.5 * _squared_norm(momentum)
+    if uniforms[3] < probability((after - before) / temperature):
+        return end
     for i in range(dim):
         u[i] = start[i]
     return value
@@ -216,16 +209,17 @@ def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, accepta
     for s in range(k):
         for i in range(dim):
             u[i], momentum[i] = starts[s, i], momenta[s, i]
-        before = _log_joint(surrogate, u, momentum, workspace)
-        surrogate_gradient(surrogate, u, workspace, gradient)
+        before = surrogate_value_and_gradient(surrogate, u, workspace, gradient)
+        before -= 0.5 * _squared_norm(momentum)
         made = 0
         for n in range(lengths.size):
             steps, made = lengths[n] - made, lengths[n]
-            if not leapfrog(
+            end = leapfrog(
                 surrogate, root, step_size, steps, radius, gradient, workspace, u, momentum
-            ):
+            )
+            if end == -np.inf:
                 break
-            accepted = probability(_log_joint(surrogate, u, momentum, workspace) - before)
+            accepted = probability(end - 0.5 * _squared_norm(momentum) - before)
             acceptance[n, s] = accepted
             for i in range(dim):
                 jumps[n, i] += accepted * (u[i] - starts[s, i]) ** 2 / k
@@ -257,7 +251,7 @@ def tuned_integrator(
     k, dim = points.shape
     gradients, workspace = np.empty((k, dim)), new_workspace(surrogate)
     for point, gradient in zip(points, gradients, strict=True):
-        surrogate_gradient(surrogate, point, workspace, gradient)
+        surrogate_value_and_gradient(surrogate, point, workspace, gradient)
     gradients = gradients[np.all(np.isfinite(gradients), axis=1)]
     information = (gradients.T @ gradients + 2 * dim * np.eye(dim)) / (k + 2 * dim)
     root = np.linalg.cholesky(np.linalg.inv(information))

@@ -355,9 +355,7 @@ class TrajectoryLearner(Learner):
         if not np.any(np.isfinite(values)):
             return None
         gradients, learnt = self._gradients()
-        coordinates = self._coordinates(
-            points, values, gradients, self._past(), self.standardization
-        )
+        coordinates = self._coordinates(points, values, gradients, self._past())
         usual = self._usual_points(coordinates, rng)
         visited = self.visited_values(points, values)
         typical = typical_set(values, self.dim, visited)
@@ -400,8 +398,7 @@ class TrajectoryLearner(Learner):
                 scales = natural_slopes(self.is_bounded, points)
                 gradients, learnt = gradients / scales, learnt / scales
             points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
-            before = self.regression.standardization
-            coordinates = self._coordinates(points, values, gradients, past, before)
+            coordinates = self._coordinates(points, values, gradients, past)
         previous = self.regression if self.has_learnt else None
         size = self.choices.max_centers
         return fit_regression(
@@ -429,12 +426,10 @@ class TrajectoryLearner(Learner):
         later = self.history.later_half()
         return later if len(np.unique(later, axis=0)) > 4 * self.dim else later[:0]
 
-    def _coordinates(self, points, values, gradients, past, previous):
+    def _coordinates(self, points, values, gradients, past):
         """Standardise by the chain's past, or by the evaluations near the largest value."""
         if len(past):
             return standardization(past, np.ones(self.dim))
-        if self.has_learnt and not self.acceptance < HOPELESS:
-            return previous
         return around_the_mode(points, values, gradients)
 
     def _usual_points(self, coordinates, rng):

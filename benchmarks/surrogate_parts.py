@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[dict, dict, bool]] = {
     ),
     "nothing where uncertain": ({f"{LEARNER}.EXPLORED": 0.0}, {}, False),
     "no hot trajectories": ({f"{LEARNER}.HOT_SHARE": 0.0}, {}, False),
-    "mean not confined": ({f"{FIT}.confined": lambda mean, u, weights: mean}, {}, False),
+    "mean not confined": ({f"{FIT}.confined": lambda mean, *_: mean}, {}, False),
     "last surrogate not checked": ({f"{LEARNER}.N_CHECKED": 0}, {}, False),
     "no straight coordinates": (
         {f"{FIT}.fit_straightening": lambda u, weights: no_straightening(len(u))},

@@ -158,36 +158,38 @@ def fit_confining_mean(
     return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
 
 
-def confined(mean: Mean, u: np.ndarray, weights: np.ndarray) -> Mean:
+def confined(mean: Mean, whole: Mean, u: np.ndarray, weights: np.ndarray) -> Mean:
     """Let a concave mean fall outside of the points (d, t) that it was fitted to.
 
-    Where nothing was evaluated it would go on rising, or stay as high, and nothing would correct
-    it. Along each axis of the quadratic its largest value is to be no further from the points'
-    centre than the furthest of them on that side, their reach, and from the centre it is to fall by
-    `FALL` at least over the reach. Value and slope at the centre, and the mean over the points,
-    stay.
+    Where nothing was evaluated the log density would go on rising, or stay as high, and nothing
+    would correct it. Along each axis its largest value is to be no further from the points' centre
+    than the furthest of them on that side, their reach, and from the centre it is to fall by `FALL`
+    at least over the reach. Value and slope at the centre stay, and the average over the points.
 
     Parameters
     ----------
     mean : Mean
+        Of the part that is learnt.
+    whole : Mean
+        Of the log density with what is known of it.
     u : array, shape (d, t)
     weights : array, shape (t,)
     """
     weights = weights / weights.sum()
-    curvatures, axes = np.linalg.eigh(mean.quadratic)
+    curvatures, axes = np.linalg.eigh(whole.quadratic)
     along = axes.T @ u
     centre = along @ weights
-    slopes = axes.T @ mean.linear + curvatures * centre
+    slopes = axes.T @ whole.linear + curvatures * centre
     deviations = along - centre[:, None]
     variances = deviations**2 @ weights
     furthest = np.max(np.where(slopes < 0.0, -1.0, 1.0)[:, None] * deviations, axis=1)
     reach = np.maximum(np.maximum(furthest, np.sqrt(variances)), LEAST_REACH)
-    steepest = -np.maximum(np.abs(slopes) / reach, 2.0 * FALL / reach**2)
-    less = np.maximum(curvatures - steepest, 0.0)
+    needed = np.maximum(np.abs(slopes) / reach, 2.0 * FALL / reach**2)
+    missing = np.maximum(needed + curvatures, 0.0)
     return Mean(
-        mean.constant + 0.5 * np.sum(less * (variances - centre**2)),
-        mean.linear + axes @ (less * centre),
-        (axes * (curvatures - less)) @ axes.T,
+        mean.constant + 0.5 * np.sum(missing * (variances - centre**2)),
+        mean.linear + axes @ (missing * centre),
+        mean.quadratic - (axes * missing) @ axes.T,
     )
 
 

@@ -223,14 +223,12 @@ def _residuals(data, straightening):
     slopes = np.full(data.u.shape, np.nan)
     slopes[:, near] = straightened_slopes(straightening, data.u[:, near], data.slopes[:, near])
     v = straighten_all(straightening, data.u)
-    mean = fit_confining_mean(
-        v[:, finite],
-        (data.values - data.known)[finite],
-        data.weights[finite],
-        gradients=slopes[:, finite],
-    )
-    is_typical = data.typical.depths(data.values) < data.typical.depth
-    mean = confined(mean, v[:, is_typical], data.weights[is_typical])
+    at, weights = v[:, finite], data.weights[finite]
+    values, learnt = data.values[finite], (data.values - data.known)[finite]
+    mean = fit_confining_mean(at, learnt, weights, gradients=slopes[:, finite])
+    whole = fit_confining_mean(at, values, weights) if np.any(data.known) else mean
+    is_typical = data.typical.depths(values) < data.typical.depth
+    mean = confined(mean, whole, at[:, is_typical], weights[is_typical])
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
     values, noise = misfits(data.values, data.known + means, data.typical)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])

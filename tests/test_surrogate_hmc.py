@@ -276,6 +276,21 @@ def test_a_confined_mean_falls_beyond_the_points_and_says_the_same_of_them(dim):
         np.testing.assert_array_equal(kept, before)
 
 
+def test_an_exact_quadratic_stays_exact_beside_a_prior_that_is_none():
+    """The centred eight schools: what a quadratic makes of the prior must not change it."""
+    rng = np.random.default_rng(6)
+    log_scale = rng.normal(size=200)
+    points = np.column_stack([log_scale, np.exp(log_scale)[:, None] * rng.normal(size=(200, 4))])
+    priors = -0.5 * (log_scale**2 + np.sum((points[:, 1:].T / np.exp(log_scale)) ** 2, axis=0))
+    priors -= 4.0 * log_scale
+    values = priors - 0.5 * np.sum((points[:, 1:] - 1.0) ** 2, axis=1)
+    coordinates = standardization(points, np.ones(5))
+    regression, _ = fit_regression(points, values, coordinates, 100, log_prior=priors)
+    far = np.array([[-4.0, 1.0, 1.0, 1.0, 1.0], [4.0, 9.0, -9.0, 3.0, 0.0]])
+    exact = -0.5 * np.sum((far[:, 1:] - 1.0) ** 2, axis=1)
+    np.testing.assert_allclose(predicted(without_prior(regression), far), exact, atol=1e-3)
+
+
 # straight coordinates -----------------------------------------------------------------------------
 
 

@@ -162,9 +162,10 @@ def confined(mean: Mean, whole: Mean, u: np.ndarray, weights: np.ndarray) -> Mea
     """Let a concave mean fall outside of the points (d, t) that it was fitted to.
 
     Where nothing was evaluated the log density would go on rising, or stay as high, and nothing
-    would correct it. Along each axis its largest value is to be no further from the points' centre
+    would correct it. Along each axis the largest value is to be no further from the points' centre
     than the furthest of them on that side, their reach, and from the centre it is to fall by `FALL`
-    at least over the reach. Value and slope at the centre stay, and the average over the points.
+    at least over the reach: that of the mean, or that of the log density, which asks for less.
+    Value and slope at the centre stay, and the average over the points.
 
     Parameters
     ----------
@@ -176,16 +177,19 @@ def confined(mean: Mean, whole: Mean, u: np.ndarray, weights: np.ndarray) -> Mea
     weights : array, shape (t,)
     """
     weights = weights / weights.sum()
-    curvatures, axes = np.linalg.eigh(whole.quadratic)
+    _, axes = np.linalg.eigh(mean.quadratic)
     along = axes.T @ u
     centre = along @ weights
-    slopes = axes.T @ whole.linear + curvatures * centre
     deviations = along - centre[:, None]
     variances = deviations**2 @ weights
-    furthest = np.max(np.where(slopes < 0.0, -1.0, 1.0)[:, None] * deviations, axis=1)
-    reach = np.maximum(np.maximum(furthest, np.sqrt(variances)), LEAST_REACH)
-    needed = np.maximum(np.abs(slopes) / reach, 2.0 * FALL / reach**2)
-    missing = np.maximum(needed + curvatures, 0.0)
+    missing = np.full(len(u), np.inf)
+    for part in (mean, whole):
+        slopes = axes.T @ (part.linear + part.quadratic @ (axes @ centre))
+        curvatures = np.sum(axes * (part.quadratic @ axes), axis=0)
+        furthest = np.max(np.where(slopes < 0.0, -1.0, 1.0)[:, None] * deviations, axis=1)
+        reach = np.maximum(np.maximum(furthest, np.sqrt(variances)), LEAST_REACH)
+        needed = np.maximum(np.abs(slopes) / reach, 2.0 * FALL / reach**2)
+        missing = np.minimum(missing, np.maximum(needed + curvatures, 0.0))
     return Mean(
         mean.constant + 0.5 * np.sum(missing * (variances - centre**2)),
         mean.linear + axes @ (missing * centre),

@@ -38,6 +38,9 @@ FEW_ROWS = 150
 SHIFT = 0.5
 """Lengthscales by which centres lie beside a point whose gradient is known."""
 
+TRUSTED = 0.1
+"""Root mean square error of a quadratic that is also trusted where nothing was evaluated."""
+
 BLOCK = 500
 """Points whose gradients are regressed on at a time, so that memory stays bounded."""
 
@@ -228,7 +231,10 @@ def _residuals(data, straightening):
     mean = fit_confining_mean(at, learnt, weights, gradients=slopes[:, finite])
     whole = fit_confining_mean(at, values, weights) if np.any(data.known) else mean
     is_typical = data.typical.depths(values) < data.typical.depth
-    mean = confined(mean, whole, at[:, is_typical], weights[is_typical])
+    at, learnt, weights = at[:, is_typical], learnt[is_typical], weights[is_typical]
+    errors = learnt - [mean_value(mean, row) for row in np.ascontiguousarray(at.T)]
+    if weights @ errors**2 > TRUSTED**2 * weights.sum():
+        mean = confined(mean, whole, at, weights)
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
     values, noise = misfits(data.values, data.known + means, data.typical)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])

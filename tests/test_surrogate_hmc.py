@@ -22,7 +22,7 @@ from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
 from pymc_kameleon.surrogate import trajectory, trajectory_adaptation
 from pymc_kameleon.surrogate.depth import misfits, typical_depth, typical_set
-from pymc_kameleon.surrogate.mean import Mean, confined, fit_confining_mean, mean_value
+from pymc_kameleon.surrogate.mean import Mean, confined, fit_concave_mean, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
@@ -248,7 +248,7 @@ def test_points_without_density_do_not_spoil_the_rest():
 def test_the_mean_is_concave(dim):
     rng = np.random.default_rng(dim)
     u = rng.normal(size=(dim, 12))
-    mean = fit_confining_mean(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
+    mean = fit_concave_mean(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
     assert np.linalg.eigvalsh(mean.quadratic)[-1] <= 1e-9
 
 

@@ -15,6 +15,7 @@ PATIENCE, MORE_PATIENCE = 8, 2
 
 
 ASKED = 5
+"""Evaluations after which it is asked again whether the search may end."""
 
 
 class _Found(Exception):

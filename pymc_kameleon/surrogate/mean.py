@@ -15,7 +15,7 @@ __all__ = [
     "Mean",
     "confined",
     "constant_mean",
-    "fit_confining_mean",
+    "fit_concave_mean",
     "fit_mean",
     "mean_gradient",
     "mean_value",
@@ -109,7 +109,7 @@ def fit_mean(quadratic: bool, u: np.ndarray, targets: np.ndarray) -> Mean:
     return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
 
 
-def fit_confining_mean(
+def fit_concave_mean(
     u: np.ndarray,
     values: np.ndarray,
     weights: np.ndarray,

@@ -5,7 +5,7 @@ import numpy as np
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.surrogate.depth import typical_depth
-from pymc_kameleon.surrogate.mean import fit_confining_mean, n_coefficients
+from pymc_kameleon.surrogate.mean import fit_concave_mean, n_coefficients
 
 __all__ = ["around_the_mode"]
 
@@ -38,7 +38,7 @@ def around_the_mode(
     if gradients is not None:
         slopes = spread.factor.T @ gradients[finite][order[:near]].T
     weights = 1.0 / (1.0 + (values.max() - values) / dim)
-    mean = fit_confining_mean(spread.whiten(points), values, weights, FLAT, slopes)
+    mean = fit_concave_mean(spread.whiten(points), values, weights, FLAT, slopes)
     curvatures, directions = np.linalg.eigh(-mean.quadratic)
     is_flat = curvatures <= -1.01 * FLAT
     mode = directions @ np.where(is_flat, 0.0, directions.T @ mean.linear / curvatures)

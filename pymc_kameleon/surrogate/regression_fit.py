@@ -14,7 +14,7 @@ from pymc_kameleon.surrogate.marginal_likelihood import N_ROWS, fit_hyperparamet
 from pymc_kameleon.surrogate.mean import (
     Mean,
     confined,
-    fit_confining_mean,
+    fit_concave_mean,
     mean_value,
 )
 from pymc_kameleon.surrogate.regression import RATIONAL, Regression, Uncertainty, basis_functions
@@ -228,13 +228,12 @@ def _residuals(data, straightening):
     v = straighten_all(straightening, data.u)
     at, weights = v[:, finite], data.weights[finite]
     values, learnt = data.values[finite], (data.values - data.known)[finite]
-    mean = fit_confining_mean(at, learnt, weights, gradients=slopes[:, finite])
-    whole = fit_confining_mean(at, values, weights) if np.any(data.known) else mean
+    mean = fit_concave_mean(at, learnt, weights, gradients=slopes[:, finite])
     is_typical = data.typical.depths(values) < data.typical.depth
-    at, learnt, weights = at[:, is_typical], learnt[is_typical], weights[is_typical]
     errors = learnt - [mean_value(mean, row) for row in np.ascontiguousarray(at.T)]
-    if weights @ errors**2 > TRUSTED**2 * weights.sum():
-        mean = confined(mean, whole, at, weights)
+    if weights[is_typical] @ errors[is_typical] ** 2 > TRUSTED**2 * weights[is_typical].sum():
+        whole = fit_concave_mean(at, values, weights) if np.any(data.known) else mean
+        mean = confined(mean, whole, at[:, is_typical], weights[is_typical])
     means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
     values, noise = misfits(data.values, data.known + means, data.typical)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])

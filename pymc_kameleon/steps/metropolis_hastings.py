@@ -435,12 +435,15 @@ class MetropolisHastingsStep(Step):
         if self.stage is None or self.stored is None or not self.stage.is_open[0]:
             return None
         points, values = surrogate_stage.stored_points(self.stage, self._prior())
-        n_typical = np.sum(self._are_typical(values))
-        return (points, values) if n_typical >= self._enough_typical else None
+        return (points, values) if self._are_enough(values) else None
 
     def _are_typical(self, values):
         """Whether log densities (n,) may be those of points that are typical of the posterior."""
         return values > np.max(values, initial=-np.inf) - typical_depth(self.dim)
+
+    def _are_enough(self, values):
+        """Whether so many of these log densities (n,) are typical that a search is needless."""
+        return np.sum(self._are_typical(values)) >= self._enough_typical
 
     @property
     def _enough_typical(self):

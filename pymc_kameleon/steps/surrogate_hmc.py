@@ -269,8 +269,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _is_taught(self):
         """Whether so much is known with the help of others that a search is needless."""
-        n_typical = np.sum(self._are_typical(self.learner.known()[1]))
-        return self.learner.n_foreign > 0 and n_typical >= self._enough_typical
+        return self.learner.n_foreign > 0 and self._are_enough(self.learner.known()[1])
 
     def _arrived(self, best):
         """Whether a search that has come to `best` is where others have taught enough."""

@@ -142,7 +142,7 @@ def fit_regression(
     if gradients is not None:
         slopes = standardization.factor.T @ gradients[first][possible].T
         slopes[:, ~(np.all(np.isfinite(slopes), axis=0) & is_typical)] = np.nan
-    data = _Data(u, values, known, slopes, weights, typical)
+    data = _Data(u, values, known, slopes, weights, typical, is_typical)
     residuals, start, iterations = _straightest(data, previous)
     hyperparameters, _ = residuals.hyperparameters(start, iterations)
     inverse = np.exp(-hyperparameters[1:])
@@ -185,7 +185,8 @@ class _Data(NamedTuple):
     """What was evaluated, in standardised coordinates u.
 
     Points u (d, n), log densities (n,), what is known of them (n,), gradients of the rest (d, n),
-    NaN where they are not to be learnt, weights (n,), and what log densities are typical.
+    NaN where they are not to be learnt, weights (n,), what log densities are typical, and which of
+    these are (n,).
     """
 
     u: np.ndarray
@@ -194,6 +195,7 @@ class _Data(NamedTuple):
     slopes: np.ndarray
     weights: np.ndarray
     typical: TypicalSet
+    is_typical: np.ndarray
 
 
 class _Residuals(NamedTuple):
@@ -229,15 +231,19 @@ def _residuals(data, straightening):
     at, weights = v[:, finite], data.weights[finite]
     values, learnt = data.values[finite], (data.values - data.known)[finite]
     mean = fit_concave_mean(at, learnt, weights, gradients=slopes[:, finite])
-    is_typical = data.typical.depths(values) < data.typical.depth
-    errors = learnt - [mean_value(mean, row) for row in np.ascontiguousarray(at.T)]
-    if weights[is_typical] @ errors[is_typical] ** 2 > TRUSTED**2 * weights[is_typical].sum():
+    means, of_typical = _mean_values(mean, v), data.weights[data.is_typical]
+    errors = (data.values - data.known - means)[data.is_typical]
+    if of_typical @ errors**2 > TRUSTED**2 * of_typical.sum():
         whole = fit_concave_mean(at, values, weights) if np.any(data.known) else mean
-        mean = confined(mean, whole, at[:, is_typical], weights[is_typical])
-    means = np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
+        mean = confined(mean, whole, v[:, data.is_typical], of_typical)
+        means = _mean_values(mean, v)
     values, noise = misfits(data.values, data.known + means, data.typical)
     slopes = slopes[:, near] - (mean.linear[:, None] + mean.quadratic @ v[:, near])
     return _Residuals(straightening, mean, v, values, noise, near, slopes)
+
+
+def _mean_values(mean, v):
+    return np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
 
 
 def _straightest(data, previous):

@@ -64,7 +64,7 @@ class Step:
 
 SAMPLERS: dict[str, Step | Peer] = {
     "SurrogateHMC": Step(SurrogateHMCStep, tuning_share=0.6),
-    "SurrogateHMC, shared": Step(SurrogateHMCStep, shares=True),
+    "SurrogateHMC, shared": Step(SurrogateHMCStep, tuning_share=0.5, shares=True),
     "Kameleon": Step(partial(KameleonStep, steps_per_draw=1)),
     "Kameleon + GP, optimized start": Step(
         partial(KameleonStep, steps_per_draw=1, surrogate=GPSurrogate(), start="optimize")

@@ -14,7 +14,7 @@ def test_normals_a_standard_deviation_apart_in_one_of_two_coordinates():
 
     The reference has a distance of 0.0018 to its own density, and draws as many as it another.
     """
-    draws = np.random.default_rng(2).standard_normal((400_000, 2)) + [1.0, 0.0]
+    draws = np.random.default_rng(2).normal([1.0, 0.0], 1.0, (400_000, 2))
     apart = 2.0 * stats.norm.cdf(0.5 / np.sqrt(1.0 + BANDWIDTH**2)) - 1.0
     assert marginal_total_variation(draws, REFERENCE) == pytest.approx(apart / 2.0, abs=0.01)
 

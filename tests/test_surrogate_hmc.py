@@ -771,6 +771,26 @@ def test_search_goes_round_where_there_is_no_density(has_gradients):
     assert max(values) > -0.5
 
 
+@pytest.mark.parametrize(
+    ("slope", "reaches"),
+    [pytest.param(0.01, False, id="flat"), pytest.param(3.0, True, id="steep")],
+)
+def test_search_that_others_surpass_goes_on_while_it_gains(slope, reaches):
+    """Uphill without an end, in eight dimensions; the others have come 40 higher."""
+    values, height = [], 40.0
+
+    def log_density(x):
+        values.append(slope * x.sum())
+        return values[-1]
+
+    search_mode(log_density, np.zeros(8), 260, missing=lambda best: height - best)
+    assert (max(values) > height) == reaches
+    assert len(values) < 100
+    alone = len(values)
+    search_mode(log_density, np.zeros(8), 260, missing=lambda best: np.nan)
+    assert len(values) - alone > 100
+
+
 def test_draws_from_the_prior_do_not_evaluate_the_likelihood():
     calls = []
 

@@ -15,7 +15,10 @@ PATIENCE, MORE_PATIENCE = 8, 2
 
 
 ASKED = 5
-"""Evaluations after which it is asked again whether the search may end."""
+"""Evaluations after which it is asked again how much higher others have come."""
+
+HOPEFUL = 0.1
+"""Share of that height which a search has to gain while `PATIENCE` lasts."""
 
 
 class _Found(Exception):
@@ -27,7 +30,7 @@ def search_mode(
     start: np.ndarray,
     max_evaluations: int,
     gradient: Callable[[], np.ndarray] | None = None,
-    is_enough: Callable[[float], bool] | None = None,
+    missing: Callable[[float], float] | None = None,
 ) -> None:
     """Climb from `start` (d,) by a trust region without derivatives (COBYQA), or by L-BFGS-B.
 
@@ -39,26 +42,30 @@ def search_mode(
     max_evaluations : int
     gradient : callable, optional
         Returns the gradient (d,) at the point that was evaluated last.
-    is_enough : callable, optional
-        Says of the largest value found so far whether the search may end; asked after every
-        `ASKED` evaluations.
+    missing : callable, optional
+        Takes the largest value found so far, and returns by how much others have come higher: the
+        search ends where that is not positive, and where it goes up too slowly to come as high.
+        NaN if nothing is known of others. Asked after every `ASKED` evaluations.
 
     References
     ----------
     T. M. Ragonneau (2022), Model-Based Derivative-Free Optimization Methods and Software, PhD
     thesis, The Hong Kong Polytechnic University.
     """
-    best, lowest, since, count = -np.inf, 0.0, 0, 0
+    best, lowest, since, count, enough = -np.inf, 0.0, 0, 0, ENOUGH
     patience = PATIENCE + (MORE_PATIENCE * start.size if gradient is None else 0)
 
     def negative(x):
-        nonlocal best, lowest, since, count
+        nonlocal best, lowest, since, count, enough
         if count >= max_evaluations or since > patience:
             raise _Found
-        if is_enough is not None and count and count % ASKED == 0 and is_enough(best):
-            raise _Found
+        if missing is not None and count and count % ASKED == 0:
+            height = missing(best)
+            if height <= 0.0:
+                raise _Found
+            enough = np.fmax(ENOUGH, HOPEFUL * height)
         value, count = log_density(x), count + 1
-        if value > best + ENOUGH:
+        if value > best + enough:
             best, since = value, 0
         else:
             since += 1

@@ -29,13 +29,13 @@ def checked_start(start: str, is_estimated: bool) -> str:
     return start
 
 
-def search_from(begin: np.ndarray, evaluate, gradient=None, is_enough=None) -> None:
+def search_from(begin: np.ndarray, evaluate, gradient=None, missing=None) -> None:
     """Search for a mode from `begin` (d,) by calls of `evaluate`, which keeps what it finds.
 
-    `gradient` returns the gradient where `evaluate` was called last, if there is one; `is_enough`
-    says of the largest value whether the search may end.
+    `gradient` returns the gradient where `evaluate` was called last, if there is one; `missing`
+    says how much higher than the largest value others have come.
     """
-    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size, gradient, is_enough)
+    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size, gradient, missing)
 
 
 def move_near_mode(chain, gaussian, points, log_densities, evaluate, rng) -> None:

@@ -18,6 +18,8 @@ from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import move_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
+from pymc_kameleon.surrogate.depth import typical_depth
+from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryAdaptation
 
@@ -212,7 +214,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         return min(30, 6 + 100 // self.dim**2)
 
     def _transitions_to_tune(self):
-        return 400 + 50 * self.dim
+        return min(25 * n_coefficients(self.dim), 400 + 50 * self.dim)
 
     def _n_learnt_from(self):
         return self.transition + self.learner.n_foreign
@@ -271,11 +273,15 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """Whether so much is known with the help of others that a search is needless."""
         return self.learner.n_foreign > 0 and self._are_enough(self.learner.known()[1])
 
-    def _arrived(self, best):
-        """Whether a search that has come to `best` is where others have taught enough."""
+    def _missing(self, best):
+        """Log density that a search lacks whose largest is `best` to be where others have taught.
+
+        NaN as long as they have not taught enough.
+        """
         self._learn_from_others()
-        known = self.learner.known()[1]
-        return bool(self._is_taught() and self._are_typical(np.append(known, best))[-1])
+        if not self._is_taught():
+            return np.nan
+        return self.learner.known()[1].max() - typical_depth(self.dim) - best
 
     def _search(self, from_anywhere):
         """Search for a mode.
@@ -290,8 +296,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if from_anywhere:
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
-        is_enough = None if self.stored is None else self._arrived
-        search_from(begin, self._evaluate_at, self._gradient_of_proposal, is_enough)
+        missing = None if self.stored is None else self._missing
+        search_from(begin, self._evaluate_at, self._gradient_of_proposal, missing)
         self._learn_from_others()
 
     def _begin_near_mode(self):

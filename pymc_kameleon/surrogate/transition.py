@@ -53,7 +53,7 @@ COLD, HOT = 0, 1
 LEAST_MOVES, MOVES = 4, 8
 """Least and largest number of moves on the surrogate between two evaluations."""
 
-DIFFERENCES, JUMPS, TRIES = 0.25, 0.7, 12
+DIFFERENCES, JUMPS, TRIES = 0.5, 0.7, 12
 """Share of the moves that add differences of two points, share of whole ones among these, which
 cross between modes, and how many are tried in such a move."""
 

@@ -808,7 +808,7 @@ def soon_stuck(monkeypatch):
 def test_stuck_chain_says_so_once(kind, soon_stuck):
     model = kind.needle()
     step = kind.make(model=model, compile_kwargs=UNCOMPILED)
-    told = warnings_of(step, model, 130, tune=20)
+    told = warnings_of(step, model, 130, tune=10)
     messages = [w.message for w in told]
     assert all(w.level == "warn" for w in told)
     assert all(f" of {kind.variable} " in message for message in messages)
@@ -838,7 +838,7 @@ def test_non_finite_values_say_so_once(make_random_walk, value):
     assert "NaN" in told[0].message and "%" in told[0].message
 
 
-@pytest.mark.parametrize("tune", [0, 1, 50])
+@pytest.mark.parametrize("tune", [0, 1, 30])
 def test_short_tuning_says_so_once(make_each_way, tune):
     model, _, _ = models.normal(2)
     step = built(make_each_way, model)

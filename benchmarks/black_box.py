@@ -78,7 +78,7 @@ SAMPLERS: dict[str, Step | Peer] = {
 WAIT = 0.001
 """Seconds after which a chain looks again whether the others have come as far."""
 
-N_REFERENCE = 40_000
+N_REFERENCE = 400_000
 """Exact draws of a density."""
 
 REFERENCE_EVALUATIONS = {

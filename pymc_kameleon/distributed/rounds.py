@@ -6,7 +6,7 @@ from pymc_kameleon.validation import checked_integer
 
 __all__ = ["shared_tuning", "tuning_rounds"]
 
-POWER, LEAST_TUNING = 0.6, 50
+POWER, LEAST_TUNING = 0.6, 60
 
 
 def tuning_rounds(tune: int, rounds: int) -> list[int]:

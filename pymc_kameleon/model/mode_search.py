@@ -13,7 +13,6 @@ ENOUGH = 0.5
 PATIENCE, MORE_PATIENCE = 8, 2
 """The second for each dimension, where there are no gradients."""
 
-
 ASKED = 5
 """Evaluations after which it is asked again how much higher others have come."""
 

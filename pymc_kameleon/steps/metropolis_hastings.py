@@ -439,7 +439,11 @@ class MetropolisHastingsStep(Step):
 
     def _are_typical(self, values):
         """Whether log densities (n,) may be those of points that are typical of the posterior."""
-        return values > np.max(values, initial=-np.inf) - typical_depth(self.dim)
+        return values > self._least_typical(values)
+
+    def _least_typical(self, values):
+        """Log density above which points may be typical, where those of `values` (n,) are known."""
+        return np.max(values, initial=-np.inf) - typical_depth(self.dim)
 
     def _are_enough(self, values):
         """Whether so many of these log densities (n,) are typical that a search is needless."""

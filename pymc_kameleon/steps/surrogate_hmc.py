@@ -18,7 +18,6 @@ from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import move_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
-from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryAdaptation
@@ -227,7 +226,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self._learn_from_others()
         learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
-            is_taught = self._is_taught()
+            is_taught = self._is_taught_by(learner.known()[1])
             if not is_taught:
                 self._search(from_anywhere=np.array_equal(x, self.target.default_start))
             self._begin_near_mode()
@@ -269,9 +268,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             if point.tobytes() not in known:
                 self.learner.keep_foreign(point, terms)
 
-    def _is_taught(self):
-        """Whether so much is known with the help of others that a search is needless."""
-        return self.learner.n_foreign > 0 and self._are_enough(self.learner.known()[1])
+    def _is_taught_by(self, values):
+        """Whether these log densities (n,), some of them others', make a search needless."""
+        return self.learner.n_foreign > 0 and self._are_enough(values)
 
     def _missing(self, best):
         """Log density that a search lacks whose largest is `best` to be where others have taught.
@@ -279,9 +278,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         NaN as long as they have not taught enough.
         """
         self._learn_from_others()
-        if not self._is_taught():
-            return np.nan
-        return self.learner.known()[1].max() - typical_depth(self.dim) - best
+        values = self.learner.known()[1]
+        return self._least_typical(values) - best if self._is_taught_by(values) else np.nan
 
     def _search(self, from_anywhere):
         """Search for a mode.

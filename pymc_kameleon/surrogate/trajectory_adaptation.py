@@ -65,7 +65,7 @@ N_TYPICAL, N_BEST = 200, 4
 """Draws from the surrogate for difference moves, and how many of them the evaluations with the
 largest log densities replace: a mode can be there that the chain has not come to."""
 
-FEW, MOST = 0.1, 0.8
+FEW, MOST = 0.05, 0.8
 """Shares of difference moves, which need no surrogate, where trajectories take the chain further
 and where they do not."""
 
@@ -79,8 +79,9 @@ REMEMBERED = 0.5
 LEAST_MADE = 10
 """Trajectories from which their acceptance is known."""
 
-HOT_SHARE = 0.25
-"""Share of hotter trajectories while tuning, so that tails are known before they matter."""
+HOT_SHARE, LATER_HOT_SHARE = 0.25, 0.2
+"""Shares of hotter trajectories: while tuning, so that tails are known before they matter, and
+afterwards, so that the chain does not rest in a tail where the surrogate is too low."""
 
 HOPELESS = 0.05
 """Acceptance of trajectories below which the surrogate says nothing of where the chain will be."""
@@ -340,7 +341,7 @@ class TrajectoryLearner(Learner):
                 self.wanted = self._uncertain_points(uncertainty, annealed[-1], N_CHECKED)
         if self.has_learnt:
             self.modes = find_modes(self.surrogate, self.population)
-        self.integrator.hot_share[0] = 0.0
+        self.integrator.hot_share[0] = LATER_HOT_SHARE
 
     def fit(self, rng: np.random.Generator) -> tuple[Uncertainty, list[np.ndarray]] | None:
         """Fit surrogate, integrator and difference moves to what is known.

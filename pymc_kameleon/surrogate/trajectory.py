@@ -70,8 +70,8 @@ class Integrator(NamedTuple):
     n_steps : array, shape (1,)
         Leapfrog steps so far.
     hot_share : array, shape (1,)
-        Share of trajectories whose momenta are hotter, :math:`n \sim N(0, T I)`: they end further
-        out, where the surrogate is to learn. Their ratio is as exact, with K / T in place of K.
+        Share of proposals at a higher temperature, :math:`n \sim N(0, T I)`: they end further out,
+        where the surrogate is to learn, and leave a tail where it is too low. They are as exact.
     """
 
     root: Annotated[np.ndarray, floats("d", "d")]

@@ -61,10 +61,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     ::
 
         tuning: climb towards the mode, then in turns trajectories, evaluations and new fits of s
-        x* = x after 4 to 8 moves that leave exp(s) invariant: Hamiltonian trajectories, and
+        T = 1 + 2 / sqrt(d) in a fifth of the transitions, else 1
+        x* = x after 4 to 8 moves that leave exp(s / T) invariant: Hamiltonian trajectories, and
             differences of two draws from exp(s), which cross between modes
         evaluate the log density at x*
-        accept with probability min(1, p(x*) exp(s(x)) / (p(x) exp(s(x*))))
+        accept with probability min(1, p(x*) exp(s(x) / T) / (p(x) exp(s(x*) / T)))
         with a small probability: a difference of two points of the history instead
 
     Parameters

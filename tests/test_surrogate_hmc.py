@@ -619,6 +619,25 @@ def test_exact_draws_of_a_ring_stay_exact():
     assert min(found.values()) > BOUND, found
 
 
+def test_a_chain_leaves_a_tail_where_the_surrogate_is_too_low():
+    target = Banana(bananicity=0.0, variance=1.0, dim=2)
+    rng = np.random.default_rng(22)
+    step = frozen(SurrogateHMCStep(model=target.model(), warm_start=target.draw(60, rng)), 23)
+    step.step({"x": np.zeros(2)})
+    learner = step.learner
+    learner.difference_share = 0.0
+    learner.integrator.radius[0] = 10.0
+    learner.regression.weights[:] = 0.0
+    location, factor = learner.standardization.location, learner.standardization.factor
+    learner.regression.mean.linear[:] = -factor.T @ location / 0.36
+    learner.regression.mean.quadratic[:] = -factor.T @ factor / 0.36
+    # p / exp(s) is exp(14) times as large there as in the middle. Without hotter proposals the chain
+    # leaves with probability 0.001. A fifth is hotter, and accepted with probability 0.3: null
+    # probability 0.94^300 = 1e-8.
+    points, _, _ = drive(step, {"x": np.array([4.0, 0.0])}, 300, tune=-1)
+    assert np.linalg.norm(points[-1]) < 3.0
+
+
 class HalfBanana(Banana):
     """A banana without density where x_1 > 3."""
 

@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[dict, dict, bool]] = {
     ),
     "nothing where uncertain": ({f"{LEARNER}.EXPLORED": 0.0}, {}, False),
     "no hot trajectories while tuning": ({f"{LEARNER}.HOT_SHARE": 0.0}, {}, False),
-    "no hot trajectories after tuning": ({f"{LEARNER}.LATER_HOT_SHARE": 0.0}, {}, False),
+    "no hot trajectories after tuning": ({f"{LEARNER}.LATER_HOT_SHARE": (0.0, 0.0)}, {}, False),
     "mean not confined": ({f"{FIT}.confined": lambda mean, *_: mean}, {}, False),
     "last surrogate not checked": ({f"{LEARNER}.N_CHECKED": 0}, {}, False),
     "no straight coordinates": (

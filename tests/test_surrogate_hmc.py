@@ -631,9 +631,9 @@ def test_a_chain_leaves_a_tail_where_the_surrogate_is_too_low():
     location, factor = learner.standardization.location, learner.standardization.factor
     learner.regression.mean.linear[:] = -factor.T @ location / 0.36
     learner.regression.mean.quadratic[:] = -factor.T @ factor / 0.36
-    # p / exp(s) is exp(14) times as large there as in the middle. Without hotter proposals the chain
-    # leaves with probability 0.001. A fifth is hotter, and accepted with probability 0.3: null
-    # probability 0.94^300 = 1e-8.
+    # p / exp(s) is exp(14) times as large there as in the middle: without hotter proposals the
+    # chain leaves with probability 0.001. A fifth is hotter, of which 0.3 are accepted, so the null
+    # probability is 0.94^300 = 1e-8.
     points, _, _ = drive(step, {"x": np.array([4.0, 0.0])}, 300, tune=-1)
     assert np.linalg.norm(points[-1]) < 3.0
 

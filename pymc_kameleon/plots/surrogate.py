@@ -79,8 +79,8 @@ def plot_surrogate(
     acceptance that errors e imply is that of draws from the surrogate which do not depend on where
     the chain is, :math:`\sum_{ij} \min(w_i, w_j) / (n \sum_i w_i)` with :math:`w = \exp(e)`, a
     mean over chains. The statistic `accept` counts difference moves and hotter ones too, which are
-    accepted less often. Where it is far above what is implied, the surrogate is much too low in places: a chain
-    makes short moves there and stays for long.
+    accepted less often. Where it is far above what is implied, the surrogate is much too low in
+    places: a chain makes short moves there and stays for long.
 
     Examples
     --------

@@ -61,7 +61,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     ::
 
         tuning: climb towards the mode, then in turns trajectories, evaluations and new fits of s
-        T = 1 + 2 / sqrt(d) in a fifth of the transitions, else 1
+        T = 1 + 2 / sqrt(d) in 5 to 20 % of the transitions, else 1
         x* = x after 4 to 8 moves that leave exp(s / T) invariant: Hamiltonian trajectories, and
             differences of two draws from exp(s), which cross between modes
         evaluate the log density at x*

@@ -79,9 +79,12 @@ REMEMBERED = 0.5
 LEAST_MADE = 10
 """Trajectories from which their acceptance is known."""
 
-HOT_SHARE, LATER_HOT_SHARE = 0.25, 0.2
-"""Shares of hotter trajectories: while tuning, so that tails are known before they matter, and
-afterwards, so that the chain does not rest in a tail where the surrogate is too low."""
+HOT_SHARE = 0.25
+"""Share of hotter trajectories while tuning, so that tails are known before they matter."""
+
+LATER_HOT_SHARE = 0.05, 0.2
+"""Least and largest share afterwards, so that the chain does not rest in a tail where the surrogate
+is too low: twice the share of trajectories that were refused."""
 
 HOPELESS = 0.05
 """Acceptance of trajectories below which the surrogate says nothing of where the chain will be."""
@@ -341,7 +344,8 @@ class TrajectoryLearner(Learner):
                 self.wanted = self._uncertain_points(uncertainty, annealed[-1], N_CHECKED)
         if self.has_learnt:
             self.modes = find_modes(self.surrogate, self.population)
-        self.integrator.hot_share[0] = LATER_HOT_SHARE
+        refused = 1.0 if math.isnan(self.acceptance) else 1.0 - self.acceptance
+        self.integrator.hot_share[0] = np.clip(2.0 * refused, *LATER_HOT_SHARE)
 
     def fit(self, rng: np.random.Generator) -> tuple[Uncertainty, list[np.ndarray]] | None:
         """Fit surrogate, integrator and difference moves to what is known.

@@ -856,13 +856,14 @@ def test_nothing_is_learnt_after_tuning():
     step.stop_tuning()
     before = step.learner.sampling_state
     held = [np.copy(part) for part in (*before.regression[3:], before.integrator.root)]
-    count = before.evaluations.count.copy()
+    count, hot_share = before.evaluations.count.copy(), before.integrator.hot_share.copy()
     drive(step, point, 50, tune=-1)
     after = step.learner.sampling_state
     for old, new in zip(held, (*after.regression[3:], after.integrator.root), strict=True):
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)
-    assert after.integrator.hot_share[0] == before.integrator.hot_share[0]
+    assert 0.05 <= hot_share[0] <= 0.2
+    np.testing.assert_array_equal(hot_share, after.integrator.hot_share)
 
 
 def test_the_last_fit_knows_all_evaluations():
@@ -916,10 +917,10 @@ def test_the_best_evaluation_is_among_the_population():
 @pytest.mark.parametrize(
     ("outcome", "share"),
     [
-        ([[0, 0, 0.0], [0, 0, 0.0]], 0.1),
-        ([[50, 40, 80.0], [50, 10, 30.0]], 0.1),
+        ([[0, 0, 0.0], [0, 0, 0.0]], 0.05),
+        ([[50, 40, 80.0], [50, 10, 30.0]], 0.05),
         ([[50, 2, 5.0], [50, 10, 30.0]], 0.8),
-        ([[5, 3, 8.0], [1, 1, 4.0]], 0.1),
+        ([[5, 3, 8.0], [1, 1, 4.0]], 0.05),
     ],
 )
 def test_differences_make_most_moves_where_they_take_the_chain_further(outcome, share):
@@ -928,7 +929,7 @@ def test_differences_make_most_moves_where_they_take_the_chain_further(outcome, 
     learner._judge()
     assert learner.difference_share == share
     np.testing.assert_array_equal(learner.outcome, outcome)
-    assert learner.follows == (share == 0.1)
+    assert learner.follows == (share == 0.05)
 
 
 def test_moves_weigh_half_after_a_fit():

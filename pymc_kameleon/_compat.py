@@ -16,6 +16,7 @@ __all__ = [
     "posterior_result",
     "result_of_traces",
     "stacked",
+    "with_inner_graph",
 ]
 
 
@@ -43,6 +44,17 @@ def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph
     known = inspect.signature(OpFromGraph.__init__).parameters
     keyword = "pullback" if "pullback" in known else "lop_overrides"
     return OpFromGraph(inputs, outputs, inline=True, name=name, **{keyword: pullback})
+
+
+def with_inner_graph(op, change):
+    """Copy of an operation with a graph inside, whose outputs are `change` of the present ones."""
+    is_frozen = hasattr(op, "clone_with_inner_graph")
+    copy = op if is_frozen else op.clone()
+    graph = copy.fgraph.unfreeze() if is_frozen else copy.fgraph
+    before = list(graph.outputs)
+    for old, new in zip(before, change(before), strict=True):
+        graph.replace(old, new, import_missing=True)
+    return copy.clone_with_inner_graph(graph) if is_frozen else copy
 
 
 def arviz_statistics():

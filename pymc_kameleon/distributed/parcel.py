@@ -9,7 +9,7 @@ import pymc as pm
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.traversal import ancestors
 
-from pymc_kameleon.store.wrapped import parts_of
+from pymc_kameleon.model.black_box import parts_of
 
 __all__ = ["Parcel", "packed", "unpacked"]
 

@@ -15,6 +15,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
+from pymc_kameleon.model.black_box import converted
 from pymc_kameleon.validation import argument_mismatch, checked_integer
 
 __all__ = [
@@ -153,12 +154,7 @@ class EstimatedLogLikelihood(Op):
         seed, *values = inputs
         rng = np.random.default_rng(int(seed))
         estimate = self.fn(*(np.asarray(value)[()] for value in values), rng)
-        try:
-            outputs[0][0] = np.asarray(float(estimate))
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{self.name} returned {estimate!r}: return a number, the log of the estimate."
-            ) from error
+        outputs[0][0] = converted(estimate, node.outputs[0].type, self.name)
 
     def do_constant_folding(self, fgraph, node):
         """Never: an estimate is drawn again with every seed."""

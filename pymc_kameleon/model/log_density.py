@@ -13,18 +13,14 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.model.black_box import black_boxes, has_black_box
 from pymc_kameleon.model.estimated_loglikelihood import (
     draw_seeds,
     estimates,
     seeds_of,
     set_seeds,
 )
-from pymc_kameleon.model.model_function import (
-    ModelFunction,
-    SharedValues,
-    black_boxes,
-    has_black_box,
-)
+from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.transforms import is_two_sided
 
 __all__ = ["LogDensity", "likelihood_terms", "select_variables"]

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from operator import is_not
 from typing import Any
 
@@ -11,13 +11,10 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.utils import ParameterValueError
-from pytensor.compile.mode import Mode
-from pytensor.compile.ops import FromFunctionOp
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
-from pytensor.link.numba.dispatch import basic as numba_dispatch
-from pytensor.tensor.random.op import RandomVariable
+from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
@@ -28,6 +25,13 @@ from pymc_kameleon.mcmc.numba_bridge import (
     jitable,
     machine_code_address,
 )
+from pymc_kameleon.model.black_box import (
+    has_black_box,
+    is_in_numba,
+    operation_name,
+    operations,
+    with_checked_returns,
+)
 from pymc_kameleon.model.vectorised import VECTORISING
 
 __all__ = [
@@ -35,8 +39,6 @@ __all__ = [
     "IN_PYTHON",
     "ModelFunction",
     "SharedValues",
-    "black_boxes",
-    "has_black_box",
 ]
 
 _log = logging.getLogger("pymc.kameleon")
@@ -280,6 +282,8 @@ class ModelFunction:
 
     def _compile_fn(self, outputs, **kwargs):
         """Compile a function of the point, even one that does not depend on it (a flat prior)."""
+        is_numba = isinstance(get_mode(kwargs.get("mode")).linker, NumbaLinker)
+        outputs = with_checked_returns(outputs, lambda op: not (is_numba and is_in_numba(op)))
         return self._model.compile_fn(
             outputs[0] if len(outputs) == 1 else outputs,
             inputs=[self._point],
@@ -289,7 +293,7 @@ class ModelFunction:
 
     def _compile_numba(self, outputs):
         """Compile with the Numba linker, or return None after logging why it cannot be done."""
-        foreign = sorted({type(op).__name__ for op in _operations(outputs) if not _in_numba(op)})
+        foreign = sorted({operation_name(op) for op in operations(outputs) if not is_in_numba(op)})
         if foreign:
             _log.info(
                 "The log density holds %s, which Numba cannot compile: transitions run in Python.",
@@ -440,15 +444,6 @@ def _cast_to(scalar_type):
     return cast
 
 
-def _operations(variables) -> Iterator:
-    for variable in ancestors(variables):
-        if variable.owner is not None:
-            op = variable.owner.op
-            yield op
-            if isinstance(op, HasInnerGraph):
-                yield from _operations(op.inner_outputs)
-
-
 def _indexes_by_shared_values(graph) -> bool:
     """Whether an array of indices, or a mask, in a graph depends on a shared variable."""
 
@@ -461,29 +456,3 @@ def _indexes_by_shared_values(graph) -> bool:
             if any(isinstance(v, SharedVariable) for v in ancestors(indices)):
                 return True
     return False
-
-
-def _is_black_box(op) -> bool:
-    package = type(op).__module__.split(".")[0]
-    return isinstance(op, FromFunctionOp) or package not in ("pytensor", "pymc", "pymc_extras")
-
-
-def _in_numba(op) -> bool:
-    return not _is_black_box(op) or any(
-        registry.dispatch(type(op)) is not registry.dispatch(object)
-        for registry in (
-            numba_dispatch.numba_funcify,
-            numba_dispatch.numba_funcify_default_op_cache_key,
-            numba_dispatch.numba_funcify_and_cache_key,
-        )
-    )
-
-
-def has_black_box(graph) -> bool:
-    """Whether a graph holds an operation that is not PyTensor's own, or draws at random."""
-    return any(isinstance(op, RandomVariable) or _is_black_box(op) for op in _operations([graph]))
-
-
-def black_boxes(graphs) -> list[str]:
-    """Names of the operations in `graphs` that are not PyTensor's own."""
-    return sorted({type(op).__name__ for op in _operations(graphs) if _is_black_box(op)})

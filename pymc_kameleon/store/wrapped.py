@@ -10,7 +10,9 @@ from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
-__all__ = ["StoredFunction", "StoredOp", "parts_of", "stored_function"]
+from pymc_kameleon.model.black_box import CheckedOperation, parts_of
+
+__all__ = ["StoredFunction", "StoredOp", "stored_function"]
 
 
 def stored_function(store, function, name: str | None):
@@ -30,17 +32,6 @@ def _name(function) -> str:
     if isinstance(named, Op) or not hasattr(named, "__qualname__"):
         named = type(named)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def parts_of(op: FromFunctionOp) -> tuple:
-    """Return the arguments that make an operation of `wrap_py` anew, its function first.
-
-    PyTensor pickles such an operation by the name of its function, under which another object may
-    be, or which other processes do not have.
-    """
-    private = "_FromFunctionOp__"
-    function, infer_shape = (getattr(op, private + name) for name in ("fn", "infer_shape"))
-    return function, op.itypes, op.otypes, infer_shape
 
 
 class _Values:
@@ -94,19 +85,15 @@ class StoredOp(Op):
     """
 
     def __init__(self, op: Op, values: _Values):
-        self.op, self._values = op, values
+        self._checked, self._values = CheckedOperation(op), values
+
+    @property
+    def op(self) -> Op:
+        """The operation itself."""
+        return self._checked.op
 
     def __str__(self):
         return f"Stored{{{self._values.name}}}"
-
-    def __getstate__(self):
-        op = parts_of(self.op) if isinstance(self.op, FromFunctionOp) else self.op
-        return self.__dict__ | {"op": op}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        if isinstance(self.op, tuple):
-            self.op = FromFunctionOp(*self.op)
 
     def make_node(self, *inputs):  # noqa: D102
         node = self.op.make_node(*inputs)
@@ -119,7 +106,7 @@ class StoredOp(Op):
 
     def perform(self, node, inputs, outputs):  # noqa: D102
         def evaluate():
-            self.op.perform(node, inputs, outputs)
+            self._checked.perform(node, inputs, outputs)
             return float(outputs[0][0])
 
         value = self._values.at(inputs, evaluate)

@@ -14,7 +14,8 @@ from pymc_kameleon.latent_gp.approximations.logit_moments import log_expit, logi
 from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments
 from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction, black_boxes
+from pymc_kameleon.model.black_box import black_boxes
+from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction
 
 __all__ = ["ModelLikelihood"]
 

@@ -1,0 +1,421 @@
+"""What a black box may return: converted where that is safe, else an error that says what to write.
+
+Compiled code ends the process where it takes for an array what is none, so the models are sampled
+in a process of their own.
+"""
+
+import subprocess
+import sys
+import textwrap
+from decimal import Decimal
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+import xarray as xr
+from pytensor.compile import ops
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.op import Op
+
+from pymc_kameleon import EvaluationStore, KameleonStep
+from pymc_kameleon.model.black_box import converted, operation_name
+
+try:
+    from pytensor.conditional.op import ifelse
+except ImportError:  # PyTensor 2
+    from pytensor.ifelse import ifelse
+
+wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
+
+VALUE = -1.5
+NUMBERS = {
+    "float": VALUE,
+    "list": [VALUE],
+    "tuple": (VALUE,),
+    "nested list": [[VALUE]],
+    "NumPy's float": np.float64(VALUE),
+    "NumPy's float32": np.float32(VALUE),
+    "long double": np.longdouble(VALUE),
+    "array without dimensions": np.array(VALUE),
+    "array of one": np.array([VALUE]),
+    "matrix of one": np.array([[VALUE]]),
+    "float32 array": np.array(VALUE, dtype=np.float32),
+    "object array": np.array([VALUE], dtype=object),
+    "masked array, nothing masked": np.ma.array([VALUE]),
+    "data array": xr.DataArray(VALUE),
+    "series": pd.Series([VALUE]),
+    "decimal": Decimal(VALUE),
+    "memory": memoryview(np.array([VALUE])),
+}
+INTEGERS = {"int": -2, "NumPy's int": np.int64(-2), "int array": np.array([-2], dtype=np.int8)}
+NO_NUMBERS = {
+    "nothing": None,
+    "text": "-1.5",
+    "bytes": b"-1.5",
+    "complex": complex(VALUE),
+    "complex array": np.array([VALUE + 0j]),
+    "several": [VALUE, VALUE],
+    "array of several": np.full(3, VALUE),
+    "empty": [],
+    "dict": {"value": VALUE},
+    "generator": (x for x in [VALUE]),
+    "function": len,
+    "masked": np.ma.array([VALUE], mask=[True]),
+    "date": np.datetime64("2020-01-01"),
+    "ragged": [[1.0], [1.0, 2.0]],
+    "array of None": np.array([None]),
+}
+CURVE = np.array([1.0, 2.0, 4.0])
+CURVES = {
+    "list": [1.0, 2.0, 4.0],
+    "tuple": (1.0, 2.0, 4.0),
+    "list of arrays": [np.array(1.0), np.array(2.0), np.array(4.0)],
+    "integers": np.array([1, 2, 4]),
+    "float32": CURVE.astype(np.float32),
+    "every other": np.repeat(CURVE, 2)[::2],
+    "backwards": CURVE[::-1][::-1],
+    "read-only": np.broadcast_to(CURVE, (2, 3))[0],
+    "other byte order": CURVE.astype(">f8"),
+    "row of a matrix": np.asfortranarray(np.tile(CURVE, (2, 1)))[1],
+    "series": pd.Series(CURVE),
+    "data array": xr.DataArray(CURVE),
+}
+NO_CURVES = {
+    "number": 1.0,
+    "row": CURVE[None],
+    "column": CURVE[:, None],
+    "nothing": None,
+    "texts": ["1", "2", "4"],
+    "complex": CURVE + 0j,
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_number_is_converted(kind):
+    found = converted(NUMBERS[kind], pt.dscalar, "f")
+    assert type(found) is np.ndarray and found.dtype == np.float64
+    assert found.shape == () and found == VALUE
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("declared", [pt.dscalar, pt.fscalar, pt.lscalar])
+def test_whole_number_is_converted_to_any_type(kind, declared):
+    found = converted(INTEGERS[kind], declared, "f")
+    assert found.dtype == declared.dtype and found == -2
+
+
+@pytest.mark.parametrize("kind", CURVES)
+def test_curve_is_converted_into_an_array_of_its_own(kind):
+    found = converted(CURVES[kind], pt.dvector, "f")
+    assert found.dtype == np.float64 and found.flags.c_contiguous and found.flags.writeable
+    np.testing.assert_array_equal(found, CURVE)
+    assert not np.shares_memory(found, CURVE)
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_what_is_no_number_is_refused(kind):
+    with pytest.raises((TypeError, ValueError), match=r"^f returned .*: return one number, as in"):
+        converted(NO_NUMBERS[kind], pt.dscalar, "f")
+
+
+@pytest.mark.parametrize("kind", NO_CURVES)
+def test_what_is_no_curve_is_refused(kind):
+    with pytest.raises((TypeError, ValueError), match=r"^f returned .* with 1 dimension, as in"):
+        converted(NO_CURVES[kind], pt.dvector, "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "declared"), [(1.5, pt.lscalar), (2.0**40, pt.iscalar), (np.nan, pt.lscalar)]
+)
+def test_number_that_a_type_cannot_hold_is_refused(value, declared):
+    with np.errstate(invalid="ignore"), pytest.raises(TypeError, match="return one whole number"):
+        converted(value, declared, "f")
+
+
+def test_known_sizes_are_checked():
+    declared = pt.TensorType("float64", shape=(4,))
+    with pytest.raises(ValueError, match=r"f returned .* of shape \(3,\) .* of shape \(4,\)"):
+        converted(CURVE, declared, "f")
+
+
+def test_long_values_are_cut():
+    with pytest.raises(TypeError) as caught:
+        converted({"key": "x" * 1000}, pt.dscalar, "f")
+    assert len(str(caught.value)) < 200
+
+
+def run(program: str, *arguments) -> list[str]:
+    """Run a program in a process of its own, and return what it printed, line by line."""
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    printed = process.stdout.splitlines()
+    assert process.returncode == 0, (process.returncode, printed[-1:], process.stderr[-2000:])
+    return printed
+
+
+DRAW_OF_EACH = """
+    import sys
+
+    import cloudpickle
+    import numpy as np
+    import pymc as pm
+    import pytensor.tensor as pt
+    from pytensor.compile import ops
+    from pymc_kameleon import KameleonStep
+
+    wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
+
+    def draw(function, declared):
+        with pm.Model() as model:
+            a = pm.Normal("a", initval=0.5)
+            value = wrap_python(itypes=[pt.dscalar], otypes=[declared])(function)(a)
+            if declared.ndim == 0:
+                pm.Potential("p", value)
+            else:
+                pm.Normal("y", value, 1.0, observed=[1.0, 2.0, 4.0])
+            step = KameleonStep(steps_per_draw=2)
+        step.setup_chain(np.random.default_rng(1), 0, 1)
+        step.step(model.initial_point())
+        return step.target(np.array([0.5]))[1:].sum()
+
+    with open(sys.argv[1], "rb") as file:
+        kinds = cloudpickle.load(file)
+    for kind, value, declared in kinds:
+        print("begun:", kind, flush=True)
+        try:
+            print(draw(lambda a: value, declared), flush=True)
+        except (TypeError, ValueError) as error:
+            print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("declared", [pt.dscalar, pt.dvector])
+def test_no_return_ends_the_process(declared, tmp_path):
+    safe, refused = (NUMBERS | INTEGERS, NO_NUMBERS) if declared.ndim == 0 else (CURVES, NO_CURVES)
+    # An iterator and a buffer cannot be sent to another process.
+    unsent = {"generator", "memory"}
+    kinds = {k: v for k, v in (safe | refused).items() if k not in unsent}
+    file = tmp_path / "kinds"
+    file.write_bytes(cloudpickle.dumps([(k, v, declared) for k, v in kinds.items()]))
+    parts = "\n".join(run(DRAW_OF_EACH, str(file))).split("begun: ")[1:]
+    assert len(parts) == len(kinds)
+    expected = VALUE if declared.ndim == 0 else -1.5 * np.log(2 * np.pi)
+    for part in parts:
+        kind, printed = part.split("\n", 1)
+        if kind in INTEGERS:
+            assert float(printed) == -2, kind
+        elif kind in safe:
+            assert float(printed) == pytest.approx(expected), kind
+        else:
+            assert printed.startswith("<lambda> returned "), (kind, printed)
+            assert ": return " in printed, (kind, printed)
+
+
+PLAIN_CALL = """
+    import sys
+
+    import numpy as np
+    import pymc as pm
+    import pymc_kameleon
+    import pytensor.tensor as pt
+    from pytensor.compile import ops
+
+    wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
+
+    @wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def log_likelihood(a):
+        return -0.5 * np.sum(np.square(a))
+
+    with pm.Model():
+        pm.Potential("p", log_likelihood(pm.Normal("a")))
+        step = getattr(pymc_kameleon, sys.argv[1])()
+        idata = pm.sample(
+            step=step, chains=1, draws=200, tune=100, progressbar=False, random_seed=1
+        )
+    print(idata["posterior"]["a"].values.std())
+"""
+
+
+@pytest.mark.parametrize("step", ["KameleonStep", "SurrogateHMCStep"])
+def test_sum_of_numpy_is_sampled(step):
+    # The sd is sqrt(.5); 200 draws are off by .3 with a probability below 1e-6 if 40 are effective.
+    assert abs(float(run(PLAIN_CALL, step)[-1]) - np.sqrt(0.5)) < 0.3
+
+
+# where a black box may be -------------------------------------------------------------------------
+
+
+@wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar])
+def half_square(a):
+    return float(-0.5 * a * a)
+
+
+class Forgetful(Op):
+    """An operation that leaves what it declares to others."""
+
+    itypes, otypes = [pt.dscalar], [pt.dscalar]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = float(-0.5 * inputs[0] ** 2)
+
+
+@wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar, pt.dvector])
+def value_and_curve(a):
+    return float(-0.25 * a * a), [0.0, float(-0.25 * a * a)]
+
+
+def sum_of_several(a):
+    value, curve = value_and_curve(a)
+    return value + curve.sum()
+
+
+def in_a_graph_of_its_own(a):
+    inner = pt.dscalar()
+    return OpFromGraph([inner], [half_square(inner)])(a)
+
+
+def in_a_loop(a):
+    weights = pt.as_tensor(np.array([0.25, 0.75]))
+    found = pytensor.scan(lambda w, a: w * half_square(a), sequences=[weights], non_sequences=[a])
+    return (found[0] if isinstance(found, list | tuple) else found).sum()
+
+
+def in_a_branch(a):
+    return ifelse(pt.ge(a, -100.0), half_square(a), pt.zeros((), dtype="float64"))
+
+
+@wrap_python(itypes=[pt.dscalar], otypes=[pt.dvector])
+def list_of_one_array(a):
+    return [-0.25 * np.array([a, a]) ** 2]
+
+
+def sum_of_a_list_of_one_array(a):
+    return list_of_one_array(a).sum()
+
+
+def after_another(a):
+    return half_square(pt.sqrt(-2.0 * half_square(a)))
+
+
+FORMS = {
+    "wrap_py": half_square,
+    "operation": Forgetful(),
+    "several outputs": sum_of_several,
+    "list of one array": sum_of_a_list_of_one_array,
+    "graph": in_a_graph_of_its_own,
+    "loop": in_a_loop,
+    "branch": in_a_branch,
+    "after another": after_another,
+}
+
+
+@pytest.mark.parametrize("mode", [None, "cvm", "numba", "FAST_COMPILE"])
+@pytest.mark.parametrize("form", FORMS)
+def test_number_is_converted_wherever_it_comes_from(form, mode):
+    with pm.Model():
+        a = pm.Flat("a")
+        pm.Potential("p", FORMS[form](a))
+        kwargs = None if mode is None else {"mode": mode}
+        step = KameleonStep(compile_kwargs=kwargs)
+    assert step.target(np.array([3.0]))[1] == pytest.approx(-4.5)
+
+
+def test_log_density_of_a_custom_distribution():
+    @wrap_python(itypes=[pt.dvector, pt.dvector], otypes=[pt.dvector])
+    def logp(a, data):
+        return (-0.5 * (data - a) ** 2).tolist()
+
+    with pm.Model():
+        a = pm.Flat("a")
+        pm.CustomDist(
+            "y", a, logp=lambda value, a: logp(pt.atleast_1d(a), value), observed=[1.0, 3.0]
+        )
+        step = KameleonStep()
+    assert step.target(np.array([1.0]))[1] == pytest.approx(-2.0)
+
+
+def test_stored_operation_is_converted_too(tmp_path):
+    store = EvaluationStore(tmp_path / "store.sqlite")
+    with pm.Model():
+        pm.Potential("p", store.wrap(half_square)(pm.Flat("a")))
+        step = KameleonStep()
+    for _ in range(2):
+        assert step.target(np.array([3.0]))[1] == pytest.approx(-4.5)
+
+
+def test_one_buffer_for_all_values():
+    buffer = np.zeros(2)
+
+    @wrap_python(itypes=[pt.dscalar], otypes=[pt.dvector])
+    def curve(a):
+        buffer[:] = a
+        return buffer
+
+    with pm.Model():
+        a = pm.Flat("a")
+        pm.Potential("p", pt.dot(curve(a), curve(2.0 * a)))
+        step = KameleonStep()
+    assert step.target(np.array([1.0]))[1] == 4.0
+    assert step.target(np.array([3.0]))[1] == 36.0
+
+
+def test_arguments_that_are_changed_are_copies():
+    @wrap_python(itypes=[pt.dvector], otypes=[pt.dscalar])
+    def squares(a):
+        a *= a
+        return -0.5 * a.sum()
+
+    with pm.Model():
+        a = pm.Normal("a", shape=2)
+        pm.Potential("p", squares(a))
+        step = KameleonStep()
+    x = np.array([1.0, 3.0])
+    for _ in range(2):
+        np.testing.assert_allclose(step.target(x)[:2], [-5.0 - np.log(2 * np.pi), -5.0])
+    np.testing.assert_array_equal(x, [1.0, 3.0])
+
+
+def test_number_of_outputs_is_checked():
+    @wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar, pt.dscalar])
+    def pair(a):
+        return a
+
+    with pm.Model():
+        value, other = pair(pm.Flat("a"))
+        pm.Potential("p", value + other)
+        step = KameleonStep()
+    with pytest.raises(TypeError, match=r"^pair returned .*: return 2 arrays, a tuple"):
+        step.target(np.array([1.0]))
+
+
+def test_output_is_named_among_several():
+    @wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar, pt.dscalar])
+    def pair(a):
+        return a, None
+
+    with pm.Model():
+        value, other = pair(pm.Flat("a"))
+        pm.Potential("p", value + other)
+        step = KameleonStep()
+    with pytest.raises(TypeError, match=r"^pair as output 2 returned None: return one number"):
+        step.target(np.array([1.0]))
+
+
+def test_names_are_those_of_users():
+    assert operation_name(half_square) == "half_square"
+    assert operation_name(Forgetful()) == "Forgetful"
+
+
+def test_log_names_the_function(caplog):
+    with caplog.at_level("INFO", logger="pymc.kameleon"), pm.Model():
+        pm.Potential("p", half_square(pm.Flat("a")))
+        KameleonStep()
+    assert "The log density holds half_square, which Numba cannot compile" in caplog.text

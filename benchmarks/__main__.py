@@ -1,13 +1,18 @@
 """Command line of the benchmarks."""
 
 import argparse
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
+
+from benchmarks.common import all_threads, busy_machine
 
 COMMANDS = {
     "compare": "every step and samplers of other packages on the same targets",
     "transitions": "microseconds a transition, compared with DEMetropolisZ",
     "startup": "time to the first draw, time of adaptation, size of the state",
+    "threads": "seconds with the threads of linear algebra and with one, idle and busy",
     "defaults": "the plain call of every step on models of practice, beside PyMC's samplers",
     "efficiency": "effective draws per draw, evaluation and second, through pm.sample",
     "black-box": "error against all evaluations, for likelihoods that cost seconds",
@@ -40,11 +45,22 @@ def main():
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+        command.add_argument(
+            "--busy",
+            action="store_true",
+            help="with the threads that users have, beside a process that multiplies matrices",
+        )
         module = import_module(f"benchmarks.{name.replace('-', '_')}")
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     arguments = parser.parse_args()
-    arguments.run(arguments)
+    if not arguments.busy:
+        arguments.run(arguments)
+        return
+    given = [word for word in sys.argv[1:] if word != "--busy"]
+    given += ["--output", str(arguments.output / "busy")]
+    with busy_machine():
+        subprocess.run([sys.executable, "-m", "benchmarks", *given], env=all_threads(), check=True)
 
 
 if __name__ == "__main__":

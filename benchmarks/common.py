@@ -2,10 +2,12 @@
 
 import os
 import platform
+import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -14,9 +16,13 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
+from benchmarks import ALL_THREADS, LIBRARIES
+
 __all__ = [
     "SEED",
     "DrivenStep",
+    "all_threads",
+    "busy_machine",
     "heading",
     "machine",
     "mark",
@@ -27,6 +33,27 @@ __all__ = [
 ]
 
 SEED = 20140622
+
+
+LOAD = "import numpy as np\na = np.ones((1000, 1000))\nwhile True: a @ a"
+"""Another process, whose linear algebra has all the threads that there are."""
+
+
+def all_threads() -> dict[str, str]:
+    """Environment of a process that has as many threads as those of users have."""
+    given = {f"{library}_NUM_THREADS" for library in LIBRARIES}
+    return {k: v for k, v in os.environ.items() if k not in given} | {ALL_THREADS: "1"}
+
+
+@contextmanager
+def busy_machine():
+    """Run a process beside, that multiplies matrices on all threads."""
+    load = subprocess.Popen([sys.executable, "-c", LOAD], env=all_threads())
+    try:
+        yield
+    finally:
+        load.kill()
+        load.wait()
 
 
 def pymc_major() -> int:
@@ -58,9 +85,10 @@ def heading(title: str, *paragraphs: str) -> str:
     packages = ("pymc", "pytensor", "numba", "numpy", "arviz")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     python = ".".join(map(str, sys.version_info[:3]))
+    threads = "all threads" if ALL_THREADS in os.environ else "one thread"
     lines = [
         title,
-        f"Python {python}, {versions}, pymc_kameleon {pymc_kameleon.__version__}; one thread",
+        f"Python {python}, {versions}, pymc_kameleon {pymc_kameleon.__version__}; {threads}",
         *[textwrap.fill(paragraph, 100) for paragraph in paragraphs],
     ]
     print("\n" + "\n".join(lines), flush=True)

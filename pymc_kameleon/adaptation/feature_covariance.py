@@ -4,6 +4,7 @@ import numpy as np
 from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
+from pymc_kameleon._threads import one_thread
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.adaptation.covariance import (
     RunningCovariance,
@@ -138,6 +139,7 @@ class FeatureLearner(SubsampleLearner):
         update_covariance(self.covariance, self._features_of(history), stride)
         self.history.cursor[RECENT] = 0
 
+    @one_thread()
     def _absorb(self):
         """Add the positions since the last time to the covariance of the features."""
         count = int(self.history.cursor[RECENT])

@@ -60,11 +60,16 @@ def compile_options(allocates):
     return OPTIONS | ({"_nrt": allocates} if hasattr(DefaultOptions, "_nrt") else {})
 
 
+CALLERS = {"demo", "distributed", "plots", "steps", "store"}
+"""Folders that hold nothing that is compiled."""
+
+
 @functools.cache
 def _source_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] not in CALLERS:
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -18,6 +18,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
+from pymc_kameleon._threads import all_threads
 from pymc_kameleon.mcmc.numba_bridge import (
     call_for_nothing,
     caller,
@@ -58,7 +59,9 @@ MADE_ANEW = (
     "_buffers",
     "_caller",
     "_checking",
+    "_compilable",
     "_containers",
+    "_function",
     "_jitted",
     "_machine_code",
     "_table",
@@ -101,20 +104,30 @@ class ModelFunction:
         self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None, apart=False
     ):
         self._model, self._point, self._dim = model, point, dim
-        self._compile_kwargs = compile_kwargs
+        self._compile_kwargs, self._apart = compile_kwargs, apart
         outputs = [pt.atleast_1d(pt.as_tensor(o).astype("float64")) for o in outputs]
         self._outputs = outputs if apart else [pt.concatenate(outputs)]
         self.has_black_box = any(map(has_black_box, self._outputs))
-        self._function = self._compile(self._outputs)
-        self._reset()
-        self._compilable = not apart and self._jit_function() is not None
+        self._set_up(logging.INFO)
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k not in MADE_ANEW}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._reset()
+        # Compiled as at first: a function that PyTensor unpickles rounds otherwise.
+        self._set_up(logging.DEBUG)
+
+    def _set_up(self, level):
+        """Compile, and log at this level why the result may be slow."""
+        self.__dict__.update(dict.fromkeys(MADE_ANEW))
+        self._function = self._compile(self._outputs, level)
+        self._containers = self.containers()
+        # The same without what PyTensor does around it, which takes longer than a likelihood; but
+        # it is PyTensor that updates shared variables.
+        has_updates = len(self._function.maker.fgraph.outputs) > len(self._outputs)
+        self._machine_code = None if has_updates else self._jit_function()
+        self._compilable = not self._apart and self._jit_function() is not None
 
     def values(self, x: np.ndarray, size: int) -> np.ndarray:
         """Return the outputs at `x` (d,), an array (size,), in plain Python.
@@ -137,11 +150,7 @@ class ModelFunction:
         if x.size != self._dim:
             raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
         x = x.astype(self._point.dtype, copy=False)
-        if self._machine_code is None:
-            outputs = self._function(x)
-            outputs = outputs if isinstance(outputs, list) else [outputs]
-        else:
-            outputs = self._machine_code(x, *(c.storage[0] for c in self._containers))
+        outputs = self._call(x)
         for output, size in zip(outputs, sizes, strict=True):
             if output.size != size:
                 raise ValueError(
@@ -257,21 +266,23 @@ class ModelFunction:
             self._table = np.array(table, dtype=np.intp)
         return self._table
 
-    def _reset(self):
-        self.__dict__.update(dict.fromkeys(MADE_ANEW))
-        self._containers = self.containers()
-        # The same without what PyTensor does around it, which takes longer than a likelihood; but
-        # it is PyTensor that updates shared variables.
-        has_updates = len(self._function.maker.fgraph.outputs) > len(self._outputs)
-        self._machine_code = None if has_updates else self._jit_function()
+    def _call(self, x):
+        if self._machine_code is not None:
+            return self._machine_code(x, *(c.storage[0] for c in self._containers))
+        if self.has_black_box:
+            with all_threads():
+                outputs = self._function(x)
+        else:
+            outputs = self._function(x)
+        return outputs if isinstance(outputs, list) else [outputs]
 
     def _jit_function(self):
         return getattr(getattr(self._function, "vm", None), "jit_fn", None)
 
-    def _compile(self, outputs):
+    def _compile(self, outputs, level):
         function = None
         if self._compile_kwargs is None:
-            function = self._compile_numba(outputs)
+            function = self._compile_numba(outputs, level)
         if function is None:
             kwargs = self._compile_kwargs
             if kwargs is None:
@@ -291,11 +302,12 @@ class ModelFunction:
             **{"on_unused_input": "ignore"} | kwargs,
         )
 
-    def _compile_numba(self, outputs):
+    def _compile_numba(self, outputs, level):
         """Compile with the Numba linker, or return None after logging why it cannot be done."""
         foreign = sorted({operation_name(op) for op in operations(outputs) if not is_in_numba(op)})
         if foreign:
-            _log.info(
+            _log.log(
+                level,
                 "The log density holds %s, which Numba cannot compile: transitions run in Python.",
                 ", ".join(foreign),
             )
@@ -315,8 +327,10 @@ class ModelFunction:
                 if not objects:
                     return function
                 reason = objects[0].splitlines()[0]
-        _log.info(
-            "Numba cannot compile the log density (%s): each transition runs in Python.", reason
+        _log.log(
+            level,
+            "Numba cannot compile the log density (%s): each transition runs in Python.",
+            reason,
         )
         return None
 

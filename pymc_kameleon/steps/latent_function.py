@@ -1,6 +1,7 @@
 """What the steps for a latent Gaussian process share: the function, its chain, its warnings."""
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import field
 from typing import Annotated, Any
 
@@ -12,11 +13,16 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
+from pymc_kameleon._threads import one_thread
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 
 __all__ = ["LatentFunctionState", "LatentFunctionStep", "OtherVariables"]
+
+SMALL = 1000
+"""Values of a function up to which its matrices are for one thread: two of an idle machine gain a
+tenth at 800, and beside another process that uses them all take 25 times as long."""
 
 
 @dataclass_state
@@ -97,7 +103,7 @@ class LatentFunctionStep(Step):
 
     def __getstate__(self):
         """Leave out what is computed anew: it holds matrices (N, N)."""
-        return self.__dict__ | dict.fromkeys(self._computed)
+        return super().__getstate__() | dict.fromkeys(self._computed)
 
     @property
     def sampling_state(self) -> LatentFunctionState:
@@ -112,11 +118,19 @@ class LatentFunctionStep(Step):
     def stop_tuning(self):
         """Freeze what was learnt."""
         if self.tune:
-            self._end_tuning()
+            with self._threads():
+                self._end_tuning()
         super().stop_tuning()
 
     def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """Make the transitions of a draw from `q0`, given the other variables."""
+        with self._threads():
+            return self._draw(q0)
+
+    def _threads(self):
+        return one_thread() if self.function.size <= SMALL else nullcontext()
+
+    def _draw(self, q0):
         prior_changed = self._refresh()
         if not self._is_at(q0.data, prior_changed):
             self.position = self.function.prior.to_function(q0.data.astype(float))

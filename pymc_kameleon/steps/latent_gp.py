@@ -199,8 +199,7 @@ class LatentGPStep(LatentGPTuning):
 
     # a draw ---------------------------------------------------------------------------------------
 
-    def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
-        """Make the transitions of a draw from `q0`, given the other variables."""
+    def _draw(self, q0):
         self._arrive(q0.data)
         # Until the draw is complete: if it is interrupted, theta and the function may not belong
         # together.

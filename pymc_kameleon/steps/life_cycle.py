@@ -14,6 +14,7 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_kameleon.mcmc.layout import check_layout
+from pymc_kameleon.steps.main_guard import require_main_guard
 
 __all__ = ["STUCK_AFTER", "Step", "all_or_nothing"]
 
@@ -83,6 +84,11 @@ class Step(ArrayStepShared):
                 "or name at least one."
             )
         return super().__new__(cls, *args, **kwargs)
+
+    def __getstate__(self):
+        """Return what is pickled, where PyMC may start a process with it."""
+        require_main_guard()
+        return self.__dict__.copy()
 
     def set_rng(self, rng):
         """Start a new chain (PyMC before 6.3)."""

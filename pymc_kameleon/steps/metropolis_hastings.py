@@ -14,6 +14,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
+from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.history import SEEN, STORED, record
 from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
@@ -235,7 +236,7 @@ class MetropolisHastingsStep(Step):
         self.expected_tune = expected_tune
         self.transition = 0
         self.chain = self.learner = self.stage = self.returned = None
-        self.draws = new_draws(self.dim)
+        self.draws = None
         self.report = Report()
 
     def _lengths(self):
@@ -255,7 +256,7 @@ class MetropolisHastingsStep(Step):
         super().stop_tuning()
 
     def _end_learning(self, position):
-        with all_or_nothing(self.learner):
+        with one_thread(), all_or_nothing(self.learner):
             self.learner.end_tuning(position, self.rng)
 
     @property
@@ -300,6 +301,8 @@ class MetropolisHastingsStep(Step):
         if self.pseudo_marginal:
             statistics["estimate"] = chain.value[2]
         if not self.tune:
+            if self.draws is None:
+                self.draws = new_draws(self.dim)
             record(self.draws, chain.position)
         self._report(statistics)
         self.target.restore_estimates(self._kept_seeds())
@@ -336,6 +339,7 @@ class MetropolisHastingsStep(Step):
         elif inputs_changed:
             self._evaluate_current()
 
+    @one_thread()
     def _begin_at(self, x):
         position = np.array(x, dtype=np.float64)
         self.chain = Chain(
@@ -553,7 +557,7 @@ class MetropolisHastingsStep(Step):
                 self._learn_from(count)
                 done += count
             if done < n:
-                with all_or_nothing(learner):
+                with one_thread(), all_or_nothing(learner):
                     learner.update(self.chain.position, self.tune, self.rng)
                 self._explore()
                 self._learn_from(1)
@@ -675,9 +679,11 @@ class MetropolisHastingsStep(Step):
 
     def _complaint_of_mixing(self):
         """Return a warning if the chain mixed badly, at its end or where a usual one ends."""
+        if self.draws is None:
+            return None
         n_draws = int(self.draws.cursor[SEEN])
         ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
-        if self.tune or n_draws not in ends or {"stuck", "mixing"} & self.report.told:
+        if n_draws not in ends or {"stuck", "mixing"} & self.report.told:
             return None
         kept = self.draws.points[: self.draws.cursor[STORED]]
         n_tune = self.transition // self.steps_per_draw - n_draws

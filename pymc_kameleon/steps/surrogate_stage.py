@@ -6,6 +6,7 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 from scipy import linalg
 
+from pymc_kameleon._threads import one_thread
 from pymc_kameleon.mcmc.layout import check_layout
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
@@ -263,6 +264,7 @@ def refit(stage, surrogate, chain) -> None:
     _fit(stage, surrogate, chain, *stored)
 
 
+@one_thread()
 def _fit(stage, surrogate, chain, points, values, gradients):
     stage.count[1] = stage.count[0]
     try:

@@ -7,6 +7,7 @@ import numpy as np
 from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
+from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.history import (
     History,
     new_history,
@@ -347,6 +348,7 @@ class TrajectoryLearner(Learner):
         refused = 1.0 if math.isnan(self.acceptance) else 1.0 - self.acceptance
         self.integrator.hot_share[0] = np.clip(2.0 * refused, *LATER_HOT_SHARE)
 
+    @one_thread()
     def fit(self, rng: np.random.Generator) -> tuple[Uncertainty, list[np.ndarray]] | None:
         """Fit surrogate, integrator and difference moves to what is known.
 

@@ -1,0 +1,138 @@
+"""The package's own linear algebra takes one thread, a user's functions as many as there are."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile import ops
+from scipy import linalg
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from pymc_kameleon import (
+    EllipticalSliceStep,
+    FastKameleonStep,
+    GPSurrogate,
+    KameleonStep,
+    LatentGPStep,
+    MALAStep,
+    PCAKameleonStep,
+    RiemannianHMCStep,
+    SurrogateHMCStep,
+)
+from pymc_kameleon._threads import all_threads, one_thread
+from pymc_kameleon.steps import latent_function
+
+wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
+
+
+def blas_threads():
+    return {
+        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    with threadpool_limits(2, user_api="blas"):
+        if blas_threads() != {2}:
+            pytest.skip("The linear algebra of this machine has one thread.")
+        yield
+
+
+def test_one_thread_inside_and_all_of_them_for_users():
+    with one_thread():
+        assert blas_threads() == {1}
+        with all_threads():
+            assert blas_threads() == {2}
+        with one_thread():
+            assert blas_threads() == {1}
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
+    with all_threads():
+        assert blas_threads() == {2}
+
+
+def test_threads_are_given_back_after_an_error():
+    with pytest.raises(ZeroDivisionError), one_thread(), all_threads():
+        raise ZeroDivisionError
+    assert blas_threads() == {2}
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Threads that there were whenever a matrix was factorised."""
+    found = []
+
+    def noting(function):
+        def noted(*arguments, **options):
+            found.append(blas_threads())
+            return function(*arguments, **options)
+
+        return noted
+
+    for owner, name in ((linalg, "cholesky"), (linalg, "eigh"), (np.linalg, "cholesky")):
+        monkeypatch.setattr(owner, name, noting(getattr(owner, name)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        KameleonStep,
+        FastKameleonStep,
+        PCAKameleonStep,
+        SurrogateHMCStep,
+        lambda: MALAStep(surrogate=GPSurrogate()),
+    ],
+)
+def test_steps_learn_on_one_thread(make, seen):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("x", shape=2), observed=np.ones(2))
+        step = make()
+    step.setup_chain(np.random.default_rng(1), 100, 1)
+    point = model.initial_point()
+    for _ in range(100):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    step.step(point)
+    assert seen and all(threads == {1} for threads in seen)
+    assert blas_threads() == {2}
+
+
+@pytest.mark.parametrize("largest", [1000, 10])
+@pytest.mark.parametrize("cls", [LatentGPStep, EllipticalSliceStep, RiemannianHMCStep])
+def test_large_functions_have_all_threads(cls, largest, monkeypatch):
+    monkeypatch.setattr(latent_function, "SMALL", largest)
+    x = np.linspace(0, 5, 20)[:, None]
+    found = []
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale") if cls is LatentGPStep else 1.0
+        f = pm.gp.Latent(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, 1.0)).prior("f", X=x)
+        pm.Poisson("y", pm.math.exp(f), observed=np.arange(20))
+        step = cls([f])
+    transitions = step._transitions
+    monkeypatch.setattr(step, "_transitions", lambda: found.append(blas_threads()) or transitions())
+    step.setup_chain(np.random.default_rng(1), 1, 1)
+    point, _ = step.step(model.initial_point())
+    step.stop_tuning()
+    step.step(point)
+    assert found == [{1 if largest == 1000 else 2}] * 2
+
+
+def test_black_boxes_have_all_threads():
+    found = []
+
+    @wrap_python(itypes=[pt.dvector], otypes=[pt.dscalar])
+    def log_likelihood(x):
+        found.append(blas_threads())
+        return -0.5 * x @ x
+
+    with pm.Model() as model:
+        pm.Potential("p", log_likelihood(pm.Normal("x", shape=2)))
+        step = SurrogateHMCStep()
+    step.setup_chain(np.random.default_rng(1), 60, 1)
+    point = model.initial_point()
+    for _ in range(60):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    assert len(found) > 60 and all(threads == {2} for threads in found)

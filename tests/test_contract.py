@@ -585,7 +585,7 @@ def test_one_evaluation_a_transition(make_gradient_free, steps_per_draw):
     """Counted by the operation itself, beside the statistic."""
     model, operation = models.black_box()
     with model:
-        step = make_gradient_free(steps_per_draw=steps_per_draw)
+        step = make_gradient_free(steps_per_draw=steps_per_draw, disperse=False)
     begin(step)
     operation.calls = 0
     point, calls = model.initial_point(), []
@@ -627,7 +627,7 @@ def test_jumping_about_between_draws_leaves_the_kept_density_right(make_each_way
 def test_evaluated_again_only_if_other_variables_changed(make_random_walk, shift):
     model = models.two_scales()
     with model:
-        ours = make_random_walk([model["a"]], steps_per_draw=4)
+        ours = make_random_walk([model["a"]], steps_per_draw=4, disperse=False)
         step = CompoundStep([ours, models.Shift([model["b"]], shift=shift)])
     _, statistics, _ = run(step, model, 30, tune=10)
     counts = [s[0]["n_evals"] for s in statistics]

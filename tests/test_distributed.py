@@ -364,7 +364,9 @@ def test_an_error_of_the_likelihood_reaches_the_user(client):
     store = EvaluationStore()
     with pytest.raises(ParallelSamplingError, match=r"Chain \d failed with.*no solution") as raised:
         sampled(with_likelihood(fails_far_out), client, step=SurrogateHMCStep, store=store)
-    assert isinstance(raised.value.__cause__, ArithmeticError)
+    cause = raised.value.__cause__
+    assert isinstance(cause, ArithmeticError)
+    assert "at a proposal of the chain, x = " in "\n".join(cause.__notes__)
     failed = store._execute("SELECT failure FROM evaluations WHERE failure IS NOT NULL")
     assert failed and all(row[0].startswith("ArithmeticError: no solution") for row in failed)
 

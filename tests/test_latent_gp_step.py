@@ -403,7 +403,7 @@ def test_lessons_come_at_doubling_transitions(monkeypatch):
     monkeypatch.setattr(latent_gp_tuning, "learn", spy)
     begin(step)
     drive(step, model.initial_point(), 120, tune=-1)
-    assert taken == [250, 500, 1000]
+    assert taken == [0, 500, 1000]
     assert len(step.pilots.values) > 30
     step.stop_tuning()
     assert step.pilots is None and step.history is None

@@ -128,9 +128,9 @@ def test_only_at_the_end_and_once(ends):
     _, statistics, _ = drive(step, point, 1200, tune=-1)
     told = [i + 1 for i, s in enumerate(statistics) if "chain have" in str(s.get("warning"))]
     assert told == [200 if ends is None else 300]
-    assert step.draws.points.nbytes == 1024 * 7 * 8
+    assert step.draws.history.points.nbytes == 1024 * 7 * 8
     begin(step)
-    assert step.draws.cursor[0] == 0
+    assert step.draws.history is None
 
 
 def test_a_plain_call_that_mixes_says_nothing(caplog):

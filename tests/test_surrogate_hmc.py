@@ -767,7 +767,9 @@ def test_search_comes_near_the_mode_and_counts(dim, has_gradients):
         return gradients_of(target, points[-1][None])[0]
 
     most = 40 if has_gradients else 60 + 20 * dim
-    search_mode(log_density, np.full(dim, 4.0), most, gradient if has_gradients else None)
+    search_mode(
+        log_density, np.full(dim, 4.0), np.full(dim, 0.5), most, gradient if has_gradients else None
+    )
     best = max(target.log_density(target.draw(2000, np.random.default_rng(0))))
     assert max(values) > best - 1.5
     assert len(values) <= most
@@ -786,7 +788,9 @@ def test_search_goes_round_where_there_is_no_density(has_gradients):
         return np.where(np.isfinite(values[-1]), 1.0 - points[-1], np.nan)
 
     start = np.array([3.0, 3.0])
-    search_mode(log_density, start, 200, gradient if has_gradients else None)
+    search_mode(
+        log_density, start, np.full(start.size, 0.5), 200, gradient if has_gradients else None
+    )
     assert max(values) > -0.5
 
 
@@ -802,11 +806,11 @@ def test_search_that_others_surpass_goes_on_while_it_gains(slope, reaches):
         values.append(slope * x.sum())
         return values[-1]
 
-    search_mode(log_density, np.zeros(8), 260, missing=lambda best: height - best)
+    search_mode(log_density, np.zeros(8), np.full(8, 0.5), 260, missing=lambda best: height - best)
     assert (max(values) > height) == reaches
     assert len(values) < 100
     alone = len(values)
-    search_mode(log_density, np.zeros(8), 260, missing=lambda best: np.nan)
+    search_mode(log_density, np.zeros(8), np.full(8, 0.5), 260, missing=lambda best: np.nan)
     assert len(values) - alone > 100
 
 

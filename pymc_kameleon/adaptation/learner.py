@@ -97,6 +97,10 @@ class Learner(WithSamplingState, ABC):
 
     # learning -------------------------------------------------------------------------------------
 
+    def begin_with_scales(self, scales: np.ndarray) -> None:
+        """Begin with the scales (d,) of the first moves."""
+        self.scales.log_scale[:] = np.log(scales)
+
     def begin_with(self, gaussian: Standardization, rng: np.random.Generator) -> None:
         """Begin with a Gaussian that is roughly the target."""
         sd = np.sqrt(np.sum(gaussian.factor**2, axis=1))

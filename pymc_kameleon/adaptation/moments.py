@@ -159,6 +159,11 @@ class MomentsLearner(Learner):
         elif start is None:
             self.initial_transitions = max(100, 25 * dim)
 
+    def begin_with_scales(self, scales):  # noqa: D102
+        super().begin_with_scales(scales)
+        if self.choices.start_factor is None:
+            self.moments.factor[:] = np.diag(scales)
+
     def begin_with(self, gaussian, rng):  # noqa: D102
         super().begin_with(gaussian, rng)
         if self.initial_transitions:

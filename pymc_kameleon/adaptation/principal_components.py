@@ -112,6 +112,9 @@ class PrincipalComponentLearner(SubsampleLearner):
         if isinstance(n_components, float):
             shares = np.cumsum(eigenvalues[:rank]) / np.trace(matrix)
             rank = min(rank, 1 + int(np.searchsorted(shares, n_components)))
+        # Their signs are arbitrary: one seed is one chain if these are not left to rounding.
+        largest = np.abs(vectors).argmax(axis=0)
+        vectors = vectors * np.sign(vectors[largest, np.arange(count)])
         found.vectors[:rank] = vectors[:, :rank].T
         found.weights[:rank] = eigenvalues[:rank] / eigenvalues[:rank].sum()
         found.thresholds[: rank - 1] = np.cumsum(found.weights[: rank - 1])

@@ -7,6 +7,9 @@ from pymc_kameleon.mcmc.coordinates import Standardization
 
 __all__ = ["standardization"]
 
+ROUNDING = 1e-14
+"""Of the mean of equal numbers, relative to these."""
+
 
 def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardization:
     """Mean and Cholesky factor of the covariance of `points`, safe for few points and wild scales.
@@ -24,7 +27,7 @@ def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardi
     location = points.mean(axis=0)
     centred = points - location
     scale = np.sqrt(np.mean(centred**2, axis=0))
-    moved = scale > 1e-12 * fallback_scale
+    moved = scale > ROUNDING * np.abs(location)
     scale = np.where(moved, scale, fallback_scale)
     shrinkage = min(1.0, 2 * dim / n) ** 2
     unit = centred / scale

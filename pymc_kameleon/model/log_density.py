@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from pymc_kameleon.model.estimated_loglikelihood import (
     seeds_of,
     set_seeds,
 )
+from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.transforms import is_two_sided
 
@@ -166,6 +168,17 @@ class LogDensity:
         self._inputs = SharedValues(
             self._function, set(self.shared.values()), ignored=set(self._seeds)
         )
+
+    @cached_property
+    def prior_points(self) -> np.ndarray:
+        """Draws from the prior (n, d), raveled; jittered defaults where it cannot be drawn from."""
+        drawn = prior_draws(self.model, self.names, N_PRIOR_POINTS, seed=0, only_drawable=False)
+        return drawn if len(drawn) else self.default_start[None]
+
+    @cached_property
+    def scales(self) -> np.ndarray:
+        """Scale (d,) of the prior in each coordinate."""
+        return prior_scales(self.prior_points)
 
     def likelihood_graphs(self) -> list:
         """Log densities of the observed variables and potentials that depend on `vars`."""

@@ -27,6 +27,7 @@ class _Found(Exception):
 def search_mode(
     log_density: Callable[[np.ndarray], float],
     start: np.ndarray,
+    scales: np.ndarray,
     max_evaluations: int,
     gradient: Callable[[], np.ndarray] | None = None,
     missing: Callable[[float], float] | None = None,
@@ -38,6 +39,8 @@ def search_mode(
     log_density : callable
         Keeps its points and values itself; -inf and NaN are allowed.
     start : array, shape (d,)
+    scales : array, shape (d,)
+        Lengths of the first steps.
     max_evaluations : int
     gradient : callable, optional
         Returns the gradient (d,) at the point that was evaluated last.
@@ -54,7 +57,7 @@ def search_mode(
     best, lowest, since, count, enough = -np.inf, 0.0, 0, 0, ENOUGH
     patience = PATIENCE + (MORE_PATIENCE * start.size if gradient is None else 0)
 
-    def negative(x):
+    def negative(steps):
         nonlocal best, lowest, since, count, enough
         if count >= max_evaluations or since > patience:
             raise _Found
@@ -63,7 +66,7 @@ def search_mode(
             if height <= 0.0:
                 raise _Found
             enough = np.fmax(ENOUGH, HOPEFUL * height)
-        value, count = log_density(x), count + 1
+        value, count = log_density(start + scales * steps), count + 1
         if value > best + enough:
             best, since = value, 0
         else:
@@ -73,15 +76,16 @@ def search_mode(
         lowest = min(lowest, value)
         return -value
 
-    def negative_with_gradient(x):
-        value, slope = negative(x), -gradient()
+    def negative_with_gradient(steps):
+        value, slope = negative(steps), -scales * gradient()
         return value, np.where(np.isfinite(slope), slope, 0.0)
 
-    options = {"initial_tr_radius": 0.5, "final_tr_radius": 1e-6, "maxfev": max_evaluations + 1}
+    nothing = np.zeros(start.size)
+    options = {"initial_tr_radius": 1.0, "final_tr_radius": 1e-6, "maxfev": max_evaluations + 1}
     try:
         if gradient is None:
-            scipy.optimize.minimize(negative, start, method="COBYQA", options=options)
+            scipy.optimize.minimize(negative, nothing, method="COBYQA", options=options)
         else:
-            scipy.optimize.minimize(negative_with_gradient, start, jac=True, method="L-BFGS-B")
+            scipy.optimize.minimize(negative_with_gradient, nothing, jac=True, method="L-BFGS-B")
     except _Found:
         pass

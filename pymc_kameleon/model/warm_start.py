@@ -34,7 +34,7 @@ def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
     else:
         try:
             points = np.asarray(warm_start, dtype=float)
-        except (TypeError, ValueError) as error:
+        except (NotImplementedError, TypeError, ValueError) as error:
             raise TypeError(
                 f"warm_start={warm_start!r}: take a result of pm.sample, or an array of shape "
                 f"(n, {target.dim}), the raveled unconstrained {', '.join(target.names)}."

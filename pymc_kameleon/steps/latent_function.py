@@ -17,12 +17,16 @@ from pymc_kameleon._threads import one_thread
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
+from pymc_kameleon.steps.mixing import KeptDraws
 
 __all__ = ["LatentFunctionState", "LatentFunctionStep", "OtherVariables"]
 
 SMALL = 1000
 """Values of a function up to which its matrices are for one thread: two of an idle machine gain a
 tenth at 800, and beside another process that uses them all take 25 times as long."""
+
+WATCHED = 20
+"""Values of a function of which it is watched how they mix."""
 
 
 @dataclass_state
@@ -91,6 +95,7 @@ class LatentFunctionStep(Step):
         self.draw = 0
         self.position = self.returned = None
         self.report = {"unmoved": 0}
+        self.draws = KeptDraws()
         self._begin_learning()
         self._forget_model()
 
@@ -187,8 +192,24 @@ class LatentFunctionStep(Step):
                 f"The chain of {name} is stuck: it has not moved in the last {report['unmoved']} "
                 "draws. Tune longer, or start elsewhere (initvals=...).",
             )
+        if not self.tune:
+            self.draws.record(self._watched())
+            message = self.draws.complaint(self, self.draw, self._watched_names)
+            if message is not None and "stuck" not in report:
+                self._warn_later(WarningType.CONVERGENCE, message)
         if "pending" in report:
             statistics["warning"] = SamplerWarning(*report.pop("pending"), "warn")
+
+    @property
+    def _elements(self):
+        return np.linspace(0, self.function.size - 1, min(WATCHED, self.function.size)).astype(int)
+
+    def _watched(self):
+        """Numbers of which it is watched how they mix."""
+        return self.position[self._elements]
+
+    def _watched_names(self):
+        return [f"{self.function.name}[{i}]" for i in self._elements]
 
     def _warn_later(self, kind, message):
         """Give a warning with the next statistics."""

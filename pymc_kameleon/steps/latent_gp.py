@@ -90,12 +90,14 @@ class LatentGPStep(LatentGPTuning):
     `log_likelihood`  of the draw
     ================= =================================================================
 
-    The posterior is invariant for any sites that are a function of the hyperparameters alone. They
-    are fitted where the chain has been, first at draws 0, 1, 2, 4, ... of tuning. After 150 + 50 d
-    transitions and at twice, four times, ... as many, pilots are approximated where the chain has
-    been. They teach a surrogate of log p(theta | y), which makes proposals beside those of
-    differences of earlier points, and sites as a function of theta, which take the place
-    of constant ones if more moves are accepted with them. Tuning ends all that. Ratios are exact.
+    The posterior is invariant for any sites that are a function of the hyperparameters alone.
+    Tuning begins with a search for the mode of p(theta | y) as Laplace's approximation gives it,
+    from where the chain was put, and the chain moves to a random point around it. Pilots are
+    approximated there, and again where the chain has been after 300 + 100 d transitions and at
+    twice, four times, ... as many. They teach a surrogate of log p(theta | y), which makes
+    proposals beside those of differences of earlier points, and sites as a function of theta, which
+    take the place of constant ones if more moves are accepted with them. Tuning ends all that.
+    Ratios are exact.
 
     References
     ----------
@@ -234,9 +236,23 @@ class LatentGPStep(LatentGPTuning):
         if is_first:
             self._check_start()
             self._begin_at(x)
+            if not np.array_equal(self.chain.position, x):
+                x, prior = self._moved_start()
         self.chain.position[:] = x
         self._settle(x, prior)
         self.learner.invalidate()
+
+    def _moved_start(self):
+        """Return theta, where tuning is to begin, and its prior; draw a function there."""
+        x = self.chain.position.copy()
+        self.joint.set_hyperparameters(x)
+        self.joint.recompute()
+        prior = self.function.prior.at
+        conditional = ConditionalGaussian.of(prior.gaussian, self.sites(x))
+        drawn = conditional.restored(self.rng.standard_normal((2, self.function.size)))
+        is_possible = np.isfinite(self.joint.likelihood.value(drawn))
+        self.position = drawn if is_possible else conditional.mean
+        return x, prior
 
     def _settle(self, x, prior):
         """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
@@ -288,7 +304,8 @@ class LatentGPStep(LatentGPTuning):
     def _packed(self, x, variable, dtype):
         """Return theta and the free variable behind the function as `pm.sample` has them."""
         before, after = x[: self._n_before], x[self._n_before :]
-        return np.concatenate([before, variable.to_variable(self.position), after]).astype(dtype)
+        values = np.concatenate([before, variable.to_variable(self.position), after])
+        return self._as_recorded(values, dtype)
 
     def _unpacked(self, q):
         """Return theta (d,) and the free variable (N,) of what `_packed` returned."""
@@ -296,6 +313,17 @@ class LatentGPStep(LatentGPTuning):
         return np.concatenate([before, after]), v
 
     # warnings and progress ------------------------------------------------------------------------
+
+    def _watched(self):
+        return np.concatenate([self.chain.position, super()._watched()])
+
+    def _watched_names(self):
+        elements = [
+            value.name + (str(list(index)) if index else "")
+            for value, shape in zip(self.joint.hyperparameters, self.joint.shapes, strict=True)
+            for index in np.ndindex(shape)
+        ]
+        return elements + super()._watched_names()
 
     def _count_failures(self, n_failed):
         report = self.report

@@ -19,6 +19,8 @@ from pymc_kameleon.mcmc.chain import Chain
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.life_cycle import all_or_nothing
+from pymc_kameleon.steps.start import FIRST_SHARE, point_near_mode, search_from
+from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
 
 __all__ = ["LatentGPState", "LatentGPTuning"]
@@ -27,11 +29,14 @@ ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 
 FIRST_LESSON, MORE = 150, 50
-"""Transitions before the first lesson from pilots, and more for each hyperparameter; the following
-are at twice, four times, ... as many."""
+"""Transitions before a lesson from pilots, and more for each hyperparameter, where none came before
+the chain; the following are at twice, four times, ... as many."""
 
 PILOTS, MORE_PILOTS = 10, 5
 """Pilots of a lesson where the chain was, and more for each hyperparameter."""
+
+N_EXPECTED = 200
+"""Draws of the Gaussian around the mode that stand for the chain's past in the lesson before it."""
 
 
 @dataclass_state
@@ -81,6 +86,36 @@ class LatentGPTuning(LatentFunctionStep):
         self.sites = constant_sites(Sites.flat(self.function.size), x.size)
         self.history = new_history(N_HISTORY, x.size)
         self.pilots = no_pilots(x.size, self.function.size)
+        self.learner.begin_with_scales(FIRST_SHARE * self.joint.scales)
+        if self.tune and self.joint.likelihood.has_gradient:
+            self._search(x)
+
+    def _search(self, x):
+        """Move the chain to a random point around a mode of p(theta | y), as far as Laplace's tell.
+
+        From afar a chain would learn from where it is, and be slow to come where the posterior is.
+        """
+        points, pilots, values = [], [], []
+
+        def log_density(theta):
+            pilot = approximate(self.joint, theta, "laplace")
+            points.append(theta.copy())
+            pilots.append(pilot)
+            values.append(-np.inf if pilot is None else pilot.log_density)
+            return values[-1]
+
+        search_from(x, FIRST_SHARE * self.joint.scales, log_density)
+        if np.isfinite(values).sum() < x.size + 2:
+            return
+        known = np.array(points), np.array(values)
+        gaussian = around_the_mode(*known)
+        point_near_mode(gaussian, *known, log_density, self.rng)
+        self.learner.begin_with(gaussian, self.rng)
+        self.chain.position[:] = points[-1]
+        self.sites = constant_sites(pilots[-1].sites, x.size)
+        normals = self.rng.standard_normal((x.size, N_EXPECTED))
+        self.history.begin_with(gaussian.unwhiten(normals))
+        self._take_lesson()
 
     def _lengths(self):
         lengths = {"N": self.function.size, "d": self.joint.dim, "values": N_TERMS}

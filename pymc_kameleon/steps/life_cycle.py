@@ -136,6 +136,15 @@ class Step(ArrayStepShared):
         others = dict(point) if self.shared else None
         return DictToArrayBijection.rmap(moved, start_point=others), statistics
 
+    def _as_recorded(self, values, dtype):
+        """Return the raveled `values` (d,) as a point has them: rounded to each variable's type."""
+        recorded, end = values.astype(dtype), 0
+        for _, _, size, own in self._own:
+            begin, end = end, end + size
+            if own != dtype:
+                recorded[begin:end] = recorded[begin:end].astype(own)
+        return recorded
+
     def _own_value(self, value, name, shape, dtype):
         """Return a value as an array that this step can move, or raise an error."""
         if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:

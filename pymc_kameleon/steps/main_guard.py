@@ -3,6 +3,7 @@
 import ast
 import linecache
 import sys
+from types import FrameType
 
 __all__ = ["require_main_guard"]
 
@@ -18,7 +19,8 @@ def require_main_guard() -> None:
     RuntimeError
         Naming the line of the script.
     """
-    frame, is_sent, line = sys._getframe(1), False, None
+    frame: FrameType | None = sys._getframe(1)
+    is_sent, line = False, None
     main = sys.modules["__main__"]
     while frame is not None:
         is_sent = is_sent or frame.f_globals.get("__name__") == "pymc.sampling.parallel"

@@ -15,7 +15,6 @@ from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon._threads import one_thread
-from pymc_kameleon.adaptation.history import SEEN, STORED, record
 from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
@@ -26,9 +25,15 @@ from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.warm_start import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate, surrogate_stage
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step, all_or_nothing
-from pymc_kameleon.steps.mixing import new_draws, slow_mixing
+from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import Report
-from pymc_kameleon.steps.start import TAUGHT, checked_start, move_near_mode, search_from
+from pymc_kameleon.steps.start import (
+    FIRST_SHARE,
+    TAUGHT,
+    checked_start,
+    point_near_mode,
+    search_from,
+)
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.store.stored_density import StoredDensity
 from pymc_kameleon.surrogate import GPSurrogate
@@ -42,9 +47,6 @@ __all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_pe
 
 _log = logging.getLogger("pymc.kameleon")
 
-USUAL_ENDS = (200, 1000)
-"""Draws after which mixing is judged where PyMC does not say how many there will be."""
-
 N_READ = 6000
 """Evaluations of other chains and runs that are read at a time, at most: the last ones."""
 
@@ -52,8 +54,12 @@ READ_GROWTH = 1.05
 """Factor by which the evaluations of a chain grow from one reading to the next, while its surrogate
 has room for what is read."""
 
-DISPERSAL_TRIES = 60
-"""Points tried around the model's default start, ten at each width."""
+NEARER = 0.25
+"""What the share of the way to a draw from the prior is multiplied by where that is too far."""
+
+LOOKS, IMPOSSIBLE_LOOKS, TRIES = 15, 64, 8
+"""Points that are tried, each nearer; those from where there is no density, and how many of these
+are as near."""
 
 
 def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
@@ -236,7 +242,7 @@ class MetropolisHastingsStep(Step):
         self.expected_tune = expected_tune
         self.transition = 0
         self.chain = self.learner = self.stage = self.returned = None
-        self.draws = None
+        self.draws, self.looked, self.scales = KeptDraws(), [], self.target.scales
         self.report = Report()
 
     def _lengths(self):
@@ -278,7 +284,7 @@ class MetropolisHastingsStep(Step):
         else:
             self._advance(self.steps_per_draw)
             self.transition += self.steps_per_draw
-        self.returned = chain.position.astype(q0.data.dtype)
+        self.returned = self._as_recorded(chain.position, q0.data.dtype)
         evaluations, nonfinite = (int(chain.counts[i]) for i in (EVALUATIONS, NONFINITE))
         chain.counts[:] = 0
         if self.stored is not None:
@@ -301,9 +307,7 @@ class MetropolisHastingsStep(Step):
         if self.pseudo_marginal:
             statistics["estimate"] = chain.value[2]
         if not self.tune:
-            if self.draws is None:
-                self.draws = new_draws(self.dim)
-            record(self.draws, chain.position)
+            self.draws.record(chain.position)
         self._report(statistics)
         self.target.restore_estimates(self._kept_seeds())
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
@@ -355,12 +359,50 @@ class MetropolisHastingsStep(Step):
         if self.stored is not None:
             self.stored.begin_chain()
         self.report.foreign_seed = kept_estimate.foreign_seed(self.target)
-        for start in self._starts(x):
-            position[:] = start
-            self._evaluate_current()
-            if self.chain.value[0] > -np.inf:
-                break
-        else:
+        self._find_start(x)
+        self.learner = self._new_learner(position, self.warm)
+        if self.warm is None:
+            self.learner.begin_with_scales(self.scales)
+        if self.stage is not None:
+            self._learn_from_others()
+        if self.tune and self.warm is None:
+            self._begin_tuning(x)
+        self.looked = []
+        if not self.tune:
+            self._end_learning(position)
+            if self.warm is None:
+                self._check_tuning()
+
+    def _find_start(self, x):
+        """Begin at `x` (d,), or where chains that are about to tune begin apart.
+
+        Chains that all begin at one point tell R-hat nothing. So one that is to begin at the
+        model's default begins at a random point between it and a draw from the prior. The nearer
+        that has to be for a density that tuning can climb from, the shorter are its first moves.
+        Where a store has points that are typical of the posterior, it begins at one of these: what
+        was learnt around them says little of a walk from elsewhere.
+        """
+        self.scales = self.target.scales * FIRST_SHARE
+        is_free = self.disperse and self.tune and np.array_equal(x, self.target.default_start)
+        if is_free and self.stage is not None and self.stored is not None:
+            found = self.stored.from_others(N_READ)
+            self.stored.put_back(found)
+            typical = found.points[self._are_typical(found.log_densities)]
+            if len(typical) >= self._enough_typical:
+                if self._begins_at(self.rng.choice(typical)):
+                    return
+        is_searched = self.tune and self.warm is None and self.start == "optimize"
+        if is_free and is_searched and self._looks_at(x, FIRST_SHARE) > -np.inf:
+            self._move_to_proposal()
+            return
+        is_possible = self._begins_at(x)
+        if is_free or is_searched:
+            self._look_around(x, is_free)
+            is_possible = self.chain.value[0] > -np.inf
+        tries = kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 0
+        while not is_possible and tries:
+            is_possible, tries = self._begins_at(x), tries - 1
+        if not is_possible:
             tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
             raise SamplingError(
                 f"Initial evaluation of {', '.join(self.target.names)} failed: the log density "
@@ -369,36 +411,41 @@ class MetropolisHastingsStep(Step):
                 "probability: pm.sample(initvals=dispersed_starts(model, chains)), or see "
                 "model.debug()."
             )
-        self.learner = self._new_learner(position, self.warm)
-        if self.stage is not None:
-            self._learn_from_others()
-        if self.tune and self.warm is None:
-            self._begin_tuning(x)
-        if not self.tune:
-            self._end_learning(position)
-            if self.warm is None:
-                self._check_tuning()
 
-    def _starts(self, x):
-        """Points to begin at, the first of which with a finite log density is taken.
+    def _begins_at(self, x):
+        """Move the chain to `x` (d,); return whether there is a density."""
+        self.chain.position[:] = x
+        self._evaluate_current()
+        self.looked.append((self.chain.position.copy(), self.chain.value.copy()))
+        return self.chain.value[0] > -np.inf
 
-        Chains that all begin at one point tell R-hat nothing, so a chain that is about to tune is
-        moved from the model's default start as PyMC moves those of NUTS, less far where the model
-        is finite nearby only. Where a store has points that are typical of the posterior, it is
-        moved to one of these: what was learnt around them says little of a walk from elsewhere.
+    def _look_around(self, x, is_free):
+        """Find how far from `x` (d,), where the chain is, the density is high enough to climb from.
+
+        Move there if the chain `is_free` to, or where it is impossible.
         """
-        if self.disperse and self.tune and np.array_equal(x, self.target.default_start):
-            if self.stage is not None and self.stored is not None:
-                found = self.stored.from_others(N_READ)
-                self.stored.put_back(found)
-                typical = found.points[self._are_typical(found.log_densities)]
-                if len(typical) >= self._enough_typical:
-                    yield self.rng.choice(typical)
-            for i in range(DISPERSAL_TRIES):
-                width = 0.5 ** (i // 10)
-                yield x + self.rng.uniform(-width, width, self.dim)
-        for _ in range(kept_estimate.FIRST_ESTIMATES if self.target.has_estimates else 1):
-            yield x
+        here = self.chain.value[:N_TERMS].sum()
+        is_possible = here > -np.inf
+        lowest = here - typical_depth(self.dim) if is_possible else -np.inf
+        for i in range(LOOKS if is_possible else IMPOSSIBLE_LOOKS):
+            share = FIRST_SHARE * NEARER ** (i if is_possible else i // TRIES)
+            if self._looks_at(x, share) > lowest:
+                self.scales = share * self.target.scales
+                if is_free or not is_possible:
+                    self._move_to_proposal()
+                return
+
+    def _looks_at(self, x, share):
+        """Log density at a `share` of the way from `x` (d,) to a draw from the prior."""
+        drawn = self.target.prior_points
+        point = x + share * (drawn[self.rng.integers(len(drawn))] - x)
+        value = MetropolisHastingsStep._evaluate_at(self, point)
+        self.looked.append((point, self.chain.proposed_value.copy()))
+        return value
+
+    def _move_to_proposal(self):
+        chain = self.chain
+        chain.position[:], chain.value[:] = chain.proposal, chain.proposed_value
 
     def _begin_tuning(self, x):
         """Prepare for tuning a chain that was told to start at `x` (d,)."""
@@ -423,12 +470,13 @@ class MetropolisHastingsStep(Step):
 
         known, gradients = self._known_near_mode(), None
         if known is None:
-            search_from(chain.position, evaluate_and_keep, self._gradient_of_proposal)
+            search_from(chain.position, self.scales, evaluate_and_keep, self._gradient_of_proposal)
             known = np.array(points), np.array(log_densities)
             if self.takes_gradients:
                 gradients = self._gradients_in(np.array(values))
         gaussian = around_the_mode(*known, gradients)
-        move_near_mode(chain, gaussian, *known, evaluate_and_keep, self.rng)
+        point_near_mode(gaussian, *known, evaluate_and_keep, self.rng)
+        self._move_to_proposal()
         self.learner.begin_with(gaussian, self.rng)
         if self.stage is not None:
             surrogate_stage.teach(self.stage, chain, points, values, np.array(log_densities))
@@ -461,7 +509,25 @@ class MetropolisHastingsStep(Step):
         """Log density at `x` (d,), -inf if it is not finite; its terms are kept as a proposal's."""
         chain = self.chain
         chain.proposal[:] = x
-        return evaluate((self._plain_density,), x, chain.proposed_value, chain.counts)
+        return evaluate((self._density_or_none,), x, chain.proposed_value, chain.counts)
+
+    def _density_or_none(self, x, value):
+        """As `_plain_density`, for start and tuning: an error counts as no density."""
+        try:
+            self._plain_density(x, value)
+        except Exception as error:
+            value[:] = np.nan
+            self.report.failed += 1
+            self.report.first_failure = self.report.first_failure or self._failure(error)
+
+    def _failure(self, error):
+        """Say at which natural values of the variables the last evaluation failed, and how."""
+        values = self.target.natural(self.chain.proposal[None])
+        shown = [
+            f"{name} = {np.array2string(v[0], threshold=10)}" for name, (_, v) in values.items()
+        ]
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"{', '.join(shown)}: {first_line}"
 
     @property
     def _gradient_of_proposal(self):
@@ -585,9 +651,10 @@ class MetropolisHastingsStep(Step):
         else:
             stage = learner.evaluation_record(self.adapts)
         run = self._loop(proposal, is_compiled)
+        density = self._density_or_none if self.tune else self._plain_density
         try:
             run(
-                table if is_compiled else (self._plain_density,),
+                table if is_compiled else (density,),
                 stage,
                 self.chain,
                 learner.mixture(self.tune),
@@ -597,9 +664,14 @@ class MetropolisHastingsStep(Step):
                 self.rng.standard_normal((n, self.dim + learner.n_more_normals)),
                 self.rng.random((n, N_UNIFORMS + learner.n_more_uniforms)),
             )
-        except Exception:
+        except Exception as error:
             if is_compiled:
                 self.target(self.chain.proposal)  # PyTensor's own error names the operation
+            if self.target.function.has_black_box:
+                error.add_note(
+                    f"The log density failed at a proposal of the chain, {self._failure(error)}. "
+                    "Where the model is impossible, let the function return -np.inf."
+                )
             raise
         if self.stage is not None:
             self._teach()
@@ -660,6 +732,14 @@ class MetropolisHastingsStep(Step):
         if report.pending is not None:
             message, report.pending = report.pending, None
             return message
+        if report.failed and not self.tune and "failed" not in report.told:
+            report.told.add("failed")
+            return (
+                WarningType.BAD_PARAMS,
+                f"The log density of {names} failed at {report.failed} points of start and tuning, "
+                f"which count as impossible. The first was {report.first_failure}. After tuning "
+                "such a proposal ends the chain: let the function return -np.inf there.",
+            )
         found = report.evaluations + report.known
         if found >= 500 and report.nonfinite > 0.1 * found and "nonfinite" not in report.told:
             report.told.add("nonfinite")
@@ -678,27 +758,15 @@ class MetropolisHastingsStep(Step):
         return message
 
     def _complaint_of_mixing(self):
-        """Return a warning if the chain mixed badly, at its end or where a usual one ends."""
-        if self.draws is None:
+        """Return a warning if the chain mixed badly, and no other one said why."""
+        if {"stuck", "mixing"} & self.report.told:
             return None
-        n_draws = int(self.draws.cursor[SEEN])
-        ends = USUAL_ENDS if self.expected_draws is None else (self.expected_draws,)
-        if n_draws not in ends or {"stuck", "mixing"} & self.report.told:
-            return None
-        kept = self.draws.points[: self.draws.cursor[STORED]]
-        n_tune = self.transition // self.steps_per_draw - n_draws
-        message = slow_mixing(
-            kept,
-            n_draws,
-            max(n_tune, self.default_tune_steps),
-            self.steps_per_draw,
-            [name + element for name, element in self.target.coordinates()],
-            self.learner.normal(),
-        )
-        if message is None:
-            return None
-        self.report.told.add("mixing")
-        return WarningType.CONVERGENCE, message
+        n_made = self.transition // self.steps_per_draw
+        message = self.draws.complaint(self, n_made, self._element_names, self.learner.normal())
+        return None if message is None else (WarningType.CONVERGENCE, message)
+
+    def _element_names(self):
+        return [name + element for name, element in self.target.coordinates()]
 
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""

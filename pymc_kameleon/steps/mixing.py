@@ -1,17 +1,21 @@
 """What a chain can say about itself at its end: whether it mixed, and if not, what to change."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import xarray as xr
 
 from pymc_kameleon._compat import arviz_statistics
-from pymc_kameleon.adaptation.history import History, new_history
+from pymc_kameleon.adaptation.history import SEEN, STORED, History, new_history, record
 
-__all__ = ["KEPT", "WANTED", "new_draws", "slow_mixing"]
+__all__ = ["KeptDraws", "slow_mixing"]
 
 KEPT = 1024
 """Draws that are kept, evenly spaced."""
+
+USUAL_ENDS = (200, 1000)
+"""Draws after which mixing is judged where PyMC does not say how many there will be."""
 
 WANTED = 100
 """Effective draws of a chain below which it complains: R-hat of four chains then has 400."""
@@ -35,13 +39,48 @@ The halves of a normal are 2.7 apart, those of a uniform 3.5.
 """
 
 
-def new_draws(dim: int) -> History:
-    """Return room for the draws of a chain after its tuning."""
-    return new_history(KEPT, dim)
+class KeptDraws:
+    """What a chain keeps of its draws after tuning, to say at its end how it mixed."""
+
+    def __init__(self) -> None:
+        self.history: History | None = None
+        self._is_told = False
+
+    def record(self, draw: np.ndarray) -> None:
+        """Keep a draw (d,)."""
+        if self.history is None:
+            self.history = new_history(KEPT, draw.size)
+        record(self.history, draw)
+
+    def complaint(self, step, n_made: int, names: Callable, learnt=None) -> str | None:
+        """Return what `slow_mixing` says, once, at the end of the chain or where a usual one ends.
+
+        Parameters
+        ----------
+        step : Step
+            With `expected_draws`, `default_tune_steps` and, if it has any, `steps_per_draw`.
+        n_made : int
+            Draws so far, those of tuning among them.
+        names : callable
+            Returns what to call the coordinates.
+        learnt
+            As for `slow_mixing`.
+        """
+        if self.history is None or self._is_told:
+            return None
+        n_draws = int(self.history.cursor[SEEN])
+        if n_draws not in (USUAL_ENDS if step.expected_draws is None else (step.expected_draws,)):
+            return None
+        kept = self.history.points[: self.history.cursor[STORED]]
+        n_tune = max(n_made - n_draws, step.default_tune_steps)
+        steps_per_draw = getattr(step, "steps_per_draw", None)
+        message = slow_mixing(kept, n_draws, n_tune, steps_per_draw, names(), learnt)
+        self._is_told = message is not None
+        return message
 
 
 def slow_mixing(
-    draws: np.ndarray, n_draws: int, n_tune: int, steps_per_draw: int, names, learnt
+    draws: np.ndarray, n_draws: int, n_tune: int, steps_per_draw: int | None, names, learnt
 ) -> str | None:
     """Return a warning if the effective size is below `WANTED`, with the likeliest reason.
 
@@ -51,7 +90,7 @@ def slow_mixing(
         Evenly spaced draws of one chain.
     n_draws, n_tune : int
         Number of draws that these stand for, and of those that tuned before.
-    steps_per_draw : int
+    steps_per_draw : int or None
     names : list of str
         What to call the coordinates.
     learnt : (array, array) or None
@@ -84,10 +123,13 @@ def slow_mixing(
             f"that it learnt. Take pm.sample(tune={_rounded(3 * n_tune)})."
         )
     factor = WANTED / found
+    advice = f"draws={_rounded(factor * n_draws)}"
+    if steps_per_draw is not None:
+        more = _rounded(factor * steps_per_draw)
+        advice = f"steps_per_draw={more} (now {steps_per_draw}) or {advice}"
     return (
-        f"{told} For {WANTED} take steps_per_draw={_rounded(factor * steps_per_draw)} (now "
-        f"{steps_per_draw}) or draws={_rounded(factor * n_draws)}; if that is too many, another "
-        "form of the model (centred or not), or NUTS where there is a gradient."
+        f"{told} For {WANTED} take {advice}; if that is too many, another form of the model "
+        "(centred or not), or NUTS where there is a gradient."
     )
 
 

@@ -21,6 +21,10 @@ class Report:
         Mean acceptance of late.
     evaluations, nonfinite : float
         Log-density evaluations; and log densities that were NaN or +inf, evaluated or known.
+    failed : int
+        Points of start and tuning at which the log density raised an error.
+    first_failure : str or None
+        Where, and which.
     known : float
         Log densities that were known from a store.
     foreign_seed : float
@@ -42,6 +46,8 @@ class Report:
     acceptance: float = 0.0
     evaluations: float = 0.0
     nonfinite: float = 0.0
+    failed: int = 0
+    first_failure: str | None = None
     known: float = 0.0
     foreign_seed: float = 0.0
     calls_made: int = 0

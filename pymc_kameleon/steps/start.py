@@ -5,12 +5,15 @@ import numpy as np
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.validation import checked_choice
 
-__all__ = ["STARTS", "TAUGHT", "checked_start", "move_near_mode", "search_from"]
+__all__ = ["FIRST_SHARE", "STARTS", "TAUGHT", "checked_start", "point_near_mode", "search_from"]
 
 TAUGHT = 10
 """Known evaluations near the largest, times d + 2, that make a search for the mode needless."""
 
 STARTS = ("here", "optimize")
+
+FIRST_SHARE = 0.5
+"""Of the scale of the prior: of the first moves, before anything is known."""
 
 WIDTHS = (1.5, 1.0, 0.5, 0.25)
 """Of the Gaussian from which a chain's start is drawn, relative to that of the mode, in the order
@@ -29,28 +32,28 @@ def checked_start(start: str, is_estimated: bool) -> str:
     return start
 
 
-def search_from(begin: np.ndarray, evaluate, gradient=None, missing=None) -> None:
+def search_from(begin: np.ndarray, scales: np.ndarray, evaluate, gradient=None, missing=None):
     """Search for a mode from `begin` (d,) by calls of `evaluate`, which keeps what it finds.
 
-    `gradient` returns the gradient where `evaluate` was called last, if there is one; `missing`
-    says how much higher than the largest value others have come.
+    `scales` (d,) are the lengths of the first steps. `gradient` returns the gradient where
+    `evaluate` was called last, if there is one; `missing` says how much higher than the largest
+    value others have come.
     """
-    search_mode(evaluate, begin.copy(), 100 + 20 * begin.size, gradient, missing)
+    search_mode(evaluate, begin.copy(), scales, 100 + 20 * begin.size, gradient, missing)
 
 
-def move_near_mode(chain, gaussian, points, log_densities, evaluate, rng) -> None:
-    """Move a chain to a random point around a mode, or to the best of the points.
+def point_near_mode(gaussian, points, log_densities, evaluate, rng) -> np.ndarray:
+    """Return a random point (d,) around a mode, or the best of the points; it is evaluated last.
 
     Parameters
     ----------
-    chain : Chain
     gaussian : Standardization
         Mean and covariance of the mode.
     points : array, shape (n, d)
         Points that were evaluated.
     log_densities : array, shape (n,)
     evaluate : callable
-        Log density at a point, whose terms it leaves in `chain.proposed_value`.
+        Log density at a point.
     rng : numpy.random.Generator
     """
     dim = len(gaussian.location)
@@ -58,8 +61,7 @@ def move_near_mode(chain, gaussian, points, log_densities, evaluate, rng) -> Non
     for width in WIDTHS:
         point = gaussian.location + width * gaussian.factor @ rng.standard_normal(dim)
         if evaluate(point) > lowest:
-            break
-    else:
-        point = points[np.argmax(log_densities)]
-        evaluate(point)
-    chain.position[:], chain.value[:] = point, chain.proposed_value
+            return point
+    point = points[np.argmax(log_densities)]
+    evaluate(point)
+    return point

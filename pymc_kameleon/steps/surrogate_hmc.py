@@ -16,7 +16,7 @@ from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.steps.start import move_near_mode, search_from
+from pymc_kameleon.steps.start import point_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import predicted_at
@@ -223,7 +223,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _begin_tuning(self, x):
         learner = self.learner
-        learner.keep(self.chain.position, self.chain.value)
+        for point, value in self.looked:
+            learner.keep(point, value)
         self._learn_from_others()
         learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
@@ -296,15 +297,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
         missing = None if self.stored is None else self._missing
-        search_from(begin, self._evaluate_at, self._gradient_of_proposal, missing)
+        search_from(begin, self.scales, self._evaluate_at, self._gradient_of_proposal, missing)
         self._learn_from_others()
 
     def _begin_near_mode(self):
         """Move the chain to a random point around the mode of what is known."""
-        learner, chain = self.learner, self.chain
+        learner = self.learner
         learner.fit(self.rng)
         gaussian, (points, values, _) = learner.standardization, learner.known()
-        move_near_mode(chain, gaussian, points, values, self._evaluate_at, self.rng)
+        point_near_mode(gaussian, points, values, self._evaluate_at, self.rng)
+        self._move_to_proposal()
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)
@@ -325,8 +327,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _learnt_statistics(self, n_evals):
         chain, error = self.chain, np.nan
         if n_evals and self.learner.has_learnt:
-            value = chain.proposed_value[:N_TERMS].sum()
-            error = value - predicted_at(self.learner.surrogate, chain.proposal)
+            expected = predicted_at(self.learner.surrogate, chain.proposal)
+            if expected > -np.inf:
+                error = chain.proposed_value[:N_TERMS].sum() - expected
         return super()._learnt_statistics(n_evals) | {
             "surrogate_error": error,
             "mode": self.learner.mode_of(chain.position),

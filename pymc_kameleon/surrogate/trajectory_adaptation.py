@@ -436,7 +436,7 @@ class TrajectoryLearner(Learner):
     def _coordinates(self, points, values, gradients, past):
         """Standardise by the chain's past, or by the evaluations near the largest value."""
         if len(past):
-            return standardization(past, np.ones(self.dim))
+            return standardization(past, np.exp(self.scales.log_scale))
         return around_the_mode(points, values, gradients)
 
     def _usual_points(self, coordinates, rng):

@@ -67,7 +67,7 @@ def learn(
         the surrogate is uncertain, and up to 2 d on the axes where it ends.
     """
     past = thinned(np.unique(learner.history.later_half(), axis=0), n_pilots, rng)
-    scale = past.std(axis=0) + 1e-12
+    scale = past.std(axis=0) + 1e-300
     if method == "ep" and len(pilots.values) == 0 and _agree(model, thinned(past, N_COMPARED, rng)):
         method = "laplace"
     pilots = _approximated(model, learner, pilots, past, scale, method)

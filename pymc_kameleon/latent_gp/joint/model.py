@@ -8,6 +8,7 @@ from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 from pymc_kameleon.latent_gp.model.prior_at import PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
 from pymc_kameleon.model.estimated_loglikelihood import estimates
+from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 
 __all__ = ["MOST_VALUES", "JointModel", "named_variables"]
@@ -37,6 +38,8 @@ class JointModel:
         Their shapes.
     dim : int
         Length d of theta, raveled.
+    scales : array, shape (d,)
+        Of the prior of theta.
     others : dict
         Value variables moved by other steps -> shared variables.
 
@@ -65,6 +68,9 @@ class JointModel:
             variable.set_value(variable.get_value(), borrow=True)
         self.others = {value: s for value, s in shared.items() if value not in set(values)}
         self.function.follow_only(set(self.others.values()), ignored=set(self._shared))
+        names = [value.name for value in values]
+        drawn = prior_draws(model, names, N_PRIOR_POINTS, seed=0, only_drawable=False)
+        self.scales = prior_scales(drawn) if len(drawn) else np.ones(self.dim)
         self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
         self._seen_log_prior = SharedValues(self._log_prior, set(self.others.values()))
 

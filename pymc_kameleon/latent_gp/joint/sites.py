@@ -133,13 +133,15 @@ def fit_sites(
     Returns
     -------
     SiteFunction or None
-        None if there are too few points for a linear function.
+        None if there are too few points for a linear function, or no site says anything.
     """
     dim = points.shape[1]
-    if len(points) < 1.5 * (1 + dim):
+    if len(points) < 1.5 * (1 + dim) or not np.any(precision > 0):
         return None
     u = np.ascontiguousarray(coordinates.whiten(points).T)
-    precision = np.maximum(precision, SMALLEST_PRECISION * precision.mean(axis=1, keepdims=True))
+    usual = precision.mean(axis=1, keepdims=True)
+    usual = np.where(usual > 0, usual, usual.mean())
+    precision = np.maximum(precision, SMALLEST_PRECISION * usual)
     parameters = np.hstack([np.log(precision), shift / precision if has_means else shift])
     location = parameters.mean(axis=0)
     linear = np.column_stack([np.ones(len(u)), u])

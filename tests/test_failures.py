@@ -1,0 +1,103 @@
+"""A log density that raises: at points that a step chooses itself it counts as impossible."""
+
+import re
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile import ops
+
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    GPSurrogate,
+    KameleonStep,
+    SurrogateHMCStep,
+    dispersed_starts,
+)
+
+wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
+
+
+class SolverError(Exception):
+    pass
+
+
+def solver(lowest=0.7, highest=1.4):
+    """A model of k whose black box raises outside of an interval."""
+    calls = []
+
+    @wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def log_likelihood(k):
+        calls.append(float(k))
+        if not lowest < k < highest:
+            raise SolverError(f"no solution for {k:.3g}")
+        return -0.5 * ((k - 1.0) / 0.03) ** 2
+
+    with pm.Model() as model:
+        pm.Potential("likelihood", log_likelihood(pm.LogNormal("k", 0, 1, initval=1.0)))
+    return model, calls
+
+
+STEPS = {
+    "KameleonStep": KameleonStep,
+    "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
+    "search": lambda: KameleonStep(start="optimize"),
+    "surrogate": lambda: KameleonStep(surrogate=GPSurrogate()),
+    "SurrogateHMCStep": SurrogateHMCStep,
+}
+
+
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+def test_what_fails_while_tuning_is_impossible(make):
+    model, calls = solver()
+    with model:
+        step = make()
+    step.setup_chain(np.random.default_rng(1), 300, 1)
+    point, found, told = model.initial_point(), [], []
+    for _ in range(300):
+        point, _ = step.step(point)
+        found.append(np.exp(point["k_log__"]))
+    k = np.array(found[100:])
+    failed = [value for value in calls if not 0.7 < value < 1.4]
+    assert failed and np.all((k > 0.7) & (k < 1.4))
+    # The sd is .03, so these bounds fail with a probability below 1e-6 if 20 draws are effective.
+    assert abs(k.mean() - 1.0) < 0.035 and 0.01 < k.std() < 0.06
+    step.stop_tuning()
+    for _ in range(3):  # one warning a draw
+        point, (statistics,) = step.step(point)
+        told += [statistics["warning"].message] if "warning" in statistics else []
+    (message,) = [text for text in told if "failed at" in text]
+    pattern = rf"failed at {len(failed)} points .* first was k = .*: SolverError: no solution"
+    assert re.search(pattern, message)
+
+
+@pytest.mark.parametrize("make", [KameleonStep, AdaptiveMetropolisStep])
+def test_what_fails_after_tuning_ends_the_chain(make):
+    model, _ = solver()
+    with model:
+        step = make()
+    step.setup_chain(np.random.default_rng(1), 0, 100)
+    step.tune = False
+    point = model.initial_point()
+    message = r"at a proposal of the chain, k = .*: SolverError: no solution .* return -np.inf"
+    with pytest.raises(SolverError, match="no solution") as raised:
+        for _ in range(100):
+            point, _ = step.step(point)
+    assert re.search(message, "\n".join(raised.value.__notes__))
+
+
+def test_what_fails_at_the_start_is_raised():
+    model, _ = solver(lowest=2.0, highest=3.0)
+    with model:
+        step = KameleonStep()
+    step.setup_chain(np.random.default_rng(1), 10, 10)
+    with pytest.raises(SolverError, match="no solution for 1"):
+        step.step(model.initial_point())
+
+
+def test_dispersed_starts_leave_failures_out():
+    model, calls = solver()
+    starts = dispersed_starts(model, 3, random_seed=1)
+    assert all(0.7 < start["k"] < 1.4 for start in starts)
+    assert any(not 0.7 < value < 1.4 for value in calls)

@@ -86,7 +86,8 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     The target is invariant for any Gaussian that does not depend on the function's values. Where
     other steps move hyperparameters, the prior in it follows them exactly; its sites are fitted
-    again at draws 1, 2, 4, 8, ... of tuning and at the first one after it, and are then fixed.
+    again at draws 1, 2, 4, 8, ... of tuning and at the first one after it, and are then fixed. At
+    each fit while tuning, the function moves to a draw of the Gaussian if that is more probable.
 
     References
     ----------
@@ -176,15 +177,31 @@ class EllipticalSliceStep(LatentFunctionStep):
         is_due = self.next_fit is not None and self.draw >= self.next_fit
         if self.center != "prior" and is_due:
             self._fit(prior, likelihood)
-            self._target = None
+            self._target = self._target_at(prior, likelihood)
+            if self.tune:
+                self._leave_tails()
         if self._target is None:
-            if self.center == "prior":
-                self._target = TemperedTarget(prior, likelihood)
-            else:
-                sites = Sites(self.site_precision, self.site_shift)
-                base, _ = with_sites(prior, sites)
-                self._target = TemperedTarget(base, likelihood, 1.0, sites)
+            self._target = self._target_at(prior, likelihood)
         return self._target
+
+    def _target_at(self, prior, likelihood):
+        if self.center == "prior":
+            return TemperedTarget(prior, likelihood)
+        sites = Sites(self.site_precision, self.site_shift)
+        base, _ = with_sites(prior, sites)
+        return TemperedTarget(base, likelihood, 1.0, sites)
+
+    def _leave_tails(self):
+        """Move to a draw of the centre where that is more probable: slices are slow in tails.
+
+        Where the posterior's tail is heavier than the centre's, as for counts far above the start,
+        hardly any point of an ellipse is on the slice.
+        """
+        target, here = self._target, self.position
+        drawn = target.base.draw(self.rng)
+        gain = target.base.log_density(drawn) - target.base.log_density(here)
+        if gain + target.log_ratio(drawn) > target.log_ratio(here):
+            self.position = drawn
 
     def _fit(self, prior, likelihood):
         """Fit the sites, from prior and likelihood and not from the function's values."""

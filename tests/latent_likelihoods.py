@@ -106,6 +106,22 @@ class StudentT(ClosedForm):
         )
 
 
+class Kinks(ClosedForm):
+    """Asymmetric Laplace about f, of several observations (n, N): slopes `up` and -`down`."""
+
+    def __init__(self, y, up, down):
+        super().__init__(y)
+        self.all, self.up, self.down = np.atleast_2d(y), up, down
+        self.y, self.size = self.all[0], self.all.shape[1]
+
+    def terms(self, f):
+        self.n_calls += 1
+        r, zero = self.all - f, np.zeros(self.size)
+        constant = len(self.all) * np.log(self.up * self.down / (self.up + self.down))
+        value = constant - np.where(r > 0, self.up * r, -self.down * r).sum(axis=0)
+        return np.stack([value, np.where(r > 0, self.up, -self.down).sum(axis=0), zero, zero])
+
+
 def squared_exponential(inputs, lengthscale, amplitude, jitter=1e-6):
     """Prior N(0, amplitude^2 exp(-|x - x'|^2 / (2 lengthscale^2)) + jitter amplitude^2 I)."""
     squares = (inputs**2).sum(axis=1)

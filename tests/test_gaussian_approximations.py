@@ -5,7 +5,15 @@ from itertools import pairwise
 import latent_data
 import numpy as np
 import pytest
-from latent_likelihoods import Logit, Normal, Poisson, Probit, StudentT, squared_exponential
+from latent_likelihoods import (
+    Kinks,
+    Logit,
+    Normal,
+    Poisson,
+    Probit,
+    StudentT,
+    squared_exponential,
+)
 from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
@@ -121,6 +129,9 @@ def test_probit_moments(mean, variance, label):
         Normal([0.3], 1e-3),
         StudentT([2.0], 4, 0.5),
         StudentT([5.0], 2, 0.01),
+        Kinks([0.3], 2.0, 2.0),
+        Kinks([2.0], 3e3, 1e3),
+        Kinks([[-1.0], [0.5], [0.6]], 3.0, 1.0),
     ],
     ids=lambda likelihood: f"{type(likelihood).__name__}{likelihood.y[0]:g}",
 )

@@ -57,7 +57,8 @@ def laplace_approximation(
     ValueError
         If an argument is out of its range, or the log-likelihood is not finite where to begin.
     ArithmeticError
-        If the iterations end where the posterior has no maximum but a saddle.
+        If the iterations end where the posterior has no maximum but a saddle, or at kinks of a
+        likelihood that has no curvature.
 
     Notes
     -----
@@ -89,6 +90,11 @@ def laplace_approximation(
     found = newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations)
     converged = found.residual < tolerance
     if not converged:
+        if not np.any(likelihood.terms(prior.mean + found.offset)[2]):
+            raise ArithmeticError(
+                "The log-likelihood has kinks, as -|y - f| has, and no curvature beside them, so "
+                "that Laplace's approximation does not exist. Use expectation propagation."
+            )
         warn_user(
             f"Laplace's approximation has not converged: after {found.n_iterations} Newton steps "
             f"the next one is {found.residual:.2g} standard deviations long (tolerance "

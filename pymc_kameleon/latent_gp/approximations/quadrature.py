@@ -1,6 +1,7 @@
 """Moments of a Gaussian times one term of any factorising likelihood, by adaptive quadrature."""
 
 import numpy as np
+from scipy.special import expit
 
 from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments
 
@@ -15,6 +16,15 @@ REACH = 9.0
 NEGLIGIBLE = 45.0
 """Fall of the log density at which the nodes end."""
 
+MOST_KINKS = 16
+"""Kinks of the log-likelihood of a term that are looked for."""
+
+LEAST_JUMP = 1e-6
+"""Jump of the slope, times the standard deviation of the cavity, that is a kink."""
+
+PANEL_END = 3.0
+"""Where the nodes between two kinks end: what is beyond has a share of 1e-13."""
+
 
 # Far out a log-likelihood overflows: such points get no weight.
 @np.errstate(all="ignore")
@@ -24,7 +34,7 @@ def quadrature_moments(likelihood, mean, variance, n_nodes=33, tolerance=1e-6) -
     Parameters
     ----------
     likelihood : FactorisingLikelihood
-        Asked once per node for all terms.
+        Asked once per node for all terms. Its slope may jump, as that of -|y - f|.
     mean, variance : array, shape (N,)
         m and v of the cavities.
     n_nodes : int
@@ -48,6 +58,10 @@ def quadrature_moments(likelihood, mean, variance, n_nodes=33, tolerance=1e-6) -
     like a Gaussian, as it must for Gauss-Hermite nodes. The rule converges geometrically in the
     number of nodes, a refinement keeps the nodes that there are, and the error after it is of the
     order of the square of the change that it made.
+
+    A term with kinks is integrated from one to the next by the double exponential rule (Takahasi &
+    Mori, 1974, Publications of the Research Institute for Mathematical Sciences 9, 721-741), which
+    has the same properties on an interval at whose ends the density does not vanish.
     """
     grid = _Grid(likelihood, mean, variance)
     share = np.linspace(0.0, 1.0, n_nodes)
@@ -92,11 +106,16 @@ class _Grid:
         self.likelihood, self.mean, self.variance = likelihood, mean, variance
         self.origin, scale = _tilted_modes(likelihood, mean, variance)
         self.offsets, self.scales = [np.zeros_like(mean)], [scale]
-        self._add(*_second_modes(likelihood, mean, variance, self.origin))
+        if getattr(likelihood, "has_curvature", True):
+            self._add(*_second_modes(likelihood, mean, variance, self.origin))
         self._bound()
-        self._add(*self._bend())
+        self._find_bends()
         self.start = self._map(self.lower)[0]
         self.span = self._map(self.upper)[0] - self.start
+        if self.kinks:
+            self.edges = np.sort([self.lower, *self.kinks, self.upper], axis=0)
+            self.has_kinks = np.any(self.edges[1:-1] < self.upper, axis=0)
+            self.span = np.where(self.has_kinks, 1.0, self.span)
 
     def _log_tilted(self, offset):
         return _log_tilted(self.likelihood, self.origin + offset, self.mean, self.variance)
@@ -128,29 +147,62 @@ class _Grid:
             bounds.append(outside)
         self.lower, self.upper = bounds
 
-    def _bend(self):
-        """Where the slope of the log-likelihood is halfway between its values at the bounds.
+    def _find_bends(self):
+        """Add a centre where the log-likelihood bends, and find its kinks.
 
         A sigmoid far narrower than the cavity has no mode there to show it.
         """
-        ends = [self.likelihood.terms(self.origin + x)[1] for x in (self.lower, self.upper)]
-        halfway, is_falling = 0.5 * (ends[0] + ends[1]), ends[0] > ends[1]
-        lower, upper = self.lower, self.upper
+        self.kinks, intervals = [], [(self.lower, self.upper)]
+        while intervals and len(self.kinks) < MOST_KINKS:
+            lower, upper = intervals.pop(0)
+            left, right, scale, is_kink = self._bend(lower, upper)
+            if len(self.kinks) == 0:
+                self._add(self.origin + left, scale)
+            if np.any(is_kink):
+                self.kinks.append(np.where(is_kink, 0.5 * (left + right), self.upper))
+                intervals.append((lower, np.where(is_kink, left, lower)))
+                intervals.append((np.where(is_kink, right, upper), upper))
+
+    def _bend(self, lower, upper):
+        """Where the slope of the log-likelihood is halfway between its values at two offsets.
+
+        Returns the ends of a short interval around it, the scale of the bend, and whether it is a
+        kink, as the slope changes within the interval more than its derivatives there explain.
+        """
+        first, last = [self.likelihood.terms(self.origin + x)[1:3] for x in (lower, upper)]
+        halfway, is_falling = 0.5 * (first[0] + last[0]), first[0] > last[0]
         for _ in range(25):
             half = 0.5 * (lower + upper)
-            _, slope, second, _ = self.likelihood.terms(self.origin + half)
-            is_left = (slope > halfway) == is_falling
+            there = self.likelihood.terms(self.origin + half)[1:3]
+            is_left = (there[0] > halfway) == is_falling
             lower, upper = np.where(is_left, half, lower), np.where(is_left, upper, half)
-        scale = 1.0 / np.sqrt(np.abs(second))
-        return self.origin + half, np.where(np.isfinite(scale) & (scale > 0), scale, np.inf)
+            first, last = np.where(is_left, there, first), np.where(is_left, last, there)
+        scale = 1.0 / np.sqrt(np.abs(there[1]))
+        jump = np.abs(last[0] - first[0])
+        explained = 8.0 * (upper - lower) * (np.abs(first[1]) + np.abs(last[1]))
+        is_kink = (jump > explained) & (jump * np.sqrt(self.variance) > LEAST_JUMP)
+        return lower, upper, np.where(np.isfinite(scale) & (scale > 0), scale, np.inf), is_kink
 
     def weigh(self, share):
         """Log integrands in u, and offsets of f, at shares (K,) of the span: (K, N), (K, N)."""
         nodes = self._inverse(self.start + share[:, None] * self.span)
         logs = -np.log(self._map(nodes)[1])
-        for k, offset in enumerate(nodes):
-            logs[k] += self._log_tilted(offset)
-        return logs, nodes
+        if self.kinks:
+            between, log_density = self._between_kinks(share[:, None])
+            nodes = np.where(self.has_kinks, between, nodes)
+            logs = np.where(self.has_kinks, log_density, logs)
+        return logs + self._log_tilted(nodes), nodes
+
+    def _between_kinks(self, share):
+        """Return offsets, and the logs of their derivatives, at shares (K, 1) of all intervals."""
+        n = len(self.edges) - 1
+        which = np.minimum((share * n).astype(int), n - 1)
+        lower, upper = (np.take_along_axis(self.edges, which + k, axis=0) for k in (0, 1))
+        t = PANEL_END * (2.0 * (share * n - which) - 1.0)
+        left, right = expit(np.pi * np.sinh(t)), expit(-np.pi * np.sinh(t))
+        width = upper - lower
+        nodes = np.where(t < 0, lower + width * left, upper - width * right)
+        return nodes, np.log(2.0 * n * PANEL_END * np.pi * width * left * right * np.cosh(t))
 
     def _map(self, x):
         """Return u and du/df at offsets x (..., N)."""
@@ -197,8 +249,9 @@ def _summed(logs, nodes, spacing):
 
 
 def _log_tilted(likelihood, f, mean, variance):
-    """Log of N(f; m, v) exp(l(f)), -inf where it is not finite."""
-    value = likelihood.elementwise(f) - 0.5 * (f - mean) ** 2 / variance
+    """Log of N(f; m, v) exp(l(f)) at f (..., N), -inf where it is not finite."""
+    rows = [likelihood.elementwise(row) for row in f.reshape(-1, f.shape[-1])]
+    value = np.reshape(rows, f.shape) - 0.5 * (f - mean) ** 2 / variance
     value = value - 0.5 * np.log(2.0 * np.pi * variance)
     return np.where(np.isfinite(value), value, -np.inf)
 
@@ -206,7 +259,7 @@ def _log_tilted(likelihood, f, mean, variance):
 def _tilted_modes(likelihood, mean, variance):
     """Find a mode of each tilted density, uphill from the best of a few points, and its scale."""
     starts = mean + np.sqrt(variance) * np.linspace(-3.0, 3.0, 7)[:, None]
-    values = np.stack([_log_tilted(likelihood, start, mean, variance) for start in starts])
+    values = _log_tilted(likelihood, starts, mean, variance)
     best = starts[values.argmax(axis=0), np.arange(len(mean))]
     return _uphill(likelihood, mean, variance, best)
 
@@ -224,21 +277,26 @@ def _uphill(likelihood, mean, variance, start, max_iterations=100):
     a power law from far away in one step.
     """
     point, value = start, _log_tilted(likelihood, start, mean, variance)
+    is_done = np.zeros(len(mean), dtype=bool)
     for _ in range(max_iterations):
         _, slope, second, _ = likelihood.terms(point)
         precision = np.abs(1.0 / variance - second)
         precision = np.where(np.isfinite(precision), precision, 1.0 / variance)
         precision = np.maximum(precision, 1e-3 / variance)
         step = (slope - (point - mean) / variance) / precision
-        step = np.where(np.isfinite(step), step, 0.0)
+        step = np.where(np.isfinite(step) & ~is_done, step, 0.0)
         if np.all(np.abs(step) * np.sqrt(precision) < 1e-3):
             break
+        is_halved = np.zeros(len(mean), dtype=bool)
         for _ in range(30):
             new = _log_tilted(likelihood, point + step, mean, variance)
             is_worse = new < value
             if not np.any(is_worse):
                 break
+            is_halved |= is_worse
             step = np.where(is_worse, 0.5 * step, step)
         step = np.where(is_worse, 0.0, step)
+        # At a kink steps cross it, and become shorter and shorter.
+        is_done |= is_worse | is_halved & (new - value < 1e-3)
         point, value = point + step, np.where(is_worse, value, new)
     return point, 1.0 / np.sqrt(np.maximum(precision, 1.0 / variance))

@@ -90,6 +90,8 @@ def no_pilots(dim: int, size: int) -> Pilots:
 def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
     """Approximate p(f | y, theta) at `x` (d,), by `method` or, where it fails, by Laplace's.
 
+    Without curvature of the likelihood it is always by expectation propagation.
+
     Parameters
     ----------
     model : HyperparameterModel
@@ -115,7 +117,8 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
         except (ArithmeticError, ValueError):
             return None
         is_logit = getattr(model.likelihood, "logit_labels", None) is not None
-        for name in dict.fromkeys([method, "laplace"]):
+        is_curved = getattr(model.likelihood, "has_curvature", True)
+        for name in dict.fromkeys([method, "laplace"] if is_curved else ["ep"]):
             try:
                 if name == "ep":
                     found = expectation_propagation_approximation(

@@ -51,6 +51,9 @@ class ModelLikelihood:
         Length of what `compiled_value` returns.
     has_gradient : bool
         Whether there are derivatives; without, only `value` and `elementwise` serve.
+    has_curvature : bool
+        Whether any second derivative is not 0; those of -|y - f| are, and Laplace's approximation
+        knows nothing then.
     probit_labels, logit_labels : array (N,) of -1 and +1, or None
 
     Raises
@@ -104,6 +107,7 @@ class ModelLikelihood:
         self._owners = None
         self._probes = self._find_probes(centre)
         self._known_labels: dict = {}
+        self.has_curvature = False
         if self._structure is not None:
             self._find_structure(self._structure)
 
@@ -240,7 +244,9 @@ class ModelLikelihood:
         separate = True
         for f in self._probes:
             product, ones, weighted = structure(f)
-            expected = self.terms(f)[2] * vector
+            second = self.terms(f)[2]
+            self.has_curvature |= bool(np.any(second != 0))
+            expected = second * vector
             if not np.allclose(product, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max()):
                 raise ValueError(
                     f"The log likelihood of {self.name} does not factorise: its Hessian has "

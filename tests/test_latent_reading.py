@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pymc_kameleon.latent_gp import expectation_propagation, interface, laplace
 from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
 from tests.models import BlackBox, negative_half_square
 
@@ -714,3 +715,87 @@ def test_a_covariance_that_ceases_to_be_positive_definite_is_named():
     function.set_point({"correlation": np.array(-0.5)})
     with pytest.raises(ValueError, match="f is not positive definite"):
         function.refresh()
+
+
+# approximations of a model ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Counts how often a model is read and compiled."""
+    counted, read = [], interface.LatentFunction
+
+    def counting(*args, **kwargs):
+        counted.append(args)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(interface, "LatentFunction", counting)
+    interface._readings.clear()
+    return counted
+
+
+COUNTS = np.array([0, 1, 4, 2, 0])
+
+
+def counts_with_lengthscale():
+    with pm.Model() as model:
+        counts = pm.Data("counts", COUNTS)
+        covariance = pm.gp.cov.ExpQuad(1, pm.LogNormal("lengthscale", 0.0, 1.0))
+        f = pm.gp.Latent(cov_func=covariance).prior("f", X=INPUTS)
+        pm.Poisson("y", pt.exp(f), observed=counts)
+    return model, f
+
+
+def evidence(model, f, lengthscale, approximate=laplace):
+    return approximate(model, f, point={"lengthscale": lengthscale}, compile_kwargs=QUICK)
+
+
+def test_approximations_at_many_hyperparameters_compile_once(compilations):
+    model, f = counts_with_lengthscale()
+    found = [evidence(model, f, s) for s in (0.5, 1.0, 2.0)]
+    found.append(evidence(model, "f", 0.7, expectation_propagation))
+    assert len(compilations) == 1
+    for s, result in zip((0.5, 1.0, 2.0), found, strict=False):
+        interface._readings.clear()
+        fresh = evidence(model, f, s)
+        assert result.log_evidence == pytest.approx(fresh.log_evidence, rel=1e-12)
+        np.testing.assert_array_equal(result.likelihood.terms(PLACE), fresh.likelihood.terms(PLACE))
+
+
+def test_an_approximation_keeps_the_likelihood_that_it_was_made_with(compilations):
+    with pm.Model() as model:
+        f = standard_normal_function()
+        scale = pm.HalfNormal("scale", 1.0)
+        pm.StudentT("y", 4, mu=f, sigma=scale, observed=np.log(COUNTS + 1.0))
+    at = [laplace(model, f, point={"scale": s}, compile_kwargs=QUICK) for s in (0.5, 2.0)]
+    values = [result.likelihood.value(PLACE) for result in (at[1], at[0], at[1])]
+    assert values[0] == values[2] != values[1]
+    assert len(compilations) == 1
+    copies = cloudpickle.loads(cloudpickle.dumps(at))
+    assert [result.likelihood.value(PLACE) for result in copies] == values[1:]
+
+
+def test_what_changes_in_a_model_is_followed(compilations):
+    model, f = counts_with_lengthscale()
+    before = evidence(model, f, 1.0).log_evidence
+    with model:
+        pm.set_data({"counts": COUNTS + 1})
+    data = evidence(model, f, 1.0).log_evidence
+    with model:
+        pm.Potential("more", -0.5 * f**2)
+    potential = evidence(model, f, 1.0).log_evidence
+    assert before != data != potential and len(compilations) == 2
+
+
+def test_a_value_that_gives_no_covariance_spoils_nothing(compilations):
+    model, f = counts_with_lengthscale()
+    expected = evidence(model, f, 1.0).log_evidence
+    with pytest.raises(ValueError, match="f"):
+        evidence(model, f, np.nan)
+    assert evidence(model, f, 1.0).log_evidence == pytest.approx(expected, rel=1e-12)
+
+
+def test_models_that_are_kept_are_few(compilations):
+    for _ in range(interface.MOST_READINGS + 2):
+        evidence(*counts_with_lengthscale(), 1.0)
+    assert len(interface._readings) == interface.MOST_READINGS

@@ -1,10 +1,13 @@
 """Approximations and log evidence of a PyMC model with a latent Gaussian process."""
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import pytensor
 from pymc.model import Model, modelcontext
 from pytensor.graph.basic import Variable
 
@@ -20,6 +23,9 @@ from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.validation import checked_choice
 
 __all__ = ["expectation_propagation", "laplace", "log_evidence"]
+
+MOST_READINGS = 4
+"""Models that are kept compiled, so that calls at many hyperparameters compile once."""
 
 
 def laplace(
@@ -136,7 +142,8 @@ def log_evidence(
     if not isinstance(start, GaussianApproximation):
         besides = ", or what `laplace` or `expectation_propagation` returned"
         checked_choice("start", start, approximate, besides)
-    function = _function_at(model, f, point, compile_kwargs)
+    reading, values = _read_at(model, f, point, compile_kwargs)
+    function = reading.function
     prior, likelihood = function.prior.gaussian, function.likelihood
     if start != "prior" or transition != "slice":
         likelihood.require_gradient()
@@ -154,44 +161,99 @@ def log_evidence(
     )
     draws = evidence.posterior_draws(options.get("random_seed"))
     result = posterior_result({function.name: draws[None]})
+    if begin is not None and begin is not start:
+        begin = replace(begin, likelihood=_LikelihoodAt(reading, values))
     return replace(evidence, result=result, start=begin)
 
 
 def _approximated(approximate, model, f, point, compile_kwargs, options):
-    function = _function_at(model, f, point, compile_kwargs)
+    reading, values = _read_at(model, f, point, compile_kwargs)
+    function = reading.function
     function.likelihood.require_gradient()
-    return approximate(function.prior.gaussian, function.likelihood, **options)
+    found = approximate(function.prior.gaussian, function.likelihood, **options)
+    return replace(found, likelihood=_LikelihoodAt(reading, values))
 
 
-def _function_at(model, f, point, compile_kwargs) -> LatentFunction:
-    """Read a model at natural values of its other free variables."""
+class _Reading:
+    """A latent function as it was read and compiled from a model, at any values of the others."""
+
+    def __init__(self, model, f, compile_kwargs):
+        self.function = LatentFunction(model, f, compile_kwargs=compile_kwargs)
+        self.others = [model.values_to_rvs[value] for value in self.function.shared]
+        if self.others:
+            self._unconstrained = unconstraining_function(model, list(self.function.shared))
+            initial = model.initial_point()
+            shapes = {v: initial[model.rvs_to_values[v].name].shape for v in model.free_RVs}
+            # The function itself, and what it does not depend on, may have any value.
+            self._any = {v: np.zeros(shape, dtype=v.dtype) for v, shape in shapes.items()}
+
+    def values_at(self, point) -> dict[str, np.ndarray]:
+        """Values of the others, as the function has them, at natural ones."""
+        others, point = self.others, {} if point is None else dict(point)
+        missing = [variable.name for variable in others if variable.name not in point]
+        unknown = set(point) - {variable.name for variable in others}
+        if missing or unknown:
+            raise ValueError(
+                f"point: give values of {', '.join(v.name for v in others) or 'nothing'}; "
+                f"{', '.join(missing) or 'none'} missing, {', '.join(sorted(unknown)) or 'none'} "
+                "unknown."
+            )
+        if not others:
+            return {}
+        natural = [
+            np.asarray(point[v.name], dtype=v.dtype) if v.name in point else anything
+            for v, anything in self._any.items()
+        ]
+        names = [value.name for value in self.function.shared]
+        return dict(zip(names, self._unconstrained(*natural), strict=True))
+
+    def go_to(self, values):
+        """Bring prior and likelihood to these values of the others, and to the data of now."""
+        self.function.set_point(values)
+        self.function.refresh()
+
+
+class _LikelihoodAt:
+    """The likelihood of a reading at given values, wherever others have taken the reading."""
+
+    def __init__(self, reading, values):
+        self._reading, self._values = reading, values
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._reading.go_to(self._values)
+        return getattr(self._reading.function.likelihood, name)
+
+
+_readings: OrderedDict[tuple, tuple[_Reading, list]] = OrderedDict()
+
+
+def _read_at(model, f, point, compile_kwargs) -> tuple[_Reading, dict[str, np.ndarray]]:
+    """Read a model at natural values of its other free variables; compile what is new only."""
     model = modelcontext(model)
     if f is None:
         if len(model.free_RVs) != 1:
             names = ", ".join(variable.name for variable in model.free_RVs)
             raise ValueError(f"f: name the latent function; the free variables are {names}.")
         f = model.free_RVs[0]
-    function = LatentFunction(model, f, compile_kwargs=compile_kwargs)
-    others = [model.values_to_rvs[value] for value in function.shared]
-    point = {} if point is None else dict(point)
-    missing = [variable.name for variable in others if variable.name not in point]
-    unknown = set(point) - {variable.name for variable in others}
-    if missing or unknown:
-        raise ValueError(
-            f"point: give values of {', '.join(v.name for v in others) or 'nothing'}; "
-            f"{', '.join(missing) or 'none'} missing, {', '.join(sorted(unknown)) or 'none'} "
-            "unknown."
-        )
-    if others:
-        initial = model.initial_point()
-        values = [
-            np.asarray(point[v.name], dtype=v.dtype)
-            if v.name in point
-            else np.zeros(initial[model.rvs_to_values[v].name].shape, dtype=v.dtype)
-            for v in model.free_RVs
-        ]
-        unconstrained = unconstraining_function(model, list(function.shared))(*values)
-        shared = [value.name for value in function.shared]
-        function.set_point(dict(zip(shared, unconstrained, strict=True)))
-        function.refresh()
-    return function
+    f = model.named_vars.get(f, f) if isinstance(f, str) else f
+    options = dict(compile_kwargs or {})
+    parts = [f, *_parts(model), *options.values()]
+    key = (threading.get_ident(), pytensor.config.floatX, *options, *map(id, parts))
+    # Out of what is kept until all went well.
+    reading = _readings.pop(key, (None,))[0] or _Reading(model, f, compile_kwargs)
+    values = reading.values_at(point)
+    reading.go_to(values)
+    # What the identities are of must not be freed: another object might have them then.
+    _readings[key] = reading, parts
+    while len(_readings) > MOST_READINGS:
+        _readings.popitem(last=False)
+    return reading, values
+
+
+def _parts(model) -> list:
+    """All objects that decide what is compiled."""
+    variables = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.data_vars]
+    values = [model.rvs_to_values[v] for v in model.basic_RVs]
+    return [model, *variables, *values, *map(model.rvs_to_transforms.get, model.free_RVs)]

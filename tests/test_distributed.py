@@ -14,6 +14,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pymc.logprob.abstract import _logprob as logprob
 from pymc.sampling.parallel import ParallelSamplingError
 from pytensor.compile.ops import wrap_py
 
@@ -353,6 +354,51 @@ def test_an_interrupted_run_gives_what_is_finished(client, tmp_path, interruptib
     n = found.shape[1]
     assert 25 < n < 60
     np.testing.assert_array_equal(found, expected[:, :n])
+
+
+def likelihood_of_a_class_made_here(kind):
+    """x ~ N(0, 1) and y = 1 about x, by a distribution whose class only this process has."""
+
+    def log_density(value, x):
+        return -0.5 * pt.sqr(value - x)
+
+    def random(x, rng=None, size=None):
+        return rng.normal(x, 1.0, size=size)
+
+    def normal(x, size):
+        return pm.Normal.dist(x, 1.0, size=size)
+
+    class OwnRV(pm.Normal.rv_type):
+        name = "own"
+
+    class Own(pm.Normal):
+        rv_op = OwnRV()
+
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=2)
+        if kind == "logp":
+            pm.CustomDist("y", x, logp=log_density, random=random, observed=np.ones(2))
+        elif kind == "dist":
+            pm.CustomDist("y", x, logp=log_density, dist=normal, observed=np.ones(2))
+        elif kind == "inferred":
+            pm.CustomDist("y", x, dist=normal, observed=np.ones(2))
+        elif kind == "class":
+            logprob.register(
+                OwnRV, lambda op, values, rng, size, *p, **_: log_density(values[0], p[0])
+            )
+            Own("y", x, 1.0, observed=np.ones(2))
+        else:
+            pm.Normal("y", x, 1.0, observed=np.ones(2))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["logp", "dist", "inferred", "class"])
+def test_distributions_made_by_a_program_are_sent(client, kind):
+    draws = [
+        draws_of(sampled(likelihood_of_a_class_made_here(k), client, step=AdaptiveMetropolisStep))
+        for k in (kind, "normal")
+    ]
+    np.testing.assert_allclose(*draws, rtol=1e-8)
 
 
 def test_an_error_of_the_likelihood_reaches_the_user(client):

@@ -4,6 +4,8 @@ Sums round otherwise in other units, which a chain makes larger: chains are shor
 millionth. What optimises on the way makes it larger at once: such steps are compared by moments.
 """
 
+import functools
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -109,6 +111,11 @@ OPTIMISING = {
 }
 
 
+@functools.cache
+def in_unit_one(make_model, make_step):
+    return drawn(make_model, make_step, 1.0)
+
+
 def drawn(make_model, make_step, unit, tune=15, draws=15):
     """Draws in natural values over the unit, those of tuning among them."""
     with pm.Model() as model:
@@ -131,7 +138,7 @@ def drawn(make_model, make_step, unit, tune=15, draws=15):
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("make_model", MODELS)
 def test_units_of_a_model_change_nothing(make_model, unit):
-    expected = drawn(make_model, KameleonStep, 1.0)
+    expected = in_unit_one(make_model, KameleonStep)
     assert len(np.unique(expected, axis=0)) > 15
     found = drawn(make_model, KameleonStep, unit) / unit
     np.testing.assert_allclose(found, expected, rtol=RTOL)
@@ -140,7 +147,7 @@ def test_units_of_a_model_change_nothing(make_model, unit):
 @pytest.mark.parametrize("unit", (1e-6, 1e6))
 @pytest.mark.parametrize("name", STEPS)
 def test_units_change_nothing_for_a_step(name, unit):
-    expected = drawn(regression, STEPS[name], 1.0)
+    expected = in_unit_one(regression, STEPS[name])
     assert len(np.unique(expected, axis=0)) > 15
     found = drawn(regression, STEPS[name], unit) / unit
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

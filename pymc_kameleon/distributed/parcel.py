@@ -1,12 +1,15 @@
 """A model and its step as bytes for the workers, and what to say of those that cannot be sent."""
 
+import importlib
 import io
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import cloudpickle
 import pymc as pm
 from pytensor.compile.ops import FromFunctionOp
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon.model.black_box import parts_of
@@ -58,8 +61,20 @@ def _dumps(value) -> bytes:
         return file.getvalue()
 
 
+class Registration(NamedTuple):
+    """What a generic function of PyMC or PyTensor does for a class that workers cannot import.
+
+    Such is the class that `pymc.CustomDist` makes for each distribution, and its log density.
+    """
+
+    module: str
+    name: str
+    type: type
+    function: Callable
+
+
 def packed(parcel: Parcel) -> bytes:
-    """Pickle a parcel.
+    """Pickle a parcel, with what is registered for the operations of its model.
 
     Raises
     ------
@@ -67,7 +82,7 @@ def packed(parcel: Parcel) -> bytes:
         If something in it cannot be pickled, naming it.
     """
     try:
-        return _dumps(parcel)
+        return _dumps((parcel, _registrations(parcel.model)))
     except Exception as error:
         raise TypeError(
             f"{_culprit(parcel)} cannot be sent to the workers: {error}. Make what it holds (a "
@@ -85,12 +100,52 @@ def unpacked(data: bytes) -> Parcel:
         If a module is not there, saying how it gets there.
     """
     try:
-        return cloudpickle.loads(data)
+        parcel, registrations = cloudpickle.loads(data)
+        for module, name, type_, function in registrations:
+            getattr(importlib.import_module(module), name).register(type_, function)
     except ImportError as error:
         raise ImportError(
             f"{error}: the model needs a module that this worker does not have. Install it where "
             f"the workers run, or send it with client.upload_file({f'{error.name}.py'!r})."
         ) from error
+    return parcel
+
+
+def _registrations(model) -> list[Registration]:
+    types = {t for t in _types_of_operations(model.basic_RVs + model.potentials) if _is_new(t)}
+    generic = {
+        function
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ("pymc", "pytensor")
+        for function in list(vars(module).values())
+        if isinstance(getattr(function, "registry", None), Mapping)
+        and getattr(sys.modules.get(function.__module__), function.__name__, None) is function
+    }
+    return [
+        Registration(function.__module__, function.__name__, t, function.registry[t])
+        for function in generic
+        for t in types & function.registry.keys()
+    ]
+
+
+def _types_of_operations(variables) -> set[type]:
+    """Types of the operations behind variables, inner graphs included."""
+    operations = {v.owner.op for v in ancestors(variables) if v.owner is not None}
+    found = {type(operation) for operation in operations}
+    for operation in operations:
+        if isinstance(operation, HasInnerGraph):
+            found |= _types_of_operations(operation.inner_outputs)
+    return found
+
+
+def _is_new(type_) -> bool:
+    """Whether another process cannot import a type, because a program made it as it ran."""
+    if type_.__module__ == "__main__":
+        return True
+    place = sys.modules.get(type_.__module__)
+    for name in type_.__qualname__.split("."):
+        place = getattr(place, name, None)
+    return place is not type_
 
 
 def _fails(part) -> bool:

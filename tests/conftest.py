@@ -124,7 +124,7 @@ def _metropolis_hastings(step_class, tiny, **options):
             {"learn_scaling": False},
             {"scaling": 0.5},
         ),
-        columns=("Acceptance", "Scaling", "Eval"),
+        columns=("Accept", "Scale", "Evals"),
         constant="scaling",
         told_of_a_needle=("short",),
         variable="x",
@@ -150,7 +150,7 @@ def _latent(step_class, **rest):
 
 _NO_KERNEL = {"gamma": 1e-6, "global_share": 0.0, "standardize": False, "bandwidth": 1.0}
 _IDENTITY = {"covariance": "identity"}
-_SLICE = {"columns": ("Evals/draw", "Log importance ratio"), "constant": "n_center"}
+_SLICE = {"columns": ("Evals", "Log ratio"), "constant": "n_center"}
 
 STEPS = {
     "kameleon": _metropolis_hastings(KameleonStep, _NO_KERNEL, n_subsample=100),
@@ -161,7 +161,7 @@ STEPS = {
     "surrogate_hmc": dataclasses.replace(
         _metropolis_hastings(SurrogateHMCStep, {}, max_centers=100, start="here"),
         different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
-        columns=("Acceptance", "Step size", "Surrogate error", "Calls made"),
+        columns=("Accept", "Error", "Calls"),
         tune=100,
     ),
     "riemannian": _latent(
@@ -175,7 +175,7 @@ STEPS = {
             {"random_length": False},
             {"soft_floor": 0.1},
         ),
-        columns=("Acceptance", "Step size", "Steps"),
+        columns=("Accept", "Step", "Leaps"),
         constant="step_size",
         told_of_a_needle=("failed",),
     ),
@@ -187,7 +187,7 @@ STEPS = {
             {"n_slices": 5},
             {"target_accept": 0.3},
         ),
-        columns=("Acceptance", "Surrogate share", "Evals/draw"),
+        columns=("Accept", "Share", "Evals"),
         constant="n_center",
         told_of_a_needle=(),
         variable="g",

@@ -168,15 +168,24 @@ def test_unknown_argument(kind, model):
 
 def test_discrete_variables(step_class):
     model = models.mixed_discrete()
-    refused(ValueError, step_class, "count", "discrete", "vars=[", model=model)
-    refused(ValueError, step_class, "count", "vars=[", model=model, vars=[model["count"]])
+    refused(
+        ValueError, step_class, "count", "discrete", "vars=[", model=model, vars=[model["count"]]
+    )
     step_class(model=model, vars=[model["x"]])
 
 
-def test_discrete_variables_one_by_one(step_class):
-    refused(
-        ValueError, step_class, "count", "discrete", model=models.mixed_discrete(), blocked=False
-    )
+def test_discrete_variables_only(step_class):
+    with pm.Model() as model:
+        pm.Poisson("count", 3)
+    for blocked in (True, False):
+        refused(ValueError, step_class, "count", "discrete", model=model, blocked=blocked)
+
+
+@pytest.mark.parametrize("options", [{}, {"blocked": False}, {"vars": None}])
+def test_discrete_variables_are_left_to_others(step_class, options):
+    model = models.mixed_discrete()
+    names = [v.name for v in model.value_vars if v.name != "count"]
+    assert [v.name for v in step_class(model=model, **options).vars] == names
 
 
 def test_no_variables(kind):
@@ -191,9 +200,16 @@ def test_variables_that_are_not_free(step_class):
         x = pm.Normal("x", 0, 1)
         total = pm.Deterministic("total", 2 * x)
         y = pm.Normal("y", x, 1, observed=1.0)
-    for variable in (total, y):
-        refused((ValueError, TypeError), step_class, variable.name, model=model, vars=[variable])
-    refused((KeyError, ValueError), step_class, "no_such", model=model, vars=["no_such"])
+    for variable, reason in ((total, "follows from others"), (y, "is observed")):
+        for named in (variable, variable.name):
+            refused(
+                ValueError, step_class, variable.name, reason, "are x", model=model, vars=[named]
+            )
+    refused(ValueError, step_class, "no_such is no variable", "are x", model=model, vars="no_such")
+    with pm.Model():
+        other = pm.Normal("x", 0, 1)
+    refused(ValueError, step_class, "x is a variable of another", model=model, vars=[other])
+    assert [v.name for v in step_class(["x"], model=model).vars] == ["x"]
 
 
 def test_missing_model(kind):

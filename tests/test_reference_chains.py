@@ -70,7 +70,7 @@ CHAINS = {
     "metropolis, with a surrogate": [-0.607599891, -0.01600026, 0.288041975],
     "mala": [0.071284535, -0.486172854, 0.3562113],
     "mala, with a surrogate": [0.01882108, 0.236002209, 0.571760193],
-    "slice": [-0.769811565, -0.286424645, 3.6875],
+    "slice": [-0.769811565, -0.286424645, 3.6625],
     "riemannian": [-0.62687965, -0.510141006, 0.830194977],
 }
 """Mean of the last twenty draws of the first and the last coordinate, and the mean acceptance."""

@@ -898,7 +898,7 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
     monkeypatch.setattr(trajectory_adaptation, "SURE", 0.0)
     monkeypatch.setattr(surrogate_hmc, "predicted_at", predicted)
     monkeypatch.setattr(TrajectoryLearner, "fit", counted)
-    step.learner.outcome[:] = [[50, 2, 5.0], [50, 10, 30.0]]
+    step.learner.outcome[:] = [[50, 2, 5.0, 9.0], [50, 10, 30.0, 60.0]]
     step.stop_tuning()
     assert step.learner.difference_share == 0.8  # however often it was fitted
     assert np.all(np.diff(fits) == 4)
@@ -921,10 +921,12 @@ def test_the_best_evaluation_is_among_the_population():
 @pytest.mark.parametrize(
     ("outcome", "share"),
     [
-        ([[0, 0, 0.0], [0, 0, 0.0]], 0.05),
-        ([[50, 40, 80.0], [50, 10, 30.0]], 0.05),
-        ([[50, 2, 5.0], [50, 10, 30.0]], 0.8),
-        ([[5, 3, 8.0], [1, 1, 4.0]], 0.05),
+        ([[0, 0, 0.0, 0.0], [0, 0, 0.0, 0.0]], 0.05),
+        ([[50, 40, 80.0, 200.0], [50, 10, 30.0, 60.0]], 0.05),
+        ([[50, 2, 5.0, 9.0], [50, 10, 30.0, 60.0]], 0.8),
+        ([[5, 3, 8.0, 20.0], [1, 1, 4.0, 16.0]], 0.05),
+        # Ahead by chance: trajectories are always accepted, and twelve say little.
+        ([[12, 12, 6.0, 9.0], [30, 15, 45.0, 120.0]], 0.05),
     ],
 )
 def test_differences_make_most_moves_where_they_take_the_chain_further(outcome, share):
@@ -941,7 +943,7 @@ def test_moves_weigh_half_after_a_fit():
     begin(step, 2, tune=90)
     drive(step, BANANA.model().initial_point(), 60, tune=90)
     learner = step.learner
-    learner.outcome[:] = made = np.array([[50, 2, 5.0], [50, 10, 30.0]])
+    learner.outcome[:] = made = np.array([[50, 2, 5.0, 9.0], [50, 10, 30.0, 60.0]])
     learner.update(step.chain.position, True, step.rng)
     np.testing.assert_array_equal(learner.outcome, 0.5 * made)
 
@@ -950,7 +952,7 @@ def test_a_way_back_from_far_away_counts_as_one_between_independent_points():
     learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
     learner.last[:] = 100.0
     trajectory_adaptation._observe(learner.observer(), np.zeros(2), 0.3, trajectory_adaptation.COLD)
-    np.testing.assert_array_equal(learner.outcome, [[1, 0.3, 4.0], [0, 0, 0.0]])
+    np.testing.assert_array_equal(learner.outcome, [[1, 0.3, 4.0, 16.0], [0] * 4])
 
 
 @pytest.mark.slow

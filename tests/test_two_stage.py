@@ -481,5 +481,5 @@ def test_progress_columns_count_the_calls(capsys, monkeypatch):
     step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate())
     sample(step, model, draws=60, tune=100, progressbar=True)
     captured = capsys.readouterr()
-    for column in ("Calls made", "Calls saved"):
+    for column in ("Calls", "Saved"):
         assert column in captured.out + captured.err

@@ -4,7 +4,7 @@ import importlib
 import io
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import pymc as pm
@@ -113,8 +113,8 @@ def unpacked(data: bytes) -> Parcel:
 
 def _registrations(model) -> list[Registration]:
     types = {t for t in _types_of_operations(model.basic_RVs + model.potentials) if _is_new(t)}
-    generic = {
-        function
+    generic: dict[int, Any] = {
+        id(function): function
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in ("pymc", "pytensor")
         for function in list(vars(module).values())
@@ -123,7 +123,7 @@ def _registrations(model) -> list[Registration]:
     }
     return [
         Registration(function.__module__, function.__name__, t, function.registry[t])
-        for function in generic
+        for function in generic.values()
         for t in types & function.registry.keys()
     ]
 

@@ -14,6 +14,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
 
 from pymc_kameleon.model.black_box import converted
 from pymc_kameleon.validation import argument_mismatch, checked_integer
@@ -187,6 +188,14 @@ def estimates(graphs) -> list:
 def seeds_of(graphs) -> list[SharedVariable]:
     """Seeds of the estimates in `graphs`."""
     return [variable.owner.inputs[0] for variable in estimates(graphs)]
+
+
+def is_estimate(graph) -> bool:
+    """Whether a log density is an estimate, or draws random numbers, as `pm.Simulator` does."""
+    return bool(estimates([graph])) or any(
+        variable.owner is not None and isinstance(variable.owner.op, RandomVariable)
+        for variable in ancestors([graph])
+    )
 
 
 def draw_seeds(seeds: list[SharedVariable], rng: np.random.Generator) -> np.ndarray:

@@ -18,6 +18,7 @@ from pymc_kameleon.model.black_box import black_boxes, has_black_box
 from pymc_kameleon.model.estimated_loglikelihood import (
     draw_seeds,
     estimates,
+    is_estimate,
     seeds_of,
     set_seeds,
 )
@@ -38,19 +39,20 @@ def select_variables(model, vars=None) -> list:
     ----------
     model : pymc.Model
     vars : list of variables or None
-        Free random variables, value variables or names of either; None for all.
+        Free random variables, value variables or names of either; None for all continuous ones, as
+        PyMC finds steps for the others.
 
     Raises
     ------
     ValueError
-        If there is nothing to sample or a variable is discrete.
+        If there is nothing to sample, or a variable is discrete or not one of the model's.
     """
     if vars is None:
-        chosen = list(model.value_vars)
+        continuous = [v for v in model.value_vars if v.dtype not in discrete_types]
+        chosen = continuous or list(model.value_vars)
     else:
         vars = vars if isinstance(vars, list | tuple) else [vars]
-        named = [model[v] if isinstance(v, str) else v for v in vars]
-        chosen = get_value_vars_from_user_vars(named, model)
+        chosen = get_value_vars_from_user_vars([_free_variable(model, v) for v in vars], model)
     if not chosen:
         raise ValueError("vars: the model has no free variables to sample; give it at least one.")
     discrete = [v.name for v in chosen if v.dtype in discrete_types]
@@ -62,6 +64,27 @@ def select_variables(model, vars=None) -> list:
         )
     wanted = set(chosen)
     return [v for v in model.value_vars if v in wanted]
+
+
+def _free_variable(model, variable):
+    """Return a free variable, or the value variable behind one, that a user named."""
+    name = variable if isinstance(variable, str) else getattr(variable, "name", None)
+    found = model.named_vars.get(name) if isinstance(variable, str) else variable
+    known = [*model.free_RVs, *model.value_vars]
+    if any(found is v for v in known):
+        return found
+    if isinstance(variable, str) and (values := [v for v in known if v.name == variable]):
+        return values[0]
+    names = ", ".join(v.name for v in model.free_RVs)
+    if found in model.deterministics:
+        reason = "is a Deterministic, which follows from others"
+    elif found in model.observed_RVs:
+        reason = "is observed"
+    elif name in {v.name for v in known}:
+        reason = "is a variable of another model, though this one has one of that name"
+    else:
+        reason = "is no variable of this model"
+    raise ValueError(f"vars: {name or variable!r} {reason}. Free variables are {names}.")
 
 
 class LogDensity:
@@ -107,7 +130,8 @@ class LogDensity:
     has_estimates : bool
         Whether there are estimates that were separated.
     estimated_terms : list of str
-        Observed variables and potentials that hold an `estimated_loglikelihood`.
+        Observed variables and potentials that hold an `estimated_loglikelihood` or draw random
+        numbers.
     foreign_estimates : dict
         Those that depend on none of `vars`, and are left out, because they cancel but when they are
         drawn anew: name -> seeds.
@@ -142,7 +166,7 @@ class LogDensity:
         kept, others = [*terms.exact, *terms.estimated], set(model.value_vars) - set(self.vars)
         self.has_likelihood = bool(kept)
         self.others_in_likelihood = _names_among(others, [logp for _, logp in kept])
-        self.estimated_terms = [variable.name for variable, logp in kept if seeds_of([logp])]
+        self.estimated_terms = [variable.name for variable, logp in kept if is_estimate(logp)]
         self.has_estimates = bool(terms.estimated)
         if separate_estimates:
             _refuse_shared_estimates(terms.estimated, others)
@@ -403,10 +427,10 @@ def classify_terms(model, vars: Sequence, separate_estimates: bool) -> Likelihoo
     """Terms to evaluate, estimates to keep apart, and estimates that depend on none of `vars`."""
     own, terms = set(vars), LikelihoodTerms([], [], [])
     for variable, logp in likelihood_terms(model):
-        is_estimate = separate_estimates and has_black_box(logp)
-        if (is_estimate or seeds_of([logp])) and not _names_among(own, [logp]):
+        is_separate = separate_estimates and has_black_box(logp)
+        if (is_separate or seeds_of([logp])) and not _names_among(own, [logp]):
             terms.foreign.append((variable, logp))
-        elif is_estimate:
+        elif is_separate:
             terms.estimated.append((variable, logp))
         else:
             terms.exact.append((variable, logp))

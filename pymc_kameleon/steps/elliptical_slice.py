@@ -218,7 +218,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         self.next_fit = max(1, 2 * self.draw) if self.tune and self._follows_others else None
 
     def _progress_columns(self):
-        return {"n_evals": ("Evals/draw", "0.1f"), "log_ratio": ("Log importance ratio", "0.1f")}
+        return {"n_evals": ("Evals", "0.1f"), "log_ratio": ("Log ratio", "0.1f")}
 
 
 def _widened(approximation) -> Sites:

@@ -50,9 +50,9 @@ def warn_without(step_name: str, target) -> None:
     if target.estimated_terms:
         warn_user(
             f"The likelihood term {', '.join(target.estimated_terms)} is an estimate. Without "
-            "pseudo_marginal=True this step draws the estimate of its current point again whenever "
-            "another step moves or data change, and such a chain does not sample the posterior. "
-            f"Write {step_name}(pseudo_marginal=True)."
+            "pseudo_marginal=True this step tunes as if it were exact, and draws the estimate of "
+            "its current point again whenever another step moves or data change: such a chain does "
+            f"not sample the posterior. Write {step_name}(pseudo_marginal=True)."
         )
 
 

@@ -341,7 +341,7 @@ class LatentGPStep(LatentGPTuning):
 
     def _progress_columns(self):
         return {
-            "accept": ("Acceptance", "0.2f"),
-            "surrogate_share": ("Surrogate share", "0.1f"),
-            "n_evals": ("Evals/draw", "0.0f"),
+            "accept": ("Accept", "0.2f"),
+            "surrogate_share": ("Share", "0.1f"),
+            "n_evals": ("Evals", "0.0f"),
         }

@@ -83,6 +83,9 @@ class Step(ArrayStepShared):
                 "vars: there is no free variable to sample. Give the model one, and leave vars out "
                 "or name at least one."
             )
+        continuous = [v for v in model.value_vars if v.dtype not in discrete_types]
+        if vars is None and kwargs.get("blocked") is False and continuous:
+            args, kwargs["vars"] = args[1:], continuous
         return super().__new__(cls, *args, **kwargs)
 
     def __getstate__(self):

@@ -722,12 +722,14 @@ class MetropolisHastingsStep(Step):
         has_stuck = not self.tune and report.unmoved >= STUCK_AFTER
         if has_stuck and not {"stuck", "overestimate"} & report.told:
             report.told.add("stuck")
+            reason = self._randomness() or (
+                f"Tune longer (tune={2 * self.default_tune_steps}) or start elsewhere "
+                "(initvals=dispersed_starts(model, chains))."
+            )
             return (
                 WarningType.CONVERGENCE,
                 f"The chain of {names} is stuck: no move was accepted in the last "
-                f"{report.unmoved} transitions. Tune longer "
-                f"(tune={2 * self.default_tune_steps}) or start elsewhere "
-                "(initvals=dispersed_starts(model, chains)).",
+                f"{report.unmoved} transitions. {reason}",
             )
         if report.pending is not None:
             message, report.pending = report.pending, None
@@ -756,6 +758,22 @@ class MetropolisHastingsStep(Step):
         if message is None and self.stage is not None and not self.tune:
             message = surrogate_stage.complaint(self.stage, report, names)
         return message
+
+    def _randomness(self):
+        """Say so if the log density at the current point is another one when evaluated again."""
+        if not self.target.function.has_black_box or self.target.has_estimates:
+            return None
+        kept, again = self.chain.value[:N_TERMS].sum(), np.empty(N_TERMS)
+        self.chain.counts[EVALUATIONS] += 1
+        self.target.function.into(self.chain.position, again)
+        again = again.sum()
+        if np.isclose(again, kept, rtol=1e-6, atol=1e-3):
+            return None
+        return (
+            f"The log density is random: at one point it is {kept:.4g}, and evaluated again "
+            f"{again:.4g}. Give what draws random numbers a fixed seed; or, if it estimates the "
+            "likelihood, take KameleonStep(pseudo_marginal=True)."
+        )
 
     def _complaint_of_mixing(self):
         """Return a warning if the chain mixed badly, and no other one said why."""
@@ -850,10 +868,7 @@ class MetropolisHastingsStep(Step):
         return points
 
     def _progress_columns(self):
-        shown = {"accept": ("Acceptance", "0.2f"), "scaling": ("Scaling", "0.3g")}
+        accept = {"accept": ("Accept", "0.2f")}
         if self.surrogate is None:
-            return shown | {"n_evals": ("Evals/draw", "0.0f")}
-        return shown | {
-            "calls_made": ("Calls made", "0.0f"),
-            "calls_saved": ("Calls saved", "0.0f"),
-        }
+            return accept | {"scaling": ("Scale", "0.3g"), "n_evals": ("Evals", "0.0f")}
+        return accept | {"calls_made": ("Calls", "0.0f"), "calls_saved": ("Saved", "0.0f")}

@@ -306,7 +306,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     def _progress_columns(self):
         return {
-            "accept": ("Acceptance", "0.2f"),
-            "step_size": ("Step size", "0.3g"),
-            "n_leapfrog": ("Steps", "0.0f"),
+            "accept": ("Accept", "0.2f"),
+            "step_size": ("Step", "0.3g"),
+            "n_leapfrog": ("Leaps", "0.0f"),
         }

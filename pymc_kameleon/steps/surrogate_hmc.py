@@ -176,9 +176,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         )
         if self.target.estimated_terms:
             raise ValueError(
-                "SurrogateHMCStep with an estimated_loglikelihood: the surrogate takes the log "
-                "density for exact, and an estimate is noisy. Take "
-                "KameleonStep(pseudo_marginal=True)."
+                f"The likelihood term {', '.join(self.target.estimated_terms)} is an estimate: the "
+                "surrogate of SurrogateHMCStep takes the log density for exact, and an estimate is "
+                "noisy. Take KameleonStep(pseudo_marginal=True)."
             )
         if self.dim > MANY_DIMENSIONS:
             _log.warning(
@@ -340,13 +340,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner = self.learner
         if learner.follows:
             return None
+        reason = self._randomness() or (
+            f"Tune longer (tune={2 * self.default_tune_steps}); if that does not help, the log "
+            "density is not smooth enough: take KameleonStep."
+        )
         return (
             WarningType.BAD_ACCEPTANCE,
             f"At the end of tuning, trajectories of {', '.join(self.target.names)} on the "
             f"surrogate (acceptance {learner.acceptance:.3f}) took the chain less far than "
             "differences of earlier points: it does not follow the log density, so those make most "
-            f"of the moves. Tune longer (tune={2 * self.default_tune_steps}); if that does not "
-            "help, the log density is not smooth enough: take KameleonStep.",
+            f"of the moves. {reason}",
         )
 
     def proposal_covariance(self, x: ArrayLike) -> np.ndarray:
@@ -363,8 +366,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _progress_columns(self):
         return {
-            "accept": ("Acceptance", "0.2f"),
-            "scaling": ("Step size", "0.3g"),
-            "surrogate_error": ("Surrogate error", "0.2f"),
-            "calls_made": ("Calls made", "0.0f"),
+            "accept": ("Accept", "0.2f"),
+            "surrogate_error": ("Error", "0.2f"),
+            "calls_made": ("Calls", "0.0f"),
         }

@@ -77,6 +77,9 @@ of which every other one is accepted, and differences with the usual size and ac
 REMEMBERED = 0.5
 """Weight of moves made before the last fit, whose surrogate was worse."""
 
+CLEARLY = 2.0
+"""Standard errors by which differences must be ahead of trajectories to make most moves."""
+
 LEAST_MADE = 10
 """Trajectories from which their acceptance is known."""
 
@@ -114,10 +117,10 @@ class TrajectoryObserver(NamedTuple):
     Attributes
     ----------
     history : History
-    outcome : array, shape (2, 3)
-        Of trajectories and of differences: how many, sum of their acceptance probabilities, and of
-        the squared distances that the chain moved. None counts for more than that of two
-        independent points, so that one way back from far away says little.
+    outcome : array, shape (2, 4)
+        Of trajectories and of differences: how many, sum of their acceptance probabilities, of the
+        squared distances that the chain moved, and of the squares of these. No distance counts for
+        more than that of two independent points, so that one way back from far away says little.
     scales : array, shape (d,)
         Standard deviations, the units of these distances.
     last : array, shape (d,)
@@ -140,7 +143,9 @@ def _observe(observer, position, acceptance, index):
         outcome = observer.outcome[0 if index == COLD else 1]
         outcome[0] += 1.0
         outcome[1] += acceptance
-        outcome[2] += min(distance, 2.0 * position.size)
+        distance = min(distance, 2.0 * position.size)
+        outcome[2] += distance
+        outcome[3] += distance * distance
 
 
 observe.register(TrajectoryObserver, _observe, allocates=False)
@@ -178,7 +183,7 @@ class TrajectoryState(LearnerState):
     bends: Straightening
     regression: Regression
     integrator: Integrator
-    outcome: Annotated[np.ndarray, floats(2, 3)]
+    outcome: Annotated[np.ndarray, floats(2, 4)]
     last: Annotated[np.ndarray, floats("d")]
     differences: Annotated[np.ndarray, floats("d", "differences")]
     population: Annotated[np.ndarray, floats("d", "population")]
@@ -217,7 +222,7 @@ class TrajectoryLearner(Learner):
         self.prior = None
         self.integrator = new_integrator(dim)
         self.integrator.hot_share[0] = HOT_SHARE
-        self.outcome, self.last = np.zeros((2, 3)), position.copy()
+        self.outcome, self.last = np.zeros((2, 4)), position.copy()
         self.population, self.modes = np.zeros((dim, 0)), np.zeros(0, dtype=np.int64)
         self.differences = np.zeros((dim, 0))
         self.n_more_normals, self.n_more_uniforms = (MOVES - 1) * dim, MOVES * UNIFORMS
@@ -420,13 +425,15 @@ class TrajectoryLearner(Learner):
         return found
 
     def _judge(self):
-        """Let those moves be the more that took the chain further since the last fit."""
-        made, accepted, distance = self.outcome.T
+        """Let trajectories be most moves, unless differences clearly took the chain further."""
+        made, accepted, distance, squares = self.outcome.T
         if made[0] >= LEAST_MADE:
             self.acceptance = accepted[0] / made[0]
-        assumed = ASSUMED * np.array([self.dim, 1.0])
-        trajectory, difference = (distance + assumed) / (made + ASSUMED)
-        self.difference_share = FEW if trajectory > difference else MOST
+        assumed, n = np.array([self.dim, 1.0]), made + ASSUMED
+        means = (distance + ASSUMED * assumed) / n
+        variances = (squares + ASSUMED * 2.0 * assumed**2) / n - means**2
+        is_clear = means[1] - means[0] > CLEARLY * np.sqrt(np.sum(variances / n))
+        self.difference_share = MOST if is_clear else FEW
 
     def _past(self):
         """Later half of the history, if the chain has moved enough in it; else nothing."""

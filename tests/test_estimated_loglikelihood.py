@@ -17,6 +17,7 @@ from pymc_kameleon import (
     GPSurrogate,
     KameleonStep,
     MALAStep,
+    SurrogateHMCStep,
 )
 from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.model.log_density import LogDensity
@@ -491,6 +492,24 @@ def sticking(make_estimating, overestimate, **options):
     warnings = [s["warning"] for s in statistics if s.get("warning") is not None]
     assert estimate.calls == sum(s["n_evals"] for s in statistics)
     return warnings, estimate.calls
+
+
+def simulated(rng, mean, size=None):
+    return rng.normal(mean, 1.0, size=(20,))
+
+
+def test_a_simulator_is_an_estimate():
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 1)
+        pm.Simulator("y", simulated, mean, sum_stat="mean", epsilon=0.3, observed=np.ones(20))
+        with pytest.warns(UserWarning, match=r"y is an estimate.*pseudo_marginal=True"):
+            KameleonStep()
+        with pytest.raises(ValueError, match="y is an estimate"):
+            SurrogateHMCStep()
+        with pytest.raises(ValueError, match="an estimate"):
+            KameleonStep(surrogate=GPSurrogate())
+        step = KameleonStep(pseudo_marginal=True)
+    assert step.target.has_estimates
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_draw": 7}])

@@ -84,7 +84,7 @@ def _free_variable(model, variable):
         reason = "is a variable of another model, though this one has one of that name"
     else:
         reason = "is no variable of this model"
-    raise ValueError(f"vars: {name or variable!r} {reason}. Free variables are {names}.")
+    raise ValueError(f"vars: {name or repr(variable)} {reason}. Free variables are {names}.")
 
 
 class LogDensity:

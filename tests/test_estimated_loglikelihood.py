@@ -499,7 +499,7 @@ def simulated(rng, mean, size=None):
 
 
 def test_a_simulator_is_an_estimate():
-    with pm.Model() as model:
+    with pm.Model():
         mean = pm.Normal("mean", 0, 1)
         pm.Simulator("y", simulated, mean, sum_stat="mean", epsilon=0.3, observed=np.ones(20))
         with pytest.warns(UserWarning, match=r"y is an estimate.*pseudo_marginal=True"):

@@ -55,15 +55,18 @@ def pages():
     return [*found, ROOT / "README.md"] if found else []
 
 
-def program(page):
-    """All Python of a page, in order: blocks, and files that it includes."""
+def programs(page):
+    """All Python of a page, in order: blocks, and files that it includes.
+
+    Those of a page of the site are one program, those of the README one each.
+    """
     parts = []
     for match in PROGRAM.finditer(page.read_text(encoding="utf-8")):
         if match["code"] is not None:
             parts.append(match["code"])
         else:
             parts.append((page.parent / match["file"]).read_text(encoding="utf-8"))
-    return "\n\n".join(parts)
+    return parts if page.name == "README.md" or not parts else ["\n\n".join(parts)]
 
 
 def names_of_code(page):

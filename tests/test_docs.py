@@ -28,9 +28,9 @@ def programs():
     """Those of the README are a newcomer's first lines: they run with every PyMC."""
     site = [pytest.mark.slow, pytest.mark.documentation]
     return [
-        pytest.param(page, id=named(page), marks=site if DOCS in page.parents else [])
+        pytest.param(source, id=f"{named(page)}-{i}", marks=site if DOCS in page.parents else [])
         for page in PAGES
-        if documentation.program(page)
+        for i, source in enumerate(documentation.programs(page))
     ]
 
 
@@ -40,10 +40,9 @@ def small(monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
-@pytest.mark.parametrize("page", programs())
-def test_the_programs_of_a_page_run(page, small):
-    source = documentation.program(page)
-    exec(compile(source, named(page), "exec"), {"__name__": "page"})
+@pytest.mark.parametrize("source", programs())
+def test_the_programs_of_a_page_run(source, small):
+    exec(compile(source, "page", "exec"), {"__name__": "page"})
 
 
 @pytest.mark.parametrize("page", having(documentation.names_of_code))

@@ -5,7 +5,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from conftest import STEPS
-from models import begin, drive, sample
+from models import begin, drive, run, sample
 from scipy.signal import lfilter
 from test_contract import PYMC_6
 
@@ -139,3 +139,17 @@ def test_a_plain_call_that_mixes_says_nothing(caplog):
         step = AdaptiveMetropolisStep()
     sample(step, model, draws=1000, chains=2, tune=600)
     assert not [r for r in caplog.records if "of this chain have" in r.getMessage()]
+
+
+def test_angles_are_judged_by_cosine_and_sine():
+    """An angle near pi goes on beyond it, from period to period, and has one mode."""
+    with pm.Model() as model:
+        angle = pm.VonMises("angle", 0, 0.1)
+        pm.Potential("near pi", -2.0 * pm.math.cos(angle))
+    step = AdaptiveMetropolisStep(model=model)
+    points, statistics, _ = run(step, model, 700, tune=200)
+    assert np.ptp(points[:, 0]) > 4 * np.pi
+    assert [s["warning"] for s in statistics if "warning" in s] == []
+    assert step._element_names() == ["cos(angle_circular__)", "sin(angle_circular__)"]
+    circular = np.angle(np.exp(1j * points[200:, 0]).mean())
+    assert abs(abs(circular) - np.pi) < 0.3  # 5 standard errors of 300 effective draws

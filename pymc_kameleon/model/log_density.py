@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.logprob.transforms import CircularTransform
 from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements, rewrite_pregrad
 from pymc.util import get_value_vars_from_user_vars
 from pymc.vartypes import discrete_types
@@ -211,11 +212,19 @@ class LogDensity:
 
     def has_two_bounds(self) -> np.ndarray:
         """Whether each raveled coordinate (d,) has two bounds in its natural space."""
+        return self._where(lambda rv, transform: is_two_sided(transform, rv.owner.inputs))
+
+    @cached_property
+    def is_circular(self) -> np.ndarray:
+        """Whether each raveled coordinate (d,) is an angle that goes on beyond -pi and pi."""
+        return self._where(lambda rv, transform: isinstance(transform, CircularTransform))
+
+    def _where(self, condition):
         found = []
         for value, shape in zip(self.vars, self.shapes, strict=True):
             variable = self.model.values_to_rvs[value]
-            transform = self.model.rvs_to_transforms[variable]
-            found += [is_two_sided(transform, variable.owner.inputs)] * math.prod(shape)
+            is_true = condition(variable, self.model.rvs_to_transforms[variable])
+            found += [is_true] * math.prod(shape)
         return np.array(found, dtype=np.bool_)
 
     def coordinates(self) -> list[tuple[str, str]]:

@@ -307,7 +307,7 @@ class MetropolisHastingsStep(Step):
         if self.pseudo_marginal:
             statistics["estimate"] = chain.value[2]
         if not self.tune:
-            self.draws.record(chain.position)
+            self.draws.record(self._watched())
         self._report(statistics)
         self.target.restore_estimates(self._kept_seeds())
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
@@ -780,11 +780,22 @@ class MetropolisHastingsStep(Step):
         if {"stuck", "mixing"} & self.report.told:
             return None
         n_made = self.transition // self.steps_per_draw
-        message = self.draws.complaint(self, n_made, self._element_names, self.learner.normal())
+        learnt = None if self.target.is_circular.any() else self.learner.normal()
+        message = self.draws.complaint(self, n_made, self._element_names, learnt)
         return None if message is None else (WarningType.CONVERGENCE, message)
 
+    def _watched(self):
+        """Numbers of which it is watched how they mix: cosine and sine of an angle."""
+        x, is_angle = self.chain.position, self.target.is_circular
+        if not is_angle.any():
+            return x
+        return np.concatenate([np.where(is_angle, np.cos(x), x), np.sin(x[is_angle])])
+
     def _element_names(self):
-        return [name + element for name, element in self.target.coordinates()]
+        names = [name + element for name, element in self.target.coordinates()]
+        named = list(zip(names, self.target.is_circular, strict=True))
+        shown = [f"cos({name})" if is_angle else name for name, is_angle in named]
+        return shown + [f"sin({name})" for name, is_angle in named if is_angle]
 
     def _check_tuning(self):
         """At the end of tuning, remember a warning for the next draw if something is off."""

@@ -186,6 +186,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 "it saves. Take KameleonStep, or NUTS where there is a gradient.",
                 self.dim,
             )
+        if self.target.is_circular.any():
+            _log.warning(
+                "SurrogateHMCStep with an angle: its surrogate does not know that the density is "
+                "periodic, and chains wander from one period to the next. KameleonStep takes it."
+            )
         if self.takes_gradients:
             _ = self.target.with_gradients  # raises an error where there is none
         self.known_prior = _prior_with_gradient(self.target)

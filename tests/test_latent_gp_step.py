@@ -5,6 +5,7 @@ Statistical assertions state their null probability.
 
 import functools
 
+import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -29,6 +30,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_kameleon import LatentGPStep
+from pymc_kameleon.latent_gp import laplace
 from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
@@ -440,3 +442,29 @@ def test_pilots_of_logistic_regression_take_its_own_moments():
     exact = expectation_propagation_approximation(joint.prior().gaussian, joint.likelihood)
     value = approximate(joint, x, "ep").log_density
     np.testing.assert_allclose(value, exact.log_evidence + joint.log_prior(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("level", [7.0, -8.0])
+def test_an_intercept_far_from_its_start(level):
+    """From the default start, by quadrature over the intercept: 5 standard errors, and a tenth of a
+    standard deviation for Laplace's approximation and the grid.
+    """
+    inputs = np.linspace(0, 5, 12)[:, None]
+    counts = np.random.default_rng(1).poisson(np.exp(level + np.sin(inputs[:, 0])))
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 10)
+        f = latent(inputs=inputs, amplitude=1.0)
+        pm.Poisson("y", pt.exp(b + f), observed=counts)
+    grid = np.linspace(level - 40, level + 10, 301) if level < 0 else level + np.linspace(-4, 4, 81)
+    logs = np.array([laplace(model, f, point={"b": x}).log_evidence for x in grid])
+    weights = np.exp(logs - 0.5 * (grid / 10) ** 2 - np.max(logs - 0.5 * (grid / 10) ** 2))
+    weights /= weights.sum()
+    mean = weights @ grid
+    sd = np.sqrt(weights @ (grid - mean) ** 2)
+    for seed in (1, 2):
+        step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
+        points, _, _ = run(step, model, 900, tune=300, seed=seed)
+        draws = points[300:, 0]
+        n = float(az.ess(draws[None]))
+        assert n > 80
+        assert abs(draws.mean() - mean) < sd * (0.1 + 5.0 / np.sqrt(n))

@@ -1054,6 +1054,16 @@ def test_bad_arguments_are_named(options, match):
         SurrogateHMCStep(model=BANANA.model(), **options)
 
 
+def test_variables_of_two_precisions_are_asked_once_a_draw():
+    with pm.Model() as model:
+        single, double = pm.Normal("single", dtype="float32"), pm.Normal("double", shape=2)
+        pm.Normal("y", single + double.sum(), 0.5, observed=1.0)
+    step = SurrogateHMCStep(model=model)
+    begin(step, 1, tune=60)
+    _, statistics, _ = drive(step, model.initial_point(), 90, tune=60)
+    assert [s["n_evals"] for s in statistics[61:]] == [1.0] * 29
+
+
 def test_estimates_are_refused():
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1)

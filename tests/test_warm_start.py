@@ -5,6 +5,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from models import assert_moments, begin, drive, run, sample, values
+from pymc.backends.base import MultiTrace
 from pymc.distributions.transforms import ordered
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
@@ -169,3 +170,9 @@ def test_longer_run_than_the_history_holds(make_step, model, exact_draws):
     begin(step, tune=10)
     points, _, _ = drive(step, model.initial_point(), 30, tune=10)
     assert np.all(np.isfinite(points))
+
+
+def test_a_trace_of_older_releases_is_refused(model):
+    trace = MultiTrace([])
+    with pytest.raises(TypeError, match=r"warm_start=.*MultiTrace"):
+        KameleonStep(model=model, warm_start=trace)

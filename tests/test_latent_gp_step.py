@@ -463,8 +463,8 @@ def test_an_intercept_far_from_its_start(level):
     sd = np.sqrt(weights @ (grid - mean) ** 2)
     for seed in (1, 2):
         step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
-        points, _, _ = run(step, model, 900, tune=300, seed=seed)
-        draws = points[300:, 0]
+        points, _, _ = run(step, model, 1100, tune=500, seed=seed)
+        draws = points[500:, 0]
         n = float(az.ess(draws[None]))
         assert n > 80
         assert abs(draws.mean() - mean) < sd * (0.1 + 5.0 / np.sqrt(n))

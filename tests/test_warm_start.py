@@ -172,7 +172,9 @@ def test_longer_run_than_the_history_holds(make_step, model, exact_draws):
     assert np.all(np.isfinite(points))
 
 
-def test_a_trace_of_older_releases_is_refused(model):
-    trace = MultiTrace([])
+def test_a_trace_is_refused(make_step, model):
+    step = make_step(model=model)
+    trace = sample(step, model, draws=5, tune=5, return_inferencedata=False)
+    assert isinstance(trace, MultiTrace)
     with pytest.raises(TypeError, match=r"warm_start=.*MultiTrace"):
-        KameleonStep(model=model, warm_start=trace)
+        make_step(model=model, warm_start=trace)

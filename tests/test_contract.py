@@ -747,7 +747,7 @@ def test_progress_bars(case, bar, capsys, monkeypatch):
         assert (column in shown) == (bar != "split")
     # As many, and as short, as 80 columns hold beside PyMC's own.
     words = [word for column in case.kind.columns for word in column.split()]
-    assert len(case.kind.columns) <= 3 and max(map(len, words)) <= 6
+    assert len(case.kind.columns) <= 2 and max(map(len, words)) <= 6
 
 
 MAY_BE_NAN = {"bandwidth", "component", "component_scaling", "surrogate_error", "mode"}

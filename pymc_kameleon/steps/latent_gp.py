@@ -340,8 +340,4 @@ class LatentGPStep(LatentGPTuning):
             )
 
     def _progress_columns(self):
-        return {
-            "accept": ("Accept", "0.2f"),
-            "surrogate_share": ("Share", "0.1f"),
-            "n_evals": ("Evals", "0.0f"),
-        }
+        return {"accept": ("Accept", "0.2f"), "n_evals": ("Evals", "0.0f")}

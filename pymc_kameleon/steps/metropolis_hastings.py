@@ -879,7 +879,6 @@ class MetropolisHastingsStep(Step):
         return points
 
     def _progress_columns(self):
-        accept = {"accept": ("Accept", "0.2f")}
         if self.surrogate is None:
-            return accept | {"scaling": ("Scale", "0.3g"), "n_evals": ("Evals", "0.0f")}
-        return accept | {"calls_made": ("Calls", "0.0f"), "calls_saved": ("Saved", "0.0f")}
+            return {"accept": ("Accept", "0.2f"), "n_evals": ("Evals", "0.0f")}
+        return {"calls_made": ("Calls", "0.0f"), "calls_saved": ("Saved", "0.0f")}

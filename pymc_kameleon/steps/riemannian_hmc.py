@@ -305,8 +305,4 @@ class RiemannianHMCStep(LatentFunctionStep):
             )
 
     def _progress_columns(self):
-        return {
-            "accept": ("Accept", "0.2f"),
-            "step_size": ("Step", "0.3g"),
-            "n_leapfrog": ("Leaps", "0.0f"),
-        }
+        return {"accept": ("Accept", "0.2f"), "n_leapfrog": ("Leaps", "0.0f")}

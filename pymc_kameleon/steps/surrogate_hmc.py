@@ -370,8 +370,4 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         )
 
     def _progress_columns(self):
-        return {
-            "accept": ("Accept", "0.2f"),
-            "surrogate_error": ("Error", "0.2f"),
-            "calls_made": ("Calls", "0.0f"),
-        }
+        return {"accept": ("Accept", "0.2f"), "calls_made": ("Calls", "0.0f")}

@@ -26,6 +26,8 @@ from pymc_kameleon import (
     SurrogateHMCStep,
 )
 
+pytestmark = pytest.mark.numerics
+
 wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 
 TIMES = np.linspace(0, 5, 25)

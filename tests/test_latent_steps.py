@@ -554,8 +554,10 @@ def test_failed_trajectories_say_so_once():
 def test_acceptance_far_from_the_target_of_a_trajectory_says_so_once():
     step = RiemannianHMCStep(model=_model(poisson), step_size=1e-3, compile_kwargs=UNCOMPILED)
     told = warnings_of(step, _model(poisson), 130, tune=0)
-    told = [w.message for w in told if w.kind is WarningType.BAD_ACCEPTANCE]
-    assert len(told) == 1 and "acceptance of f is 1.00" in told[0] and "0.80" in told[0]
+    acceptance, mixing = told
+    assert acceptance.kind is WarningType.BAD_ACCEPTANCE
+    assert "acceptance of f is 1.00" in acceptance.message and "0.80" in acceptance.message
+    assert "of this chain have an effective size of" in mixing.message
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.split("-")[0] in LATENT])

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import cloudpickle
 import pymc as pm
 from pytensor.compile.ops import FromFunctionOp
-from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 
-from pymc_kameleon.model.black_box import parts_of
+from pymc_kameleon.model.black_box import operations, parts_of
 
 __all__ = ["Parcel", "packed", "unpacked"]
 
@@ -112,7 +111,8 @@ def unpacked(data: bytes) -> Parcel:
 
 
 def _registrations(model) -> list[Registration]:
-    types = {t for t in _types_of_operations(model.basic_RVs + model.potentials) if _is_new(t)}
+    found = operations([*model.basic_RVs, *model.potentials])
+    types = {t for t in map(type, found) if _is_new(t)}
     generic: dict[int, Any] = {
         id(function): function
         for name, module in list(sys.modules.items())
@@ -126,16 +126,6 @@ def _registrations(model) -> list[Registration]:
         for function in generic.values()
         for t in types & function.registry.keys()
     ]
-
-
-def _types_of_operations(variables) -> set[type]:
-    """Types of the operations behind variables, inner graphs included."""
-    operations = {v.owner.op for v in ancestors(variables) if v.owner is not None}
-    found = {type(operation) for operation in operations}
-    for operation in operations:
-        if isinstance(operation, HasInnerGraph):
-            found |= _types_of_operations(operation.inner_outputs)
-    return found
 
 
 def _is_new(type_) -> bool:

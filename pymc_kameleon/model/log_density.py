@@ -27,7 +27,12 @@ from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prio
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.transforms import is_two_sided
 
-__all__ = ["LogDensity", "likelihood_terms", "select_variables"]
+__all__ = ["LogDensity", "continuous_variables", "likelihood_terms", "select_variables"]
+
+
+def continuous_variables(model) -> list:
+    """Value variables that are continuous; all of them if none is."""
+    return [v for v in model.value_vars if v.dtype not in discrete_types] or list(model.value_vars)
 
 
 def select_variables(model, vars=None) -> list:
@@ -49,8 +54,7 @@ def select_variables(model, vars=None) -> list:
         If there is nothing to sample, or a variable is discrete or not one of the model's.
     """
     if vars is None:
-        continuous = [v for v in model.value_vars if v.dtype not in discrete_types]
-        chosen = continuous or list(model.value_vars)
+        chosen = continuous_variables(model)
     else:
         vars = vars if isinstance(vars, list | tuple) else [vars]
         chosen = get_value_vars_from_user_vars([_free_variable(model, v) for v in vars], model)
@@ -69,17 +73,17 @@ def select_variables(model, vars=None) -> list:
 
 def _free_variable(model, variable):
     """Return a free variable, or the value variable behind one, that a user named."""
-    name = variable if isinstance(variable, str) else getattr(variable, "name", None)
-    found = model.named_vars.get(name) if isinstance(variable, str) else variable
     known = [*model.free_RVs, *model.value_vars]
-    if any(found is v for v in known):
-        return found
-    if isinstance(variable, str) and (values := [v for v in known if v.name == variable]):
-        return values[0]
+    if isinstance(variable, str):
+        by_name = {**model.named_vars, **{v.name: v for v in reversed(known)}}
+        variable = by_name.get(variable, variable)
+    if any(variable is v for v in known):
+        return variable
+    name = variable if isinstance(variable, str) else getattr(variable, "name", None)
     names = ", ".join(v.name for v in model.free_RVs)
-    if found in model.deterministics:
+    if variable in model.deterministics:
         reason = "is a Deterministic, which follows from others"
-    elif found in model.observed_RVs:
+    elif variable in model.observed_RVs:
         reason = "is observed"
     elif name in {v.name for v in known}:
         reason = "is a variable of another model, though this one has one of that name"

@@ -175,21 +175,20 @@ class EllipticalSliceStep(LatentFunctionStep):
         """Return the target as a Gaussian and what is left of the likelihood."""
         prior, likelihood = self.function.prior.gaussian, self.function.likelihood
         is_due = self.next_fit is not None and self.draw >= self.next_fit
-        if self.center != "prior" and is_due:
+        is_due &= self.center != "prior"
+        if is_due:
             self._fit(prior, likelihood)
-            self._target = self._target_at(prior, likelihood)
-            if self.tune:
-                self._leave_tails()
+            self._target = None
         if self._target is None:
-            self._target = self._target_at(prior, likelihood)
+            if self.center == "prior":
+                self._target = TemperedTarget(prior, likelihood)
+            else:
+                sites = Sites(self.site_precision, self.site_shift)
+                base, _ = with_sites(prior, sites)
+                self._target = TemperedTarget(base, likelihood, 1.0, sites)
+        if is_due and self.tune:
+            self._leave_tails()
         return self._target
-
-    def _target_at(self, prior, likelihood):
-        if self.center == "prior":
-            return TemperedTarget(prior, likelihood)
-        sites = Sites(self.site_precision, self.site_shift)
-        base, _ = with_sites(prior, sites)
-        return TemperedTarget(base, likelihood, 1.0, sites)
 
     def _leave_tails(self):
         """Move to a draw of the centre where that is more probable: slices are slow in tails.

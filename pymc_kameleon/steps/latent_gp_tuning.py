@@ -99,7 +99,7 @@ class LatentGPTuning(LatentFunctionStep):
 
         def log_density(theta):
             nearby = next((pilot.sites for pilot in reversed(pilots) if pilot is not None), None)
-            pilot = approximate(self.joint, theta, self._cheap_method, nearby)
+            pilot = approximate(self.joint, theta, "laplace", nearby)
             points.append(theta.copy())
             pilots.append(pilot)
             values.append(-np.inf if pilot is None else pilot.log_density)
@@ -117,10 +117,6 @@ class LatentGPTuning(LatentFunctionStep):
         normals = self.rng.standard_normal((x.size, N_EXPECTED))
         self.history.begin_with(gaussian.unwhiten(normals))
         self._take_lesson()
-
-    @property
-    def _cheap_method(self):
-        return "laplace" if self.joint.likelihood.has_curvature else "ep"
 
     def _lengths(self):
         lengths = {"N": self.function.size, "d": self.joint.dim, "values": N_TERMS}
@@ -187,8 +183,8 @@ class LatentGPTuning(LatentFunctionStep):
         normal = self.learner.normal()
         x = self._point.x if normal is None else normal[0].copy()
         start = self.sites(x) if self.n_fits else None
-        # While tuning cheap ones, which are soon others.
-        method = self._cheap_method if self.tune else self.approximation
+        # While tuning Laplace's, which are cheap, and are soon others.
+        method = "laplace" if self.tune else self.approximation
         pilot = approximate(self.joint, x, method, start)
         if pilot is None and normal is not None:
             pilot = approximate(self.joint, self._point.x, method)

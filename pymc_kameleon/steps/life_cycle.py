@@ -14,6 +14,7 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_kameleon.mcmc.layout import check_layout
+from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
 
 __all__ = ["STUCK_AFTER", "Step", "all_or_nothing"]
@@ -83,9 +84,8 @@ class Step(ArrayStepShared):
                 "vars: there is no free variable to sample. Give the model one, and leave vars out "
                 "or name at least one."
             )
-        continuous = [v for v in model.value_vars if v.dtype not in discrete_types]
-        if vars is None and kwargs.get("blocked") is False and continuous:
-            args, kwargs["vars"] = args[1:], continuous
+        if vars is None and kwargs.get("blocked") is False:
+            args, kwargs["vars"] = args[1:], continuous_variables(model)
         return super().__new__(cls, *args, **kwargs)
 
     def __getstate__(self):

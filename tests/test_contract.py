@@ -186,7 +186,7 @@ def all_steps(family):
         parent = pm.Normal("parent", 0, 0.5)
         steps = [STEPS[name].make([STEPS[name].add(name, parent)]) for name in FAMILIES[family]]
         # A step that samples has the linker's rounding, which is another one in PyMC 6.
-        steps.append(models.Shift([parent], shift=0.01))
+        steps.append(models.Shift([parent], shift=0.001))
     return model, steps
 
 

@@ -9,6 +9,7 @@ import functools
 
 import numba
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import stats
 
@@ -17,6 +18,7 @@ from pymc_kameleon import (
     FastKameleonStep,
     KameleonStep,
     PCAKameleonStep,
+    SurrogateHMCStep,
 )
 from pymc_kameleon.kernels import CustomKernel, Linear
 from pymc_kameleon.mcmc import run
@@ -124,6 +126,45 @@ def test_pca_kameleon_is_invariant(options):
 def test_pca_kameleon_is_invariant_in_eight_dimensions_with_few_components():
     found = p_values(PCAKameleonStep, target=Banana(0.03, dim=8), n_components=3)
     assert min(found.values()) > BOUND, found
+
+
+def angles_p_values(make, **options):
+    """P-values of a frozen step on an angle, and how wide its draws are."""
+    rng, name = np.random.default_rng(30), "angle_circular__"
+    draws = rng.vonmises(-1.5, 0.6, (104_080, 1))
+    warm, start, reference = draws[:80], draws[80:4080], draws[4080:, 0]
+    with pm.Model() as model:
+        pm.VonMises("angle", -1.5, 0.6, shape=1)
+    step = frozen(make(model=model, warm_start=warm, steps_per_draw=20, **options), 31)
+    moved = np.array([step.step({name: x})[0][name][0] for x in start])
+    p_values = [stats.ks_2samp(f(moved), f(reference)).pvalue for f in (np.cos, np.sin)]
+    return p_values, np.ptp(moved)
+
+
+KAMELEON_ON_ANGLES = {
+    "standardize": False,
+    "gamma": 0.3,
+    "scaling": 1.0,
+    "global_share": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(KameleonStep, KAMELEON_ON_ANGLES), (SurrogateHMCStep, {})],
+    ids=["kameleon", "surrogate_hmc"],
+)
+def test_a_step_is_invariant_on_an_angle(make, options):
+    found, width = angles_p_values(make, **options)
+    assert min(found) > BOUND, found
+    assert 6.0 < width <= 2 * np.pi
+
+
+def test_proposals_that_do_not_know_the_period_are_found(monkeypatch):
+    """A kernel of past points is not the same one period further."""
+    monkeypatch.setattr(KameleonStep, "_keep_to_one_period", lambda self: None)
+    found, _ = angles_p_values(KameleonStep, **KAMELEON_ON_ANGLES)
+    assert min(found) < BOUND, found
 
 
 KERNEL_STEPS = [KameleonStep, FastKameleonStep, PCAKameleonStep]

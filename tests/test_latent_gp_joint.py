@@ -24,9 +24,10 @@ from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLea
 from pymc_kameleon.latent_gp.joint.pilots import approximate
 from pymc_kameleon.latent_gp.joint.sites import constant_sites, fit_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_density_terms
-from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, new_chain, slices
+from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, slices
 from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.surrogate.depth import typical_depth
 

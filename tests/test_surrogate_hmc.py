@@ -1009,6 +1009,19 @@ def quantiles_of_the_log_spread(shares):
 
 
 @pytest.mark.slow
+def test_an_angle_that_may_be_pi_has_one_mode_and_one_period():
+    """A start on the wrong side of pi; what is evaluated beyond is the same one turn back."""
+    with pm.Model() as model:
+        angle = pm.VonMises("angle", 0, 0.1)
+        pm.Potential("near pi", -4.0 * pm.math.cos(angle))
+    step = SurrogateHMCStep(model=model)
+    points, statistics, _ = models.run(step, model, 700, tune=200)
+    draws = points[200:, 0]
+    assert np.ptp(draws) < 2 * np.pi
+    assert np.mean([s["accept"] for s in statistics[200:]]) > 0.7
+    assert abs(np.angle(-np.exp(1j * draws).mean())) < 0.2  # 5 standard errors of 200 draws
+
+
 def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
     """The median of its draws is typical of the posterior, and steps are as large as there.
 

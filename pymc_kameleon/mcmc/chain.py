@@ -7,7 +7,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import by_class, evaluate, jitable
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jitable
 
 __all__ = [
     "ACCEPTANCE",
@@ -16,9 +16,12 @@ __all__ = [
     "accept_in_two_stages",
     "accept_or_reject",
     "has_first_stage",
+    "is_within",
+    "new_chain",
     "probability",
     "remember",
     "settle",
+    "turned",
 ]
 
 ACCEPTANCE, ACCEPTED = 0, 1
@@ -40,6 +43,9 @@ class Chain(NamedTuple):
         Log-density evaluations, and non-finite ones.
     outcome : array, shape (2,)
         Sum of acceptance probabilities, and number of accepted moves.
+    bounds : array, shape (2, d)
+        Least and largest coordinates: one period of an angle, else infinite. A proposal beyond them
+        is rejected, so that the target is a density of one period.
     """
 
     position: Annotated[np.ndarray, floats("d")]
@@ -48,6 +54,35 @@ class Chain(NamedTuple):
     proposed_value: Annotated[np.ndarray, floats("values")]
     counts: Annotated[np.ndarray, integers(2)]
     outcome: Annotated[np.ndarray, floats(2)]
+    bounds: Annotated[np.ndarray, floats(2, "d")]
+
+
+def new_chain(x: np.ndarray, n_values: int = N_TERMS) -> Chain:
+    """Return a chain that is at `x` (d,), with room for so many values."""
+    unbounded = np.full(x.size, np.inf)
+    return Chain(
+        position=x.copy(),
+        value=np.zeros(n_values),
+        proposal=x.copy(),
+        proposed_value=np.zeros(n_values),
+        counts=np.zeros(2, dtype=np.int64),
+        outcome=np.zeros(2),
+        bounds=np.array([-unbounded, unbounded]),
+    )
+
+
+@jitable
+def is_within(bounds, x):
+    """Whether no coordinate of `x` (d,) is beyond its `bounds` (2, d)."""
+    for i in range(x.size):
+        if x[i] < bounds[0, i] or x[i] > bounds[1, i]:
+            return False
+    return True
+
+
+def turned(angles: np.ndarray, low: np.ndarray | float) -> np.ndarray:
+    """Angles moved by whole turns to between `low` and a turn above it."""
+    return angles - 2.0 * math.pi * np.floor((angles - low) / (2.0 * math.pi))
 
 
 @jitable
@@ -105,6 +140,8 @@ def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
         Acceptance probability (0 after a rejection by the first stage).
     accepted : bool
     """
+    if not is_within(chain.bounds, chain.proposal):
+        return 0.0, False
     if stage is not None:
         if has_first_stage(stage, chain, uniforms):
             return accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms)

@@ -11,6 +11,7 @@ import numpy as np
 from pymc_kameleon.mcmc.chain import (
     accept_or_reject,
     has_first_stage,
+    is_within,
     probability,
     remember,
     settle,
@@ -66,6 +67,8 @@ def _move_along_gradient(log_density, stage, chain, factor, step_size, normals, 
     drift, proposed_drift = np.empty(normals.size), np.empty(normals.size)
     whitened_drift(chain.value, factor, drift)
     propose_langevin(chain.position, drift, factor, step_size, normals, chain.proposal)
+    if not is_within(chain.bounds, chain.proposal):
+        return 0.0
     if stage is not None:
         if has_first_stage(stage, chain, uniforms):
             return accept_langevin_in_two_stages(

@@ -14,8 +14,8 @@ from pymc_kameleon.latent_gp.joint.learning import learn
 from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
-from pymc_kameleon.latent_gp.joint.transition import new_chain, point_of_draw
-from pymc_kameleon.mcmc.chain import Chain
+from pymc_kameleon.latent_gp.joint.transition import point_of_draw
+from pymc_kameleon.mcmc.chain import Chain, new_chain
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.life_cycle import all_or_nothing

@@ -17,7 +17,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.learner import Adaptation, LearnerState, WarmStart
 from pymc_kameleon.adaptation.scaling import target_acceptance
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain, new_chain, turned
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.run import run_plain, runner
@@ -56,6 +56,9 @@ has room for what is read."""
 
 NEARER = 0.25
 """What the share of the way to a draw from the prior is multiplied by where that is too far."""
+
+CENTRED_IN = 100
+"""Transitions of which the running mean of an angle is, about."""
 
 LOOKS, IMPOSSIBLE_LOOKS, TRIES = 15, 64, 8
 """Points that are tried, each nearer; those from where there is no density, and how many of these
@@ -346,14 +349,7 @@ class MetropolisHastingsStep(Step):
     @one_thread()
     def _begin_at(self, x):
         position = np.array(x, dtype=np.float64)
-        self.chain = Chain(
-            position=position,
-            value=np.zeros(self._n_values()),
-            proposal=position.copy(),
-            proposed_value=np.zeros(self._n_values()),
-            counts=np.zeros(2, dtype=np.int64),
-            outcome=np.zeros(2),
-        )
+        self.chain = new_chain(position, self._n_values())
         if self.surrogate is not None:
             self.stage = self._new_stage()
         if self.stored is not None:
@@ -643,6 +639,7 @@ class MetropolisHastingsStep(Step):
 
     def _run(self, n):
         """Make `n` transitions, compiled if log density and proposal are."""
+        self._keep_to_one_period()
         table = self._density().compiled() if self.runs_compiled else None
         is_compiled, learner = table is not None, self.learner
         stage, proposal = self.stage, learner.proposal(is_compiled)
@@ -675,6 +672,28 @@ class MetropolisHastingsStep(Step):
             raise
         if self.stage is not None:
             self._teach()
+
+    def _keep_to_one_period(self):
+        """Move angles by whole turns into their bounds, which while tuning follow the chain.
+
+        They are a turn apart, around a running circular mean, so that they come to be where the
+        density is lowest. What is within is one period of the target, and proposals end there.
+        """
+        chain, is_angle = self.chain, self.target.is_circular
+        if not is_angle.any():
+            return
+        x, low = chain.position[is_angle], chain.bounds[0, is_angle]
+        is_first = not np.isfinite(low).all()
+        if self.tune or is_first:
+            centre = x if is_first else low + math.pi
+            centre = centre + turned(x - centre, -math.pi) / min(self.transition + 1, CENTRED_IN)
+            chain.bounds[:, is_angle] = centre - math.pi, centre + math.pi
+        within = turned(x, chain.bounds[0, is_angle])
+        if (within != x).any():
+            chain.position[is_angle] = within
+            self.learner.invalidate()
+            if self.stage is not None:
+                self.stage.is_current[0] = False
 
     def _learnt_statistics(self, n_evals):
         return self.learner.statistics()

@@ -186,11 +186,6 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 "it saves. Take KameleonStep, or NUTS where there is a gradient.",
                 self.dim,
             )
-        if self.target.is_circular.any():
-            _log.warning(
-                "SurrogateHMCStep with an angle: its surrogate does not know that the density is "
-                "periodic, and chains wander from one period to the next. KameleonStep takes it."
-            )
         if self.takes_gradients:
             _ = self.target.with_gradients  # raises an error where there is none
         self.known_prior = _prior_with_gradient(self.target)
@@ -255,6 +250,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         It can be so where nothing was evaluated, and later transitions would go there in vain.
         """
         for _ in range(MOST_CHECKS):
+            self._keep_to_one_period()
             super()._end_learning(position)
             surrogate = self.learner.surrogate
             errors = [
@@ -264,6 +260,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             if min(errors, default=0.0) > -GROSS:
                 return
         super()._end_learning(position)
+
+    def _keep_to_one_period(self):
+        super()._keep_to_one_period()
+        if self.tune:
+            self.learner.keep_within(self.chain.bounds)
 
     def _learn_from_others(self):
         """Learn what other chains and runs have stored since the last time."""

@@ -16,6 +16,7 @@ from pymc_kameleon.adaptation.history import (
 )
 from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
 from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.chain import turned
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.layout import floats, integers
@@ -266,6 +267,13 @@ class TrajectoryLearner(Learner):
         """Learn from an evaluation of another chain."""
         self.keep(point, terms)
         self.n_foreign += 1
+
+    def keep_within(self, bounds: np.ndarray) -> None:
+        """Move angles of what is known into their bounds (2, d), which others do not have."""
+        is_angle = np.isfinite(bounds[0])
+        if is_angle.any():
+            for points in (self.evaluations.points, self.history.points, self.last[None]):
+                points[:, is_angle] = turned(points[:, is_angle], bounds[0, is_angle])
 
     @property
     def n_own(self) -> int:

@@ -14,23 +14,11 @@ from pymc_kameleon.latent_gp.joint.target import (
 from pymc_kameleon.latent_gp.samplers.ellipse import MOST_EVALUATIONS, slices_along
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, jit
+from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.run import run_plain
 
-__all__ = ["move_hyperparameters", "new_chain", "point_of_draw", "slices"]
-
-
-def new_chain(x: np.ndarray) -> Chain:
-    """Return a chain of hyperparameters that begins at `x` (d,)."""
-    return Chain(
-        position=x.copy(),
-        value=np.zeros(N_TERMS),
-        proposal=x.copy(),
-        proposed_value=np.zeros(N_TERMS),
-        counts=np.zeros(2, dtype=np.int64),
-        outcome=np.zeros(2),
-    )
+__all__ = ["move_hyperparameters", "point_of_draw", "slices"]
 
 
 def move_hyperparameters(

@@ -18,9 +18,12 @@ from pymc_kameleon import (
     PCAKameleonStep,
     RiemannianHMCStep,
     SurrogateHMCStep,
+    _threads,
 )
 from pymc_kameleon._threads import all_threads, one_thread
-from pymc_kameleon.steps import latent_function
+from pymc_kameleon.latent_gp import interface
+from pymc_kameleon.pseudo_marginal import gp_classification_loglikelihood
+from pymc_kameleon.pseudo_marginal.gp_classification_estimator import GPClassificationEstimator
 
 wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 
@@ -44,6 +47,9 @@ def test_one_thread_inside_and_all_of_them_for_users():
         assert blas_threads() == {1}
         with all_threads():
             assert blas_threads() == {2}
+            with one_thread():
+                assert blas_threads() == {1}
+            assert blas_threads() == {2}
         with one_thread():
             assert blas_threads() == {1}
         assert blas_threads() == {1}
@@ -58,20 +64,20 @@ def test_threads_are_given_back_after_an_error():
     assert blas_threads() == {2}
 
 
+def noting_threads(function, found):
+    def noted(*arguments, **options):
+        found.append(blas_threads())
+        return function(*arguments, **options)
+
+    return noted
+
+
 @pytest.fixture
 def seen(monkeypatch):
     """Threads that there were whenever a matrix was factorised."""
     found = []
-
-    def noting(function):
-        def noted(*arguments, **options):
-            found.append(blas_threads())
-            return function(*arguments, **options)
-
-        return noted
-
     for owner, name in ((linalg, "cholesky"), (linalg, "eigh"), (np.linalg, "cholesky")):
-        monkeypatch.setattr(owner, name, noting(getattr(owner, name)))
+        monkeypatch.setattr(owner, name, noting_threads(getattr(owner, name), found))
     return found
 
 
@@ -102,7 +108,7 @@ def test_steps_learn_on_one_thread(make, seen):
 @pytest.mark.parametrize("largest", [1000, 10])
 @pytest.mark.parametrize("cls", [LatentGPStep, EllipticalSliceStep, RiemannianHMCStep])
 def test_large_functions_have_all_threads(cls, largest, monkeypatch):
-    monkeypatch.setattr(latent_function, "SMALL", largest)
+    monkeypatch.setattr(_threads, "SMALL", largest)
     x = np.linspace(0, 5, 20)[:, None]
     found = []
     with pm.Model() as model:
@@ -136,3 +142,32 @@ def test_black_boxes_have_all_threads():
         point, _ = step.step(point)
     step.stop_tuning()
     assert len(found) > 60 and all(threads == {2} for threads in found)
+
+
+def test_a_black_box_of_the_package_takes_one_thread(monkeypatch):
+    """A user's function in its place has all; this one, inside of it, is small."""
+    inputs, found = np.linspace(0, 1, 20)[:, None], []
+    for name in ("approximate", "estimate"):
+        noting = noting_threads(getattr(GPClassificationEstimator, name), found)
+        monkeypatch.setattr(GPClassificationEstimator, name, noting)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale")
+        labels = inputs[:, 0] > 0.5
+        pm.Potential("y", gp_classification_loglikelihood(inputs, labels, scale))
+        step = KameleonStep(pseudo_marginal=True)
+    step.setup_chain(np.random.default_rng(1), 2, 1)
+    step.step(model.initial_point())
+    assert found and all(threads == {1} for threads in found)
+    assert blas_threads() == {2}
+
+
+@pytest.mark.parametrize("name", ["expectation_propagation", "laplace"])
+def test_approximations_take_one_thread(name, monkeypatch):
+    found, inner = [], f"{name}_approximation"
+    monkeypatch.setattr(interface, inner, noting_threads(getattr(interface, inner), found))
+    with pm.Model():
+        f = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, 1.0)).prior("f", X=np.arange(9.0)[:, None])
+        pm.Poisson("y", pm.math.exp(f), observed=np.arange(9))
+        getattr(interface, name)()
+    assert found == [{1}]
+    assert blas_threads() == {2}

@@ -12,6 +12,7 @@ from pymc.model import Model, modelcontext
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon._compat import posterior_result
+from pymc_kameleon._threads import threads_for
 from pymc_kameleon.latent_gp.approximations.approximation import GaussianApproximation
 from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
@@ -150,7 +151,8 @@ def log_evidence(
     if isinstance(start, GaussianApproximation):
         begin = start
     else:
-        begin = approximate[start](prior, likelihood)
+        with threads_for(function.size):
+            begin = approximate[start](prior, likelihood)
     evidence = estimate_log_evidence(
         prior,
         likelihood,
@@ -170,7 +172,8 @@ def _approximated(approximate, model, f, point, compile_kwargs, options):
     reading, values = _read_at(model, f, point, compile_kwargs)
     function = reading.function
     function.likelihood.require_gradient()
-    found = approximate(function.prior.gaussian, function.likelihood, **options)
+    with threads_for(function.size):
+        found = approximate(function.prior.gaussian, function.likelihood, **options)
     return replace(found, likelihood=_LikelihoodAt(reading, values))
 
 

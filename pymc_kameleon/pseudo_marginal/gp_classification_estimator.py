@@ -5,6 +5,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cholesky
 from scipy.spatial.distance import pdist, squareform
 
+from pymc_kameleon._threads import threads_for
 from pymc_kameleon.latent_gp.approximations.approximation import floored
 from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Logit, Probit
 from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
@@ -119,8 +120,9 @@ class GPClassificationEstimator:
         float
             NaN if there is no importance density: see `approximate`.
         """
-        density = self.approximate(lengthscales, amplitude)
-        return np.nan if density is None else self.estimate(density, n_importance, rng)
+        with threads_for(len(self.labels)):
+            density = self.approximate(lengthscales, amplitude)
+            return np.nan if density is None else self.estimate(density, n_importance, rng)
 
     def prior(self, lengthscales: np.ndarray, amplitude: float) -> Gaussian:
         """Prior of the latent function at the inputs.

@@ -1,7 +1,6 @@
 """What the steps for a latent Gaussian process share: the function, its chain, its warnings."""
 
 from abc import abstractmethod
-from contextlib import nullcontext
 from dataclasses import field
 from typing import Annotated, Any
 
@@ -13,17 +12,13 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon._threads import one_thread
+from pymc_kameleon._threads import threads_for
 from pymc_kameleon.latent_gp.model.reading import LatentFunction
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.steps.mixing import KeptDraws
 
 __all__ = ["LatentFunctionState", "LatentFunctionStep", "OtherVariables"]
-
-SMALL = 1000
-"""Values of a function up to which its matrices are for one thread: two of an idle machine gain a
-tenth at 800, and beside another process that uses them all take 25 times as long."""
 
 WATCHED = 20
 """Values of a function of which it is watched how they mix."""
@@ -123,17 +118,14 @@ class LatentFunctionStep(Step):
     def stop_tuning(self):
         """Freeze what was learnt."""
         if self.tune:
-            with self._threads():
+            with threads_for(self.function.size):
                 self._end_tuning()
         super().stop_tuning()
 
     def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """Make the transitions of a draw from `q0`, given the other variables."""
-        with self._threads():
+        with threads_for(self.function.size):
             return self._draw(q0)
-
-    def _threads(self):
-        return one_thread() if self.function.size <= SMALL else nullcontext()
 
     def _draw(self, q0):
         prior_changed = self._refresh()

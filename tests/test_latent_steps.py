@@ -562,7 +562,8 @@ def test_acceptance_far_from_the_target_of_a_trajectory_says_so_once():
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.split("-")[0] in LATENT])
 def test_chains_in_order_say_nothing(case):
-    _, statistics, _ = run(CASES[case].step(), CASES[case].model, 160, tune=50)
+    draws = 800 if case.startswith("slice_prior") else 110  # it mixes the worst
+    _, statistics, _ = run(CASES[case].step(), CASES[case].model, 50 + draws, tune=50)
     told = [s for s in statistics if "warning" in (s if isinstance(s, dict) else s[0])]
     assert told == []
 
@@ -692,7 +693,7 @@ def test_a_metric_without_its_determinant_is_caught(monkeypatch):
     monkeypatch.setattr(LocalGeometry, "energy", without_determinant)
     options = {"step_size": 0.7, "n_steps": 3}
     step = RiemannianHMCStep(model=_model(few_counts), compile_kwargs=PLAIN, **options)
-    found = p_values(frozen(step, 22), few_counts_draws(), 5, 250)
+    found = p_values(frozen(step, 22), few_counts_draws(), 5, 500)
     assert min(found.values()) < FALSE_ALARM, found
 
 

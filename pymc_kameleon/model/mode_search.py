@@ -13,6 +13,10 @@ ENOUGH = 0.5
 PATIENCE, MORE_PATIENCE = 8, 2
 """The second for each dimension, where there are no gradients."""
 
+LONG, MORE_LONG = 100, 20
+"""Evaluations, the second for each dimension, after which only gains of the size of the dimension
+count: where the density is still far too low, not on the way up a spike."""
+
 ASKED = 5
 """Evaluations after which it is asked again how much higher others have come."""
 
@@ -66,6 +70,8 @@ def search_mode(
             if height <= 0.0:
                 raise _Found
             enough = np.fmax(ENOUGH, HOPEFUL * height)
+        if count > LONG + MORE_LONG * start.size:
+            enough = max(enough, start.size)
         value, count = log_density(start + scales * steps), count + 1
         if value > best + enough:
             best, since = value, 0

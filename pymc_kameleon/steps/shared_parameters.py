@@ -44,7 +44,7 @@ disperse : bool
     "start": """\
 start : "here" or "optimize"
     How tuning begins: where the chain starts, or with a search for the mode from there, by
-    100 + 20 d evaluations at most, and a random point around what it found. Not with
+    100 + 100 d evaluations at most, and a random point around what it found. Not with
     `warm_start`.""",
     "pseudo_marginal": """\
 pseudo_marginal : bool

@@ -39,7 +39,7 @@ def search_from(begin: np.ndarray, scales: np.ndarray, evaluate, gradient=None, 
     `evaluate` was called last, if there is one; `missing` says how much higher than the largest
     value others have come.
     """
-    search_mode(evaluate, begin.copy(), scales, 100 + 20 * begin.size, gradient, missing)
+    search_mode(evaluate, begin.copy(), scales, 100 + 100 * begin.size, gradient, missing)
 
 
 def point_near_mode(gaussian, points, log_densities, evaluate, rng) -> np.ndarray:

@@ -13,7 +13,10 @@ COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 VERMILION = "#d55e00"
 STYLES = (("-", "o"), ("--", "s"), (":", "D"))
-COLUMNS = 4
+COLUMNS = 3
+
+SIZE = 11.0
+"""Of all text, in points: to be read on a telephone too."""
 
 
 def picture(results: pd.DataFrame) -> Figure:
@@ -29,22 +32,29 @@ def picture(results: pd.DataFrame) -> Figure:
     looks = dict(zip(samplers, _looks(samplers), strict=True))
     n_columns = min(COLUMNS, len(targets))
     n_rows = -(-len(targets) // n_columns)
-    figure = Figure(figsize=(3.0 * n_columns + 2.2, 2.7 * n_rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(2.7 * n_columns + 0.3, 2.4 * n_rows + 0.4), layout="constrained")
     panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
     lines = {}
     for panel, target in zip(panels, targets, strict=False):
         plot_efficiency(results[results["target"] == target], styles=looks, ax=panel)
         panel.get_legend().remove()
         lines |= {line.get_label(): line for line in panel.lines}
-        panel.set(title=target, xlabel="", ylabel="", yticks=[0.01, 0.03, 0.1, 0.3, 1.0])
-        panel.tick_params(labelbottom=True)
+        panel.set(xlabel="", ylabel="", yticks=[0.01, 0.03, 0.1, 0.3, 1.0])
+        panel.set_title(target, fontsize=SIZE)
+        panel.tick_params(labelbottom=True, labelsize=SIZE)
         panel.spines[["top", "right"]].set_visible(False)
-    for panel in panels[len(targets) :]:
-        panel.set_visible(False)
-    figure.supxlabel("evaluations of the likelihood, all counted", fontsize="medium")
-    figure.supylabel("mean marginal total variation", fontsize="medium")
+    free = panels[len(targets) :]
+    for panel in free:
+        panel.set_axis_off()
+    figure.supxlabel("evaluations of the likelihood, all counted", fontsize=SIZE)
+    figure.supylabel("mean marginal total variation", fontsize=SIZE)
     names = [name for name in samplers if name in lines]
-    figure.legend([lines[n] for n in names], names, loc="outside right upper", frameon=False)
+    options = {"frameon": False, "fontsize": SIZE}
+    handles = [lines[name] for name in names]
+    if len(free):
+        free[0].legend(handles, names, loc="upper left", **options).set_in_layout(False)
+    else:
+        figure.legend(handles, names, loc="outside lower center", ncols=3, **options)
     return figure
 
 

@@ -17,6 +17,7 @@ from pymc_kameleon import SurrogateHMCStep
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc import run
 from pymc_kameleon.model.initial_points import prior_draws
+from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
@@ -1033,6 +1034,21 @@ def test_an_angle_that_may_be_pi_has_one_mode_and_one_period():
     assert np.ptp(draws) < 2 * np.pi
     assert np.mean([s["accept"] for s in statistics[200:]]) > 0.7
     assert abs(np.angle(-np.exp(1j * draws).mean())) < 0.2  # 5 standard errors of 200 draws
+
+
+@pytest.mark.slow
+def test_a_chain_with_vague_priors_comes_to_the_mode():
+    """The posterior's sd of the noise is .35; the prior's scale of its logarithm is 76."""
+    rng, x = np.random.default_rng(1), np.linspace(0, 10, 30)
+    y = 30 + 2 * x + rng.normal(0, 3, 30)
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 0, 1e4), pm.Normal("b", 0, 1e4)
+        pm.Normal("y", a + b * x, pm.InverseGamma("s", 0.01, 0.01), observed=y)
+        step = SurrogateHMCStep()
+    assert step.target.scales[2] == LONGEST_LOG < step.target.scales[0]
+    for seed in (1, 2):
+        points, _, _ = models.run(step, model, 900, tune=750, seed=seed)
+        assert abs(np.exp(points[750:, 2].mean()) - 2.5) < 1.0
 
 
 def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.logprob.transforms import CircularTransform
+from pymc.logprob.transforms import CircularTransform, LogTransform
 from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements, rewrite_pregrad
 from pymc.util import get_value_vars_from_user_vars
 from pymc.vartypes import discrete_types
@@ -28,6 +28,10 @@ from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.transforms import is_two_sided
 
 __all__ = ["LogDensity", "continuous_variables", "likelihood_terms", "select_variables"]
+
+LONGEST_LOG = 3.0
+"""A factor of 20 for a positive parameter. That of a prior that is meant to say nothing, as
+InverseGamma(0.01, 0.01), is 1e33: no first move or search should be as long."""
 
 
 def continuous_variables(model) -> list:
@@ -206,8 +210,10 @@ class LogDensity:
 
     @cached_property
     def scales(self) -> np.ndarray:
-        """Scale (d,) of the prior in each coordinate."""
-        return prior_scales(self.prior_points)
+        """Scale (d,) of the prior in each coordinate; of a logarithm at most `LONGEST_LOG`."""
+        scales = prior_scales(self.prior_points)
+        is_log = self._where(lambda rv, transform: isinstance(transform, LogTransform))
+        return np.where(is_log, np.minimum(scales, LONGEST_LOG), scales)
 
     def likelihood_graphs(self) -> list:
         """Log densities of the observed variables and potentials that depend on `vars`."""

@@ -1051,6 +1051,7 @@ def test_a_chain_with_vague_priors_comes_to_the_mode():
         assert abs(np.exp(points[750:, 2].mean()) - 2.5) < 1.0
 
 
+@pytest.mark.slow
 def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
     """The median of its draws is typical of the posterior, and steps are as large as there.
 

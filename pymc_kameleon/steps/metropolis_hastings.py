@@ -348,8 +348,8 @@ class MetropolisHastingsStep(Step):
 
     @one_thread()
     def _begin_at(self, x):
-        position = np.array(x, dtype=np.float64)
-        self.chain = new_chain(position, self._n_values())
+        self.chain = new_chain(np.array(x, dtype=np.float64), self._n_values())
+        position = self.chain.position  # which the search for a start moves
         if self.surrogate is not None:
             self.stage = self._new_stage()
         if self.stored is not None:

@@ -193,3 +193,21 @@ def test_the_first_chain_of_a_model_is_the_chain_of_later_ones(tmp_path):
     runs = [run_python(FIRST_CALL, PYTENSOR_FLAGS=flags) for _ in range(2)]
     assert not any(run.returncode for run in runs), runs[0].stderr
     assert runs[0].stdout == runs[1].stdout != ""
+
+
+def test_a_learner_begins_where_the_chain_was_put(monkeypatch):
+    model, _, _ = models.normal(2)
+    step, given = KameleonStep(model=model), []
+    new_learner = step._new_learner
+
+    def noting(position, warm):
+        given.append((position.copy(), step.chain.position.copy()))
+        return new_learner(position, warm)
+
+    monkeypatch.setattr(step, "_new_learner", noting)
+    start = model.initial_point()
+    begin(step)
+    step.step(start)
+    ((position, chain),) = given
+    np.testing.assert_array_equal(position, chain)
+    assert not np.array_equal(position, step.target.default_start)

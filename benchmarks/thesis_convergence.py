@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks.common import SEED, heading, show, write
 from pymc_kameleon.kernels import Gaussian
 from pymc_kameleon.kernels.random_features import EMBEDDINGS, draw_features, features, jacobians
-from pymc_kameleon.mcmc.proposals.kernel_gaussian import centred_scatter
+from pymc_kameleon.mcmc.proposals.local_gaussian import centred_scatter
 from pymc_kameleon.targets import Banana
 
 __all__ = ["COLORS", "EXPERIMENTS", "Experiment", "add_arguments", "run"]

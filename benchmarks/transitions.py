@@ -14,7 +14,7 @@ import pymc as pm
 
 from benchmarks.common import DrivenStep, heading, mark, pymc_major, show, write
 from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep, PCAKameleonStep
-from pymc_kameleon.adaptation.history import RECENT
+from pymc_kameleon.mcmc.history import RECENT
 from pymc_kameleon.targets import Banana
 
 __all__ = ["add_arguments", "run"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pymc as pm
 
-from pymc_kameleon.adaptation.scaling import ScalingAdaptation
+from pymc_kameleon.adaptation.scaling import ScalingLearner
 from pymc_kameleon.mcmc.proposals import Scaling, register_proposal
 from pymc_kameleon.steps import MetropolisHastingsStep
 
@@ -39,7 +39,7 @@ register_proposal(TailWalk, propose=propose)
 
 def tail_walk(vars=None, **options):
     """Return a step that makes these moves; options as for `AdaptiveMetropolisStep`."""
-    return MetropolisHastingsStep(vars, adaptation=ScalingAdaptation(TailWalk), **options)
+    return MetropolisHastingsStep(vars, learner=ScalingLearner(TailWalk), **options)
 
 
 if __name__ == "__main__":

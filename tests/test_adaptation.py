@@ -7,11 +7,11 @@ import pytest
 from models import normal, run
 
 from pymc_kameleon import FastKameleonStep, KameleonStep, PCAKameleonStep
-from pymc_kameleon.adaptation.covariance import new_covariance, update_covariance
-from pymc_kameleon.adaptation.history import RECENT, new_history, record, thinned
-from pymc_kameleon.adaptation.moments import FORGETTING, Moments, update_moments
+from pymc_kameleon.adaptation.feature_covariance import new_covariance, update_covariance
 from pymc_kameleon.adaptation.standardization import standardization
-from pymc_kameleon.mcmc.run import observe
+from pymc_kameleon.mcmc.history import RECENT, new_history, record, thinned
+from pymc_kameleon.mcmc.proposals.random_walk import FORGETTING, Moments, update_moments
+from pymc_kameleon.mcmc.scalings import learn_scaling
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 64, 1000, 12345])
@@ -133,10 +133,10 @@ def test_a_scaling_stays_in_the_range_of_useful_moves(make_step, acceptance, fac
     model, _, _ = normal(2)
     step = make_step(model=model, steps_per_draw=10)
     run(step, model, 200, tune=200)
-    learner, position = step.learner, step.chain.position
+    learner = step.learner
     for _ in range(3000):
         for j in range(learner.scaling.log.size):
-            observe(learner.observer().recursion, position, acceptance, j)
+            learn_scaling(learner.recursion(), j, acceptance)
     points = learner.learnt.points
     best = 2.38**2 / 2 * points.var(axis=1).mean()
     sizes = np.exp(2 * learner.scaling.log) * learner._move_sizes(points) / best

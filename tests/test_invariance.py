@@ -23,7 +23,7 @@ from pymc_kameleon import (
 from pymc_kameleon.kernels import CustomKernel, Linear
 from pymc_kameleon.mcmc import run
 from pymc_kameleon.mcmc.proposals import eigenfunction_moves, local_gaussian
-from pymc_kameleon.mcmc.proposals.kernel_gaussian import centred_scatter
+from pymc_kameleon.mcmc.proposals.local_gaussian import centred_scatter
 from pymc_kameleon.targets import Banana, Flower
 from pymc_kameleon.testing import frozen, invariance_p_values
 

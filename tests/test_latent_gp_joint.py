@@ -14,7 +14,6 @@ from models import FALSE_ALARM
 from scipy import stats
 from scipy.special import logsumexp
 
-from pymc_kameleon.adaptation.history import record
 from pymc_kameleon.adaptation.moments import MomentsAdaptation
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.joint import target as target_module
@@ -29,6 +28,7 @@ from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, Unfact
 from pymc_kameleon.mcmc import run
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.surrogate.depth import typical_depth
 
 N_DATA_SETS = 500

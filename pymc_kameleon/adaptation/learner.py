@@ -1,16 +1,20 @@
-"""What learns: a configuration, which is chosen once, and a learner, which belongs to one chain."""
+"""What a chain learns with: the user's choices, what was learnt, and how it goes on."""
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.proposals import covariance_at
-from pymc_kameleon.mcmc.run import CoordinateScales, Mixture
+from pymc_kameleon.mcmc.run import Mixture
+from pymc_kameleon.mcmc.saved_state import check_like
+from pymc_kameleon.mcmc.scalings import CoordinateScales, ScalingRecursion
 
-__all__ = ["Adaptation", "Learner", "LearnerState", "WarmStart"]
+__all__ = ["Learner", "LearnerState", "WarmStart"]
 
 
 class WarmStart(NamedTuple):
@@ -20,8 +24,20 @@ class WarmStart(NamedTuple):
     scaling: float | None
 
 
-class Adaptation(ABC):
-    """What the user chose about the proposal and its adaptation.
+@dataclass_state
+class LearnerState(DataClassState):
+    """All that a learner needs to go on: its class, and its `state_names` with their values."""
+
+    kind: str
+    values: dict[str, Any]
+
+
+class Learner(WithSamplingState, ABC):
+    """What a chain learns with.
+
+    A step has one that holds the choices alone; `start` returns that of a chain, which has all else
+    too. A subclass names in `state_names` what a saved state has to hold, in `varying` which axes
+    of these have no fixed length.
 
     Attributes
     ----------
@@ -31,46 +47,37 @@ class Adaptation(ABC):
         Largest number of points worth taking from a warm start.
     transition_kernel : Kernel or None
         Kernel whose gradients transitions evaluate, if they evaluate any.
+    scales : CoordinateScales
     """
 
     options: dict[str, Any]
     history_capacity: int
     transition_kernel = None
+    state_names: ClassVar[tuple[str, ...]] = ("scales",)
+    varying: ClassVar[dict[str, int]] = {}
 
-    def check(self, names: list[str], dim: int) -> None:  # noqa: B027
+    def check(self, names: list[str], dim: int) -> None:
         """Raise an error if a choice does not fit the variables `names` with `dim` elements."""
 
-    @abstractmethod
     def start(
         self,
         position: np.ndarray,
         rng: np.random.Generator,
-        warm: WarmStart | None,
         target_accept: float,
-    ) -> "Learner":
+        warm: WarmStart | None = None,
+    ) -> Self:
         """Return what a chain that starts at `position` (d,) learns with."""
+        started = copy.copy(self)
+        started.dim, started.target_accept = position.size, target_accept
+        started.scales = CoordinateScales(np.zeros(position.size), np.zeros(position.size))
+        started._begin(position, rng, warm)
+        return started
 
-
-@dataclass_state
-class LearnerState(DataClassState):
-    """All that a learner needs to go on."""
-
-    scales: CoordinateScales
-
-
-class Learner(WithSamplingState, ABC):
-    """What one chain has learnt, and how it goes on learning.
-
-    Attributes
-    ----------
-    scales : CoordinateScales
-    """
-
-    _state_class = LearnerState
-
-    def __init__(self, dim: int):
-        self.dim = dim
-        self.scales = CoordinateScales(np.zeros(dim), np.zeros(dim))
+    @abstractmethod
+    def _begin(
+        self, position: np.ndarray, rng: np.random.Generator, warm: WarmStart | None
+    ) -> None:
+        """Set up all that belongs to one chain, in new arrays."""
 
     # what transitions take ------------------------------------------------------------------------
 
@@ -89,11 +96,8 @@ class Learner(WithSamplingState, ABC):
         """Return the moves beside the proposal's, and their shares."""
 
     @abstractmethod
-    def observer(self) -> Any:
-        """Return what learns from each transition, registered for `mcmc.run.observe`."""
-
-    def evaluation_record(self, learns: bool) -> Any:
-        """Return what remembers each evaluation, registered for `chain.remember`, or None."""
+    def recursion(self) -> ScalingRecursion:
+        """Return how the scaling of the proposal is learnt."""
 
     # learning -------------------------------------------------------------------------------------
 
@@ -106,11 +110,10 @@ class Learner(WithSamplingState, ABC):
         sd = np.sqrt(np.sum(gaussian.factor**2, axis=1))
         self.scales.log_scale[:] = np.log(np.maximum(sd, 1e-300))
 
-    @abstractmethod
     def transitions_before_update(self, transition: int, n: int, rng: np.random.Generator) -> int:
         """Transitions, at most `n`, to make after `transition` ones before the next update."""
+        return n
 
-    @abstractmethod
     def update(self, position: np.ndarray, tune: bool, rng: np.random.Generator) -> None:
         """Learn a new proposal, with the chain at `position` (d,).
 
@@ -124,7 +127,6 @@ class Learner(WithSamplingState, ABC):
     def absorb(self) -> None:
         """Learn from the positions since the last call, if there is a fixed room for them."""
 
-    @abstractmethod
     def end_tuning(self, position: np.ndarray, rng: np.random.Generator) -> None:
         """Leave a valid frozen proposal behind, whatever the length of tuning was."""
 
@@ -134,9 +136,9 @@ class Learner(WithSamplingState, ABC):
     # what was learnt ------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def has_learnt(self) -> bool:
         """Whether there is a learnt proposal."""
+        return True
 
     def covariances_at(self, rows: np.ndarray) -> np.ndarray:
         """Covariances (n, d, d) of the proposal from the rows of an array (n, d)."""
@@ -151,6 +153,28 @@ class Learner(WithSamplingState, ABC):
     def statistics(self) -> dict[str, float]:
         """Values of the sampler statistics that show what was learnt."""
 
-    def lengths(self) -> dict[str, int]:
-        """Lengths of the arrays in the state, by the names in their declarations."""
-        return {"d": self.dim}
+    # saved states ---------------------------------------------------------------------------------
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether arrays whose lengths vary together have the same."""
+        return True
+
+    @property
+    def sampling_state(self) -> LearnerState:
+        """All that is needed to go on."""
+        values = {name: deepcopy(getattr(self, name)) for name in self.state_names}
+        return LearnerState(kind=type(self).__name__, values=values)
+
+    @sampling_state.setter
+    def sampling_state(self, state: LearnerState) -> None:
+        if state.kind != type(self).__name__:
+            raise TypeError(
+                f"sampling_state.learner is that of a {state.kind}, and should be that of a "
+                f"{type(self).__name__}."
+            )
+        own = {name: getattr(self, name) for name in self.state_names}
+        check_like("sampling_state.learner", state.values, own, self.varying)
+        self.__dict__.update(deepcopy(state.values))
+        if not self.is_consistent:
+            raise ValueError("sampling_state.learner has arrays whose lengths do not fit.")

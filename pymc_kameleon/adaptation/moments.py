@@ -2,70 +2,27 @@
 
 import hashlib
 import math
-from typing import Annotated, NamedTuple
 
 import numpy as np
-from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
-from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
-from pymc_kameleon.adaptation.scaling import WIDEST_BOUNDS, ScalingRecursion
+from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.adaptation.standardization import standardization
-from pymc_kameleon.mcmc.layout import floats
-from pymc_kameleon.mcmc.linalg import rank_one_update
-from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.mcmc.proposals import Scaling
-from pymc_kameleon.mcmc.proposals.random_walk import RandomWalk
-from pymc_kameleon.mcmc.run import Mixture, no_differences, observe
+from pymc_kameleon.mcmc.proposals.random_walk import Moments, RandomWalk
+from pymc_kameleon.mcmc.run import Mixture, no_differences
+from pymc_kameleon.mcmc.scalings import WIDEST_BOUNDS, ScalingRecursion, new_scaling
 from pymc_kameleon.validation import checked_array, checked_number
 
-__all__ = ["Moments", "MomentsAdaptation", "MomentsLearner", "update_moments"]
-
-FORGETTING = 2.0
-"""The covariance weighs position s of t by about (s/t)^(FORGETTING - 1): a bad start fades."""
+__all__ = ["MomentsLearner", "scaling_of_a_random_walk"]
 
 
-class Moments(NamedTuple):
-    """Running mean (d,), Cholesky factor of the running covariance (d, d), their weight (1,)."""
-
-    mean: Annotated[np.ndarray, floats("d")]
-    factor: Annotated[np.ndarray, floats("d", "d")]
-    weight: Annotated[np.ndarray, floats(1)]
+def scaling_of_a_random_walk(dim: int) -> float:
+    """Return what multiplies a Gaussian target's covariance in the best of random walks."""
+    return 2.38**2 / dim
 
 
-@jit(allocates=True)
-def update_moments(moments, position):
-    """Robbins-Monro step of mean and covariance; the factor is updated, not computed again."""
-    moments.weight[0] += 1.0
-    step = FORGETTING / (moments.weight[0] + FORGETTING)
-    difference = np.empty(position.size)
-    for i in range(position.size):
-        difference[i] = position[i] - moments.mean[i]
-        moments.mean[i] += step * difference[i]
-    rank_one_update(moments.factor, difference, 1.0 - step, step * (1.0 - step))
-
-
-class MomentsObserver(NamedTuple):
-    """Learns scaling and covariance at every transition (Andrieu & Thoms 2008, algorithm 4)."""
-
-    moments: Moments
-    recursion: ScalingRecursion
-    learn_scaling: bool
-    learn_covariance: bool
-
-
-def _observe(observer, position, acceptance, index):
-    if observer.learn_scaling:
-        observe(observer.recursion, position, acceptance, index)
-    if observer.learn_covariance:
-        update_moments(observer.moments, position)
-
-
-observe.register(MomentsObserver, _observe, allocates=False)
-
-
-class MomentsAdaptation(Adaptation):
-    """Choices of `AdaptiveMetropolisStep` and `MALAStep`.
+class MomentsLearner(Learner):
+    """Learns the scale of each coordinate first, by moves of one at a time, then the covariance.
 
     Parameters
     ----------
@@ -73,24 +30,30 @@ class MomentsAdaptation(Adaptation):
         As for `AdaptiveMetropolisStep`.
     default_scaling : callable
         The start of the scaling as a function of the dimension.
+    proposal_class : type
+        `RandomWalk` or `Langevin`.
     coordinate_share : float
         Share of one-coordinate moves while tuning, after the initial phase of nothing else.
     """
 
     history_capacity = 10_000
+    state_names = ("scales", "moments", "scaling", "initial_transitions")
 
     def __init__(
         self,
         *,
-        scaling,
-        learn_scaling,
-        covariance,
-        initial_covariance,
-        default_scaling,
+        scaling=None,
+        learn_scaling=True,
+        covariance="learned",
+        initial_covariance=None,
+        default_scaling=scaling_of_a_random_walk,
+        proposal_class=RandomWalk,
         coordinate_share=0.0,
     ):
-        self.scaling = None if scaling is None else checked_number("scaling", scaling, above=0)
-        self.learn_scaling = bool(learn_scaling)
+        self.chosen_scaling = (
+            None if scaling is None else checked_number("scaling", scaling, above=0)
+        )
+        self.learns_scaling = bool(learn_scaling)
         if isinstance(covariance, str) and covariance not in ("learned", "identity"):
             raise ValueError(
                 f'covariance={covariance!r}: take "learned", "identity" or a (d, d) array.'
@@ -102,12 +65,12 @@ class MomentsAdaptation(Adaptation):
                 'covariance="learned", or leave it out.'
             )
         self.covariance, self.initial_covariance = covariance, initial_covariance
-        self.default_scaling = default_scaling
+        self.default_scaling, self.proposal_class = default_scaling, proposal_class
         self.coordinate_share = coordinate_share
         self.start_factor = None
         self.options = {
-            "scaling": self.scaling,
-            "learn_scaling": self.learn_scaling,
+            "scaling": self.chosen_scaling,
+            "learn_scaling": self.learns_scaling,
             "covariance": covariance if isinstance(covariance, str) else _digest(covariance),
             "initial_covariance": _digest(initial_covariance),
         }
@@ -121,39 +84,18 @@ class MomentsAdaptation(Adaptation):
             name = "initial_covariance"
             self.start_factor = _cholesky(name, self.initial_covariance, names, dim)
 
-    def start(self, position, rng, warm, target_accept):  # noqa: D102
-        return MomentsLearner(self, position, warm, target_accept)
-
-
-@dataclass_state
-class MomentsState(LearnerState):
-    """State of a `MomentsLearner`."""
-
-    moments: Moments
-    scaling: Scaling
-    initial_transitions: int
-
-
-class MomentsLearner(Learner):
-    """Learns the scale of each coordinate first, by moves of one at a time, then the covariance."""
-
-    _state_class = MomentsState
-
-    def __init__(self, choices, position, warm, target_accept):
-        super().__init__(position.size)
-        self.choices, self.target_accept = choices, target_accept
-        start, dim = choices.start_factor, position.size
+    def _begin(self, position, rng, warm):
+        start, dim = self.start_factor, self.dim
         known = None if warm is None else warm.scaling
-        scaling = choices.scaling or known or choices.default_scaling(dim)
+        self.scaling = new_scaling(self.chosen_scaling or known or self.default_scaling(dim))
         self.moments = Moments(
             mean=position.copy(),
             factor=np.eye(dim) if start is None else start.copy(),
             weight=np.array([10.0 * dim]),
         )
-        self.scaling = Scaling(np.array([math.log(scaling)]), np.zeros(1))
         self._no_differences = no_differences(dim)
         self.initial_transitions = 0
-        if warm is not None and choices.learns_covariance:
+        if warm is not None and self.learns_covariance:
             self._begin_at(standardization(warm.points, np.ones(dim)))
             self.moments.weight[0] = len(warm.points)
         elif start is None:
@@ -161,7 +103,7 @@ class MomentsLearner(Learner):
 
     def begin_with_scales(self, scales):  # noqa: D102
         super().begin_with_scales(scales)
-        if self.choices.start_factor is None:
+        if self.start_factor is None:
             self.moments.factor[:] = np.diag(scales)
 
     def begin_with(self, gaussian, rng):  # noqa: D102
@@ -175,22 +117,20 @@ class MomentsLearner(Learner):
         self.moments.factor[:] = gaussian.factor
 
     def proposal(self, compiled):  # noqa: D102
-        return RandomWalk(self.moments.factor, self.scaling.log)
+        learns = self.learns_covariance and not self.initial_transitions
+        return self.proposal_class(self.moments, self.scaling.log, learns)
 
     def mixture(self, tune):  # noqa: D102
         share = 0.0
         if self.initial_transitions:
             share = 1.0
-        elif tune and self.choices.start_factor is None:
-            share = self.choices.coordinate_share
+        elif tune and self.start_factor is None:
+            share = self.coordinate_share
         return Mixture(self.scales, self._no_differences, share, 0.0)
 
-    def observer(self):  # noqa: D102
-        return MomentsObserver(
-            self.moments,
-            ScalingRecursion(self.scaling, WIDEST_BOUNDS, self.target_accept, 1.0, 0.5),
-            self.choices.learn_scaling,
-            self.choices.learns_covariance and not self.initial_transitions,
+    def recursion(self):  # noqa: D102
+        return ScalingRecursion(
+            self.scaling, WIDEST_BOUNDS, self.target_accept, 1.0, 0.5, self.learns_scaling
         )
 
     def transitions_before_update(self, transition, n, rng):  # noqa: D102
@@ -216,15 +156,12 @@ class MomentsLearner(Learner):
         return not self.initial_transitions
 
     def normal(self):  # noqa: D102
-        if not self.choices.learns_covariance or not self.has_learnt:
+        if not self.learns_covariance or not self.has_learnt:
             return None
         return self.moments.mean, self.moments.factor
 
     def statistics(self):  # noqa: D102
         return {"scaling": math.exp(self.scaling.log[0])}
-
-    def lengths(self):  # noqa: D102
-        return super().lengths() | {"scalings": 1}
 
 
 def _cholesky(name, covariance, names, dim):

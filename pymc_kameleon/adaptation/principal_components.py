@@ -3,14 +3,9 @@
 import math
 
 import numpy as np
-from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
-from pymc_kameleon.adaptation.subsample import (
-    SubsampleAdaptation,
-    SubsampleLearner,
-    SubsampleState,
-)
+from pymc_kameleon.adaptation.subsample import SubsampleLearner
 from pymc_kameleon.mcmc.proposals.eigenfunction_moves import (
     EigenfunctionMoves,
     Eigenfunctions,
@@ -19,7 +14,7 @@ from pymc_kameleon.mcmc.proposals.eigenfunction_moves import (
 )
 from pymc_kameleon.validation import checked_integer, checked_share
 
-__all__ = ["PrincipalComponentAdaptation", "PrincipalComponentLearner"]
+__all__ = ["PrincipalComponentLearner"]
 
 MOST_COMPONENTS = 100
 """Largest number of eigenfunctions, where `n_components` is a share."""
@@ -28,10 +23,15 @@ SMALLEST_EIGENVALUE = 1e-10
 """Eigenvalues below this share of the largest are numerically zero."""
 
 
-class PrincipalComponentAdaptation(SubsampleAdaptation):
-    """Choices of `PCAKameleonStep`, whose parameters these are."""
+class PrincipalComponentLearner(SubsampleLearner):
+    """Draws a new subsample at every update, and finds its principal eigenfunctions.
+
+    Parameters are those of `PCAKameleonStep`.
+    """
 
     growth = 1.3
+    n_more_normals = 1
+    state_names = (*SubsampleLearner.state_names, "eigenfunctions")
 
     def __init__(self, *, n_subsample, n_components, gamma, **choices):
         n_subsample = checked_integer("n_subsample", n_subsample, 2)
@@ -47,27 +47,15 @@ class PrincipalComponentAdaptation(SubsampleAdaptation):
             n_subsample=n_subsample, gamma=gamma, n_components=self.n_components, **choices
         )
 
-    def new_learner(self, dim, target_accept, rng):  # noqa: D102
-        return PrincipalComponentLearner(self, dim, target_accept, rng)
-
-
-@dataclass_state
-class PrincipalComponentState(SubsampleState):
-    """State of a `PrincipalComponentLearner`."""
-
-    here: GradientsHere  # type: ignore[assignment]
-    eigenfunctions: Eigenfunctions
-
-
-class PrincipalComponentLearner(SubsampleLearner):
-    """Draws a new subsample at every update, and finds its principal eigenfunctions."""
-
-    n_more_normals = 1
-    _state_class = PrincipalComponentState
-
-    def __init__(self, choices, dim, target_accept, rng):
-        super().__init__(choices, dim, target_accept, rng)
+    def _begin(self, position, rng, warm):
         self.eigenfunctions = self._no_components(0)
+        super()._begin(position, rng, warm)
+
+    @property
+    def is_consistent(self):  # noqa: D102
+        n = self.learnt.points.shape[1]
+        arrays = (self.eigenfunctions.vectors, self.here.gradients, self.here.proposed)
+        return all(array.shape[1] == n for array in arrays)
 
     def begin_warm(self, warm, rng):  # noqa: D102
         super().begin_warm(warm._replace(scaling=None), rng)
@@ -79,7 +67,7 @@ class PrincipalComponentLearner(SubsampleLearner):
     def proposal(self, compiled):  # noqa: D102
         learnt = self.learnt
         return EigenfunctionMoves(
-            self.choices.kernel.form(compiled),
+            self.kernel.form(compiled),
             learnt.points,
             learnt.parameters,
             self.eigenfunctions,
@@ -87,6 +75,7 @@ class PrincipalComponentLearner(SubsampleLearner):
             learnt.coordinates,
             self.scaling,
             self.gamma,
+            self.history,
         )
 
     def _learn(self, history, rng, tune=True):
@@ -98,14 +87,14 @@ class PrincipalComponentLearner(SubsampleLearner):
     def _principal_components(self):
         """Eigenvectors of HKH and their weights, the largest eigenvalue first."""
         points, bandwidth = self.learnt.points.T, self.learnt.parameters[-1]
-        matrix = self.choices.kernel(points, points, bandwidth)
+        matrix = self.kernel(points, points, bandwidth)
         means = matrix.mean(axis=0)
         matrix = matrix - means - means[:, None] + means.mean()
-        n, n_components = len(matrix), self.choices.n_components
+        n, n_components = len(matrix), self.n_components
         found = self._no_components(n)
         if np.trace(matrix) <= 0:
             return found
-        count = min(self.choices.n_scalings, n)
+        count = min(self.n_scalings, n)
         eigenvalues, vectors = linalg.eigh(matrix, subset_by_index=[n - count, n - 1])
         eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
         rank = max(1, int(np.sum(eigenvalues > SMALLEST_EIGENVALUE * eigenvalues[0])))
@@ -121,7 +110,7 @@ class PrincipalComponentLearner(SubsampleLearner):
         return found
 
     def _no_components(self, n):
-        capacity = self.choices.n_scalings
+        capacity = self.n_scalings
         return Eigenfunctions(
             vectors=np.zeros((capacity, n)),
             weights=np.zeros(capacity),

@@ -1,11 +1,10 @@
-"""Where a Metropolis-Hastings chain is, and how it accepts a proposal, in one stage or two."""
+"""Where a Metropolis-Hastings chain is, and how it accepts a proposal."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jitable
 
@@ -13,13 +12,12 @@ __all__ = [
     "ACCEPTANCE",
     "ACCEPTED",
     "Chain",
+    "accept_in_one_stage",
     "accept_in_two_stages",
     "accept_or_reject",
-    "has_first_stage",
     "is_within",
     "new_chain",
     "probability",
-    "remember",
     "settle",
     "turned",
 ]
@@ -48,13 +46,13 @@ class Chain(NamedTuple):
         is rejected, so that the target is a density of one period.
     """
 
-    position: Annotated[np.ndarray, floats("d")]
-    value: Annotated[np.ndarray, floats("values")]
-    proposal: Annotated[np.ndarray, floats("d")]
-    proposed_value: Annotated[np.ndarray, floats("values")]
-    counts: Annotated[np.ndarray, integers(2)]
-    outcome: Annotated[np.ndarray, floats(2)]
-    bounds: Annotated[np.ndarray, floats(2, "d")]
+    position: np.ndarray
+    value: np.ndarray
+    proposal: np.ndarray
+    proposed_value: np.ndarray
+    counts: np.ndarray
+    outcome: np.ndarray
+    bounds: np.ndarray
 
 
 def new_chain(x: np.ndarray, n_values: int = N_TERMS) -> Chain:
@@ -103,19 +101,18 @@ def settle(chain, acceptance, uniform):
     return accepted
 
 
-@by_class
-def has_first_stage(stage, chain, uniforms):
-    """Whether this transition has a first stage."""
+@jitable
+def accept_in_one_stage(log_density, chain, log_ratio, uniform):
+    """Evaluate `chain.proposal`, and move there with probability min(1, p(x*) q / p(x) q*)."""
+    proposed = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
+    current = chain.value[0] + chain.value[1] + chain.value[2]
+    acceptance = probability(proposed - current + log_ratio)
+    return acceptance, settle(chain, acceptance, uniform)
 
 
 @by_class
 def accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
-    """Evaluate `chain.proposal` if the first stage lets it through, and accept or reject it."""
-
-
-@by_class
-def remember(stage, chain, moved_unscreened):
-    """Learn what was found at `chain.proposal`."""
+    """As `accept_or_reject`, with a first stage that lets only some proposals be evaluated."""
 
 
 @jitable
@@ -143,12 +140,5 @@ def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     if not is_within(chain.bounds, chain.proposal):
         return 0.0, False
     if stage is not None:
-        if has_first_stage(stage, chain, uniforms):
-            return accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms)
-    proposed = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
-    current = chain.value[0] + chain.value[1] + chain.value[2]
-    acceptance = probability(proposed - current + log_ratio)
-    accepted = settle(chain, acceptance, uniforms[0])
-    if stage is not None:
-        remember(stage, chain, accepted)
-    return acceptance, accepted
+        return accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms)
+    return accept_in_one_stage(log_density, chain, log_ratio, uniforms[0])

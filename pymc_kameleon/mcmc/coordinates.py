@@ -1,11 +1,10 @@
 """Standardised coordinates, in which local moves are made."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
 
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import solve_factor
 from pymc_kameleon.mcmc.numba_bridge import jit_inner
 
@@ -22,8 +21,8 @@ class Standardization(NamedTuple):
         Lower Cholesky factor of the covariance.
     """
 
-    location: Annotated[np.ndarray, floats("d")]
-    factor: Annotated[np.ndarray, floats("d", "d")]
+    location: np.ndarray
+    factor: np.ndarray
 
     def whiten(self, points: np.ndarray) -> np.ndarray:
         """Standardised coordinates of the rows of `points` (n, d), as an array (d, n)."""

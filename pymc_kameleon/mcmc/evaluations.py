@@ -1,11 +1,9 @@
 """Every evaluated point of a chain that learns, accepted or not, for a surrogate to learn from."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.chain import accept_in_two_stages, has_first_stage, remember
-from pymc_kameleon.mcmc.layout import flags, floats, integers
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, jitable
 
 __all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
@@ -13,8 +11,6 @@ __all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
 
 class Evaluations(NamedTuple):
     """The last evaluations of a chain; all arrays are changed in place.
-
-    It stands where a first stage would: it screens nothing, and remembers what was found.
 
     Attributes
     ----------
@@ -28,15 +24,13 @@ class Evaluations(NamedTuple):
         First term of the log density that counts in it: 1 if the prior is not learnt.
     count : int64 array, shape (1,)
         How many there were so far; they are stored modulo m.
-    learns : bool array, shape (1,)
     """
 
-    points: Annotated[np.ndarray, floats("evaluations", "d")]
-    values: Annotated[np.ndarray, floats("evaluations")]
-    gradients: Annotated[np.ndarray, floats("evaluations", "derivatives")]
-    first_term: Annotated[np.ndarray, integers(1)]
-    count: Annotated[np.ndarray, integers(1)]  # type: ignore[assignment]
-    learns: Annotated[np.ndarray, flags(1)]
+    points: np.ndarray
+    values: np.ndarray
+    gradients: np.ndarray
+    first_term: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]
 
     @property
     def is_consistent(self) -> bool:
@@ -58,7 +52,6 @@ def new_evaluations(capacity: int, dim: int, gradients: bool = False) -> Evaluat
         np.zeros((capacity, dim if gradients else 0)),
         np.zeros(1, dtype=np.int64),
         np.zeros(1, dtype=np.int64),
-        np.ones(1, dtype=np.bool_),
     )
 
 
@@ -82,21 +75,3 @@ def keep_evaluation(evaluations, point, terms):
             gradient += terms[N_TERMS + k]
         evaluations.gradients[i, k] = gradient
     evaluations.count[0] += 1
-
-
-def _screens_nothing(evaluations, chain, uniforms):
-    return False
-
-
-def _rejected(evaluations, log_density, chain, log_ratio, uniforms):
-    return 0.0, False
-
-
-def _remember(evaluations, chain, moved_unscreened):
-    if evaluations.learns[0]:
-        keep_evaluation(evaluations, chain.proposal, chain.proposed_value)
-
-
-has_first_stage.register(Evaluations, _screens_nothing, allocates=False)
-accept_in_two_stages.register(Evaluations, _rejected, allocates=False)
-remember.register(Evaluations, _remember, allocates=False)

@@ -8,16 +8,15 @@ the target invariant as long as points, scales and proposal stand still.
 
 import functools
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import accept_or_reject
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
 from pymc_kameleon.mcmc.numba_bridge import (
-    by_class,
+    EVALUATIONS,
     compile_options,
     jit,
     jit_inner,
@@ -30,45 +29,30 @@ from pymc_kameleon.mcmc.proposals import (
     JUMP,
     PICK,
     SECOND_PICK,
+    accept_own,
     commit,
     invalidate,
+    learn,
     propose,
 )
+from pymc_kameleon.mcmc.scalings import CoordinateScales, learn_coordinate_scale, learn_scaling
 
 __all__ = [
-    "CoordinateScales",
     "Differences",
     "Mixture",
     "differences_of",
-    "learn_coordinate_scale",
     "no_differences",
-    "observe",
     "propose_coordinate",
     "propose_difference",
     "run_plain",
     "runner",
 ]
 
-COORDINATE_TARGET = 0.44
-
 JUMP_SHARE = 0.1
 """Share of the difference moves that add the whole difference, which crosses between modes."""
 
 NOISE = 0.01
 """Standard deviation of the noise of difference moves, in standardised coordinates."""
-
-
-class CoordinateScales(NamedTuple):
-    """Scales of moves that change one coordinate, learnt from nothing at the start of a chain.
-
-    Attributes
-    ----------
-    log_scale : array, shape (d,)
-    n_updates : array, shape (d,)
-    """
-
-    log_scale: Annotated[np.ndarray, floats("d")]
-    n_updates: Annotated[np.ndarray, floats("d")]
 
 
 class Differences(NamedTuple):
@@ -122,17 +106,6 @@ def propose_coordinate(scales, chain, normals, uniforms):
     return i
 
 
-@jitable
-def learn_coordinate_scale(scales, i, acceptance):
-    """Learn from a move of coordinate `i`.
-
-    It is fast enough to cross many orders of magnitude in a few dozen proposals.
-    """
-    step = 3.0 / (1.0 + 0.1 * scales.n_updates[i])
-    scales.n_updates[i] += 1.0
-    scales.log_scale[i] += step * (acceptance - COORDINATE_TARGET)
-
-
 @jit_inner
 def _difference(factor, points, i, j, scale, noise, normals, out):
     """`factor` @ (scale (points[:, i] - points[:, j]) + noise normals), into `out`."""
@@ -166,33 +139,7 @@ def propose_difference(differences, chain, normals, uniforms):
     add_into(chain.position, chain.proposal, chain.proposal)
 
 
-@by_class
-def observe(observer, position, acceptance, index):
-    """Learn from a transition of a chain that adapts.
-
-    Parameters
-    ----------
-    observer : NamedTuple
-    position : array, shape (d,)
-        Where the chain is now.
-    acceptance : float
-        Acceptance probability of the move.
-    index : int
-        What `propose` returned; -1 for a move that was not the proposal's.
-    """
-
-
-def run_plain(
-    log_density,
-    stage,
-    chain,
-    mixture,
-    proposal,
-    observer,
-    adapts,
-    normals,
-    uniforms,
-):
+def run_plain(log_density, stage, chain, mixture, proposal, recursion, adapts, normals, uniforms):
     """Make `len(normals)` transitions.
 
     Parameters
@@ -203,7 +150,7 @@ def run_plain(
     chain : Chain
     mixture : Mixture
     proposal : NamedTuple registered in `mcmc.proposals`
-    observer : NamedTuple for which `observe` is registered
+    recursion : ScalingRecursion
     adapts : bool
         Whether the chain learns.
     normals : array, shape (n, k)
@@ -213,25 +160,30 @@ def run_plain(
         z, u = normals[t], uniforms[t]
         is_coordinate = u[CHOICE] < mixture.coordinate_share
         is_own = u[CHOICE] >= mixture.coordinate_share + mixture.difference_share
-        coordinate, index, log_ratio, acceptance = 0, -1, 0.0, 0.0
+        coordinate, index, log_ratio, acceptance, accepted = 0, -1, 0.0, 0.0, False
         if is_own:
             log_ratio, index = propose(proposal, chain, z, u)
         elif is_coordinate:
             coordinate = propose_coordinate(mixture.scales, chain, z, u)
         else:
             propose_difference(mixture.differences, chain, z, u)
-        if log_ratio > -np.inf:
-            acceptance, accepted = accept_or_reject(
-                log_density, stage, chain, log_ratio, u[ACCEPT:]
+        n_evaluations = chain.counts[EVALUATIONS]
+        if is_own and log_ratio > -np.inf:
+            acceptance, accepted = accept_own(
+                proposal, log_density, stage, chain, log_ratio, z, u[ACCEPT:]
             )
-            if accepted and is_own:
+            if accepted:
                 commit(proposal)
-            elif accepted:
+        elif not is_own:
+            acceptance, accepted = accept_or_reject(log_density, stage, chain, 0.0, u[ACCEPT:])
+            if accepted:
                 invalidate(proposal)
         if adapts:
             if is_coordinate:
                 learn_coordinate_scale(mixture.scales, coordinate, acceptance)
-            observe(observer, chain.position, acceptance, index)
+            learn_scaling(recursion, index, acceptance)
+            is_evaluated = chain.counts[EVALUATIONS] > n_evaluations
+            learn(proposal, chain, is_evaluated, acceptance, index)
 
 
 run_compiled = jit(run_plain)

@@ -3,16 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
-from pymc.model import Model
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.adaptation.moments import MomentsAdaptation
-from pymc_kameleon.adaptation.scaling import scaling_of_a_random_walk
+from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["AdaptiveMetropolisStep"]
 
@@ -87,40 +83,15 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
         learn_scaling: bool = True,
         covariance: str = "learned",
         initial_covariance: ArrayLike | None = None,
-        target_accept: float | None = None,
-        adapt_after_tune: bool = False,
-        steps_per_draw: int | None = None,
-        disperse: bool = True,
-        start: str = "here",
-        pseudo_marginal: bool = False,
-        surrogate: GPSurrogate | None = None,
-        warm_start: Any = None,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(
             vars,
-            adaptation=MomentsAdaptation(
+            learner=MomentsLearner(
                 scaling=scaling,
                 learn_scaling=learn_scaling,
                 covariance=covariance,
                 initial_covariance=initial_covariance,
-                default_scaling=scaling_of_a_random_walk,
             ),
-            target_accept=target_accept,
-            adapt_after_tune=adapt_after_tune,
-            steps_per_draw=steps_per_draw,
-            disperse=disperse,
-            start=start,
-            pseudo_marginal=pseudo_marginal,
-            surrogate=surrogate,
-            warm_start=warm_start,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pymc.model import Model
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.adaptation.feature_covariance import FeatureAdaptation
+from pymc_kameleon.adaptation.feature_covariance import FeatureLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["FastKameleonStep"]
 
@@ -142,27 +140,15 @@ class FastKameleonStep(MetropolisHastingsStep):
         gamma: float | None = None,
         scaling: float | None = None,
         learn_scaling: bool = True,
-        target_accept: float | None = None,
-        adapt_after_tune: bool = False,
         standardize: bool = True,
         global_share: float = 0.8,
-        steps_per_draw: int | None = None,
-        disperse: bool = True,
-        start: str = "here",
-        pseudo_marginal: bool = False,
-        surrogate: GPSurrogate | None = None,
-        warm_start: Any = None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(
             vars,
-            adaptation=FeatureAdaptation(
+            learner=FeatureLearner(
                 kernel=Gaussian() if kernel is None else as_kernel(kernel, needs="spectrum"),
                 bandwidth=bandwidth,
                 n_features=n_features,
@@ -176,19 +162,7 @@ class FastKameleonStep(MetropolisHastingsStep):
                 learning_rate=learning_rate,
                 learning_decay=learning_decay,
             ),
-            target_accept=target_accept,
-            adapt_after_tune=adapt_after_tune,
-            steps_per_draw=steps_per_draw,
-            disperse=disperse,
-            start=start,
-            pseudo_marginal=pseudo_marginal,
-            surrogate=surrogate,
-            warm_start=warm_start,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
 
     @classmethod

@@ -5,17 +5,60 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from pymc.model import Model
 from pymc.step_methods.compound import Competence
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.adaptation.kernel_covariance import KernelAdaptation
+from pymc_kameleon.adaptation.subsample import SubsampleLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
+from pymc_kameleon.mcmc.proposals.local_gaussian import KernelGaussian
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["KameleonStep"]
+
+
+class KernelLearner(SubsampleLearner):
+    """Draws a new subsample at every update.
+
+    `schedule` is the probability of an update before each transition, as a function of their
+    number, or None; other parameters are those of `KameleonStep`.
+    """
+
+    def __init__(self, *, schedule: Callable[[int], float] | None, **choices):
+        if not (schedule is None or callable(schedule)):
+            raise TypeError(
+                f"adaptation={schedule!r}: pass a function of the number of transitions that "
+                "returns a probability, or None for the default schedule."
+            )
+        self.schedule = schedule
+        self.follows_schedule = schedule is None
+        super().__init__(**choices, adaptation=getattr(schedule, "__qualname__", schedule))
+
+    def proposal(self, compiled):
+        learnt = self.learnt
+        return KernelGaussian(
+            self.kernel.form(compiled),
+            learnt.points,
+            learnt.parameters,
+            self.here,
+            learnt.coordinates,
+            self.scaling,
+            self.gamma,
+            self.history,
+        )
+
+    def transitions_before_update(self, transition, n, rng):
+        if self.schedule is None:
+            return super().transitions_before_update(transition, n, rng)
+        uniforms = rng.random(n)
+        for i in range(n):
+            if uniforms[i] < self.schedule(transition + i):
+                return i
+        return n
+
+    def _learn(self, history, rng, tune=True):
+        self._learn_coordinates(history, rng)
+        self._rescale(rng)
 
 
 @with_shared_parameters
@@ -129,28 +172,16 @@ class KameleonStep(MetropolisHastingsStep):
         gamma: float | None = None,
         scaling: float | None = None,
         learn_scaling: bool = True,
-        target_accept: float | None = None,
         adaptation: Callable[[int], float] | None = None,
-        adapt_after_tune: bool = False,
         standardize: bool = True,
         global_share: float = 0.8,
-        steps_per_draw: int | None = None,
-        disperse: bool = True,
-        start: str = "here",
-        pseudo_marginal: bool = False,
-        surrogate: GPSurrogate | None = None,
-        warm_start: Any = None,
         learning_rate: float = 1.0,
         learning_decay: float = 0.5,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(
             vars,
-            adaptation=KernelAdaptation(
+            learner=KernelLearner(
                 kernel=Gaussian() if kernel is None else as_kernel(kernel),
                 bandwidth=bandwidth,
                 n_subsample=n_subsample,
@@ -163,19 +194,7 @@ class KameleonStep(MetropolisHastingsStep):
                 learning_rate=learning_rate,
                 learning_decay=learning_decay,
             ),
-            target_accept=target_accept,
-            adapt_after_tune=adapt_after_tune,
-            steps_per_draw=steps_per_draw,
-            disperse=disperse,
-            start=start,
-            pseudo_marginal=pseudo_marginal,
-            surrogate=surrogate,
-            warm_start=warm_start,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
 
     @classmethod

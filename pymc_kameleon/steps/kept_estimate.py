@@ -62,13 +62,12 @@ def advance_patiently(step, n: int) -> None:
     for _ in range(n):
         if report.rejections >= PATIENCE:
             before = chain.value.copy()
-            step._evaluate_current()
+            step.evaluate_current()
             if chain.value[0] == -np.inf:
                 chain.value[:] = before
             report.rejections = 0
         accepted = chain.outcome[ACCEPTED]
-        step._advance(1)
-        step.transition += 1
+        step.advance(1)
         report.rejections = 0 if chain.outcome[ACCEPTED] > accepted else report.rejections + 1
 
 

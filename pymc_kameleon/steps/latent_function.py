@@ -94,8 +94,8 @@ class LatentFunctionStep(Step):
         self._begin_learning()
         self._forget_model()
 
-    def _lengths(self):
-        return {"N": self.function.size}
+    def _fresh_state(self):
+        return {"position": np.zeros(self.function.size)}
 
     def _forget_model(self):
         """Drop everything that was computed from prior or likelihood."""

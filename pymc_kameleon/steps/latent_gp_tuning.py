@@ -4,19 +4,18 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
 
-from pymc_kameleon.adaptation.history import History, new_history
 from pymc_kameleon.adaptation.learner import LearnerState
-from pymc_kameleon.adaptation.moments import MomentsAdaptation
-from pymc_kameleon.adaptation.scaling import scaling_of_a_random_walk, target_acceptance
+from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
-from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLearner
+from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.learning import learn
 from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
 from pymc_kameleon.latent_gp.joint.transition import point_of_draw
 from pymc_kameleon.mcmc.chain import Chain, new_chain
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.history import History, new_history
+from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.life_cycle import all_or_nothing
 from pymc_kameleon.steps.start import FIRST_SHARE, point_near_mode, search_from
@@ -63,13 +62,8 @@ class LatentGPTuning(LatentFunctionStep):
 
     _state_class = LatentGPState
 
-    adaptation = MomentsAdaptation(
-        scaling=None,
-        learn_scaling=True,
-        covariance="learned",
-        initial_covariance=None,
-        default_scaling=scaling_of_a_random_walk,
-    )
+    moments, taught = MomentsLearner(), EvidenceLearner(max_centers=300)
+    """Learners before and after the first lesson, each without a chain."""
 
     def _begin_learning(self):
         self.chain = self.learner = self.sites = None
@@ -118,24 +112,28 @@ class LatentGPTuning(LatentFunctionStep):
         self.history.begin_with(gaussian.unwhiten(normals))
         self._take_lesson()
 
-    def _lengths(self):
-        lengths = {"N": self.function.size, "d": self.joint.dim, "values": N_TERMS}
-        lengths |= {"history": N_HISTORY, "recent": 0}
-        return lengths if self.learner is None else lengths | self.learner.lengths()
+    def _fresh_state(self):
+        dim, size = self.joint.dim, self.function.size
+        return super()._fresh_state() | {
+            "chain": new_chain(np.zeros(dim)),
+            "sites": constant_sites(Sites.flat(size), dim),
+            "history": new_history(N_HISTORY, dim),
+            "pilots": no_pilots(dim, size),
+        }
 
     def _set_state(self, state):
         if state.learner is not None:
             x = np.zeros(self.joint.dim)
-            is_taught = isinstance(state.learner, EvidenceLearner._state_class)
+            is_taught = state.learner.kind == EvidenceLearner.__name__
             self.learner = self._taught_learner(x) if is_taught else self._new_learner(x)
         super()._set_state(state)
 
     def _new_learner(self, x):
         accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept
-        return self.adaptation.start(x, self.rng, None, accept)
+        return self.moments.start(x, self.rng, accept)
 
     def _taught_learner(self, x):
-        return EvidenceLearner(EVIDENCE, x, ACCEPT_ON_SURROGATE)
+        return self.taught.start(x, self.rng, ACCEPT_ON_SURROGATE)
 
     def _end_tuning(self):
         if self.learner is not None:

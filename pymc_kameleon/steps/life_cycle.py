@@ -1,7 +1,10 @@
 """What PyMC calls on every step, from its construction to the end of a chain."""
 
+import difflib
+import inspect
 from abc import abstractmethod
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from pymc.blocking import DictToArrayBijection, RaveledVars
@@ -13,7 +16,7 @@ from pymc.vartypes import discrete_types
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_kameleon.mcmc.layout import check_layout
+from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
 
@@ -78,6 +81,12 @@ class Step(ArrayStepShared):
             raise TypeError(
                 f"model: {cls.__name__} needs one. Create it inside `with model:`, or pass model=."
             ) from error
+        known = inspect.signature(cls).parameters
+        unknown = [name for name in kwargs if name not in known]
+        if unknown and "__signature__" in cls.__dict__:
+            close = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f": did you mean {close[0]}?" if close else f", which takes {', '.join(known)}."
+            raise TypeError(f"{unknown[0]} is no argument of {cls.__name__}{hint}")
         vars = args[0] if args else kwargs.get("vars")
         if not model.value_vars or (isinstance(vars, list | tuple) and not vars):
             raise ValueError(
@@ -186,14 +195,15 @@ class Step(ArrayStepShared):
             )
         with all_or_nothing(self):
             self._set_state(state)
-            check_layout("sampling_state", state, self._lengths())
+            for name, fresh in self._fresh_state().items():
+                check_like(f"sampling_state.{name}", getattr(state, name), fresh)
 
     def _set_state(self, state):
         ArrayStepShared.sampling_state.fset(self, state)
 
     @abstractmethod
-    def _lengths(self) -> dict[str, int]:
-        """Lengths of the arrays in the state, by the names in their declarations."""
+    def _fresh_state(self) -> dict[str, Any]:
+        """Return what a state has to be like, but for learners, which look at theirs."""
 
     @abstractmethod
     def _begin_chain(self, expected_tune: int | None) -> None:

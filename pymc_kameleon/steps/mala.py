@@ -5,15 +5,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pymc.model import Model
 from pytensor.graph.basic import Variable
 
 import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it registers itself
-from pymc_kameleon.adaptation.moments import MomentsAdaptation
-from pymc_kameleon.mcmc import langevin
+from pymc_kameleon.adaptation.moments import MomentsLearner
+from pymc_kameleon.mcmc.proposals.langevin import Langevin
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["MALAStep"]
 
@@ -91,6 +89,7 @@ class MALAStep(MetropolisHastingsStep):
 
     name = "mala"
     takes_gradients = True
+    not_arguments = ("learner", "store", "pseudo_marginal")
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
         "step_size": (np.float64, [])
     }
@@ -104,46 +103,24 @@ class MALAStep(MetropolisHastingsStep):
         covariance: str = "learned",
         initial_covariance: ArrayLike | None = None,
         target_accept: float = 0.574,
-        adapt_after_tune: bool = False,
-        steps_per_draw: int | None = None,
-        disperse: bool = True,
-        start: str = "here",
-        surrogate: GPSurrogate | None = None,
-        warm_start: Any = None,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(
             vars,
-            adaptation=MomentsAdaptation(
+            learner=MomentsLearner(
                 scaling=scaling,
                 learn_scaling=learn_scaling,
                 covariance=covariance,
                 initial_covariance=initial_covariance,
                 default_scaling=_step_size,
+                proposal_class=Langevin,
                 coordinate_share=COORDINATE_SHARE,
             ),
             target_accept=target_accept,
-            adapt_after_tune=adapt_after_tune,
-            steps_per_draw=steps_per_draw,
-            disperse=disperse,
-            start=start,
             pseudo_marginal=None,
-            surrogate=surrogate,
-            warm_start=warm_start,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
         _ = self.target.with_gradients  # raises an error where there is none
-
-    def _loop(self, proposal, is_compiled):
-        return langevin.run_compiled if is_compiled else langevin.run_plain
 
     def _learnt_statistics(self, n_evals):
         statistics = super()._learnt_statistics(n_evals)

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_kameleon._compat import arviz_statistics
-from pymc_kameleon.adaptation.history import SEEN, STORED, History, new_history, record
+from pymc_kameleon.mcmc.history import SEEN, STORED, History, new_history, record
 
 __all__ = ["KeptDraws", "slow_mixing"]
 

@@ -1,10 +1,23 @@
-"""What a chain keeps of itself, for its warnings and for the statistics of its surrogate."""
+"""What a chain keeps of itself, and the warnings that it gives of that."""
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from pymc.stats.convergence import WarningType
 
-__all__ = ["Report"]
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
+from pymc_kameleon.steps import kept_estimate
+from pymc_kameleon.steps.life_cycle import STUCK_AFTER
+
+__all__ = [
+    "Report",
+    "check_tuning",
+    "complaint_of_acceptance",
+    "element_names",
+    "next_warning",
+    "randomness",
+    "watched",
+]
 
 
 @dataclass
@@ -57,3 +70,142 @@ class Report:
     is_examined: bool = False
     pending: tuple[WarningType, str] | None = None
     told: set[str] = field(default_factory=set)
+
+
+def next_warning(step, statistics):
+    """Count what a draw has shown; return a warning, at most one of each kind in a chain, or None.
+
+    Parameters
+    ----------
+    step : MetropolisHastingsStep
+    statistics : dict
+        Of the draw; evaluations made to find out what is wrong are added.
+    """
+    report, steps = step.report, step.steps_per_draw
+    report.unmoved = 0 if statistics["accepted"] > 0 else report.unmoved + steps
+    weight = 1.0 / min(1.0 + step.transition / steps, max(1.0, 500 / steps))
+    report.acceptance += weight * (statistics["accept"] - report.acceptance)
+    report.evaluations += statistics["n_evals"]
+    report.nonfinite += statistics["n_nonfinite"]
+    return kept_estimate.overestimate(step, statistics) or _complaint(step)
+
+
+def _complaint(step):
+    """Return a warning that was not given before in this chain, or None."""
+    report, names = step.report, ", ".join(step.target.names)
+    has_stuck = not step.tune and report.unmoved >= STUCK_AFTER
+    if has_stuck and not {"stuck", "overestimate"} & report.told:
+        report.told.add("stuck")
+        reason = randomness(step) or (
+            f"Tune longer (tune={2 * step.default_tune_steps}) or start elsewhere "
+            "(initvals=dispersed_starts(model, chains))."
+        )
+        return (
+            WarningType.CONVERGENCE,
+            f"The chain of {names} is stuck: no move was accepted in the last "
+            f"{report.unmoved} transitions. {reason}",
+        )
+    if report.pending is not None:
+        message, report.pending = report.pending, None
+        return message
+    if report.failed and not step.tune and "failed" not in report.told:
+        report.told.add("failed")
+        return (
+            WarningType.BAD_PARAMS,
+            f"The log density of {names} failed at {report.failed} points of start and tuning, "
+            f"which count as impossible. The first was {report.first_failure}. After tuning "
+            "such a proposal ends the chain: let the function return -np.inf there.",
+        )
+    found = report.evaluations + report.known
+    if found >= 500 and report.nonfinite > 0.1 * found and "nonfinite" not in report.told:
+        report.told.add("nonfinite")
+        share = report.nonfinite / found
+        return (
+            WarningType.BAD_PARAMS,
+            f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
+            "rejected. The draws keep to where the model is finite; check the model there.",
+        )
+    message = _complaint_of_mixing(step)
+    if message is not None:
+        return message
+    message = kept_estimate.unseeded(step)
+    if message is None and not step.tune:
+        message = step.screening.complaint(step.stage, report, names)
+    return message
+
+
+def randomness(step):
+    """Say so if the log density at the current point is another one when evaluated again."""
+    if not step.target.function.has_black_box or step.target.has_estimates:
+        return None
+    kept, again = step.chain.value[:N_TERMS].sum(), np.empty(N_TERMS)
+    step.chain.counts[EVALUATIONS] += 1
+    step.target.function.into(step.chain.position, again)
+    again = again.sum()
+    if np.isclose(again, kept, rtol=1e-6, atol=1e-3):
+        return None
+    return (
+        f"The log density is random: at one point it is {kept:.4g}, and evaluated again "
+        f"{again:.4g}. Give what draws random numbers a fixed seed; or, if it estimates the "
+        "likelihood, take KameleonStep(pseudo_marginal=True)."
+    )
+
+
+def _complaint_of_mixing(step):
+    """Return a warning if the chain mixed badly, and no other one said why."""
+    if {"stuck", "mixing"} & step.report.told:
+        return None
+    n_made = step.transition // step.steps_per_draw
+    learnt = None if step.target.is_circular.any() else step.learner.normal()
+    message = step.draws.complaint(step, n_made, lambda: element_names(step), learnt)
+    return None if message is None else (WarningType.CONVERGENCE, message)
+
+
+def watched(step):
+    """Numbers of which it is watched how they mix: cosine and sine of an angle."""
+    x, is_angle = step.chain.position, step.target.is_circular
+    if not is_angle.any():
+        return x
+    return np.concatenate([np.where(is_angle, np.cos(x), x), np.sin(x[is_angle])])
+
+
+def element_names(step):
+    """Return what to call the numbers that `watched` returns."""
+    names = [name + element for name, element in step.target.coordinates()]
+    named = list(zip(names, step.target.is_circular, strict=True))
+    shown = [f"cos({name})" if is_angle else name for name, is_angle in named]
+    return shown + [f"sin({name})" for name, is_angle in named if is_angle]
+
+
+def check_tuning(step):
+    """At the end of tuning, remember a warning for the next draw if something is off."""
+    report = step.report
+    is_short = step.n_learnt_from() < 0.25 * step.transitions_to_tune()
+    if is_short and step.warm is None:
+        report.pending = (
+            WarningType.CONVERGENCE,
+            f"Tuning of {', '.join(step.target.names)} was short: {step.transition} "
+            f"transitions in {step.dim} dimensions. Take pm.sample("
+            f"tune={step.default_tune_steps}) or more, or more "
+            f"steps_per_draw (now {step.steps_per_draw}).",
+        )
+    else:
+        # What is pending from before stands if there is nothing to say of the acceptance.
+        report.pending = step.complaint_of_acceptance() or report.pending
+    if report.pending is not None:
+        report.told.add("mixing")  # its cause will have been told
+
+
+def complaint_of_acceptance(step):
+    """Return a warning if the acceptance at the end of tuning is not what it should be."""
+    acceptance, target = step.report.acceptance, step.target_accept
+    if 0.1 * target <= acceptance <= 0.5 * (1 + target):
+        return None
+    noisy = f" If the estimates are noisy: {kept_estimate.ADVICE}."
+    return (
+        WarningType.BAD_ACCEPTANCE,
+        f"The acceptance of {', '.join(step.target.names)} ended tuning at {acceptance:.3f}, "
+        f"far from its target {target:.3f}. Tune longer "
+        f"(tune={2 * step.default_tune_steps}), and compare several chains."
+        f"{noisy if step.target.has_estimates else ''}",
+    )

@@ -1,6 +1,8 @@
 """What the parameters mean that several steps have, written once for all docstrings."""
 
+import inspect
 import re
+from typing import Any
 
 __all__ = ["with_shared_parameters"]
 
@@ -71,8 +73,10 @@ rng, initial_point, blocked
 """Entries of a section "Parameters", by the names that stand for them in docstrings."""
 
 
-def with_shared_parameters(cls: type) -> type:
+def with_shared_parameters(cls: Any) -> Any:
     """Put the entry of `ENTRIES` instead of each line ``%(name)s`` of a class's docstring.
+
+    Its signature shows what ``**options`` passes on to its base, without `cls.not_arguments`.
 
     Raises
     ------
@@ -81,6 +85,12 @@ def with_shared_parameters(cls: type) -> type:
     """
     if cls.__doc__ is not None:  # as it is under python -OO
         cls.__doc__ = re.sub(r"^( *)%\((\w+)\)s$", _entry, cls.__doc__, flags=re.MULTILINE)
+    own = dict(inspect.signature(cls.__init__).parameters)
+    if own.pop("options", None) is not None:
+        inherited = inspect.signature(cls.__base__.__init__).parameters
+        own |= {k: v for k, v in inherited.items() if k not in {*own, *cls.not_arguments}}
+    own.pop("self")
+    cls.__signature__ = inspect.Signature(list(own.values()))
     return cls
 
 

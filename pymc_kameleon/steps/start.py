@@ -1,11 +1,26 @@
 """Where tuning begins: where the chain was put, or at a random point around a mode nearby."""
 
 import numpy as np
+from pymc.exceptions import SamplingError
 
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.mode_search import search_mode
+from pymc_kameleon.steps import kept_estimate
+from pymc_kameleon.surrogate.depth import typical_depth
+from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.validation import checked_choice
 
-__all__ = ["FIRST_SHARE", "STARTS", "TAUGHT", "checked_start", "point_near_mode", "search_from"]
+__all__ = [
+    "FIRST_SHARE",
+    "N_READ",
+    "are_enough",
+    "begin_tuning",
+    "checked_start",
+    "find_start",
+    "least_typical",
+    "point_near_mode",
+    "search_from",
+]
 
 TAUGHT = 10
 """Known evaluations near the largest, times d + 2, that make a search for the mode needless."""
@@ -14,6 +29,16 @@ STARTS = ("here", "optimize")
 
 FIRST_SHARE = 0.5
 """Of the scale of the prior: of the first moves, before anything is known."""
+
+N_READ = 6000
+"""Evaluations of other chains and runs that are read at a time, at most: the last ones."""
+
+NEARER = 0.25
+"""What the share of the way to a draw from the prior is multiplied by where that is too far."""
+
+LOOKS, IMPOSSIBLE_LOOKS, TRIES = 15, 64, 8
+"""Points that are tried, each nearer; those from where there is no density, and how many of these
+are as near."""
 
 WIDTHS = (1.5, 1.0, 0.5, 0.25)
 """Of the Gaussian from which a chain's start is drawn, relative to that of the mode, in the order
@@ -30,6 +55,137 @@ def checked_start(start: str, is_estimated: bool) -> str:
             "pm.sample(initvals=dispersed_starts(model, chains)) for starts that lie apart."
         )
     return start
+
+
+def find_start(step, x):
+    """Begin at `x` (d,), or where chains that are about to tune begin apart.
+
+    Chains that all begin at one point tell R-hat nothing. So one that is to begin at the
+    model's default begins at a random point between it and a draw from the prior. The nearer
+    that has to be for a density that tuning can climb from, the shorter are its first moves.
+    Where a store has points that are typical of the posterior, it begins at one of these: what
+    was learnt around them says little of a walk from elsewhere.
+    """
+    step.scales = step.target.scales * FIRST_SHARE
+    is_free = step.disperse and step.tune and np.array_equal(x, step.target.default_start)
+    if is_free and step.stage is not None and step.stored is not None:
+        found = step.stored.from_others(N_READ)
+        step.stored.put_back(found)
+        typical = found.points[_are_typical(found.log_densities, step.dim)]
+        if len(typical) >= TAUGHT * (step.dim + 2):
+            if _begins_at(step, step.rng.choice(typical)):
+                return
+    is_searched = step.tune and step.warm is None and step.start == "optimize"
+    if is_free and is_searched and _looks_at(step, x, FIRST_SHARE) > -np.inf:
+        step.move_to_proposal()
+        return
+    is_possible = _begins_at(step, x)
+    if is_free or is_searched:
+        _look_around(step, x, is_free)
+        is_possible = step.chain.value[0] > -np.inf
+    tries = kept_estimate.FIRST_ESTIMATES if step.target.has_estimates else 0
+    while not is_possible and tries:
+        is_possible, tries = _begins_at(step, x), tries - 1
+    if not is_possible:
+        tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
+        raise SamplingError(
+            f"Initial evaluation of {', '.join(step.target.names)} failed: the log density "
+            f"at the start {np.array2string(x, threshold=20)} (raveled, unconstrained) is not "
+            f"finite{tried if step.target.has_estimates else ''}. Give a start with a positive "
+            "probability: pm.sample(initvals=dispersed_starts(model, chains)), or see "
+            "model.debug()."
+        )
+
+
+def _begins_at(step, x):
+    """Move the chain to `x` (d,); return whether there is a density."""
+    step.chain.position[:] = x
+    step.evaluate_current()
+    step.looked.append((step.chain.position.copy(), step.chain.value.copy()))
+    return step.chain.value[0] > -np.inf
+
+
+def _look_around(step, x, is_free):
+    """Find how far from `x` (d,), where the chain is, the density is high enough to climb from.
+
+    Move there if the chain `is_free` to, or where it is impossible.
+    """
+    here = step.chain.value[:N_TERMS].sum()
+    is_possible = here > -np.inf
+    lowest = here - typical_depth(step.dim) if is_possible else -np.inf
+    for i in range(LOOKS if is_possible else IMPOSSIBLE_LOOKS):
+        share = FIRST_SHARE * NEARER ** (i if is_possible else i // TRIES)
+        if _looks_at(step, x, share) > lowest:
+            step.scales = share * step.target.scales
+            if is_free or not is_possible:
+                step.move_to_proposal()
+            return
+
+
+def _looks_at(step, x, share):
+    """Log density at a `share` of the way from `x` (d,) to a draw from the prior."""
+    drawn = step.target.prior_points
+    point = x + share * (drawn[step.rng.integers(len(drawn))] - x)
+    value = step.evaluate_as_proposal(point)
+    step.looked.append((point, step.chain.proposed_value.copy()))
+    return value
+
+
+def begin_tuning(step, x):
+    """Prepare for tuning a chain that was told to start at `x` (d,)."""
+    if step.start == "optimize":
+        _search(step)
+        return
+    known = _known_near_mode(step)
+    if known is not None:
+        here = step.chain.value[:N_TERMS].sum()
+        if _are_typical(np.append(known[1], here), step.dim)[-1]:
+            step.learner.begin_with(around_the_mode(*known), step.rng)
+
+
+def _search(step):
+    """Move the chain to a random point around a mode; teach what was found on the way."""
+    chain, points, values, log_densities = step.chain, [], [], []
+
+    def evaluate_and_keep(x):
+        log_densities.append(step.evaluate_as_proposal(x))
+        points.append(x.copy())
+        values.append(chain.proposed_value.copy())
+        return log_densities[-1]
+
+    known, gradients = _known_near_mode(step), None
+    if known is None:
+        search_from(chain.position, step.scales, evaluate_and_keep, step.gradient_of_proposal)
+        known = np.array(points), np.array(log_densities)
+        if step.takes_gradients:
+            gradients = step.gradients_in(np.array(values))
+    gaussian = around_the_mode(*known, gradients)
+    point_near_mode(gaussian, *known, evaluate_and_keep, step.rng)
+    step.move_to_proposal()
+    step.learner.begin_with(gaussian, step.rng)
+    step.screening.teach(step.stage, chain, points, values, np.array(log_densities))
+    step.learn_from_evaluations()
+
+
+def _known_near_mode(step):
+    """Points from a store that make a search needless, and their log densities; else None."""
+    known = None if step.stored is None else step.screening.known(step.stage)
+    return known if known is not None and are_enough(known[1], step.dim) else None
+
+
+def _are_typical(values, dim):
+    """Whether log densities (n,) may be those of points that are typical of the posterior."""
+    return values > least_typical(values, dim)
+
+
+def least_typical(values: np.ndarray, dim: int) -> float:
+    """Log density above which points may be typical, where those of `values` (n,) are known."""
+    return np.max(values, initial=-np.inf) - typical_depth(dim)
+
+
+def are_enough(values: np.ndarray, dim: int) -> bool:
+    """Whether so many of these log densities (n,) are typical that a search is needless."""
+    return np.sum(_are_typical(values, dim)) >= TAUGHT * (dim + 2)
 
 
 def search_from(begin: np.ndarray, scales: np.ndarray, evaluate, gradient=None, missing=None):

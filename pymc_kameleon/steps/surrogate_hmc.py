@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pymc.model import Model, modelcontext
+from pymc.model import modelcontext
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.adaptation.history import thinned
+from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.report import randomness
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.steps.start import point_near_mode, search_from
+from pymc_kameleon.steps.start import are_enough, least_typical, point_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import predicted_at
-from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryAdaptation
+from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryLearner
 
 __all__ = ["SurrogateHMCStep"]
 
@@ -129,6 +130,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     """
 
     name = "surrogate_hmc"
+    not_arguments = ("learner", "surrogate", "pseudo_marginal", "adapt_after_tune")
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
         "n_leapfrog": (np.float64, []),
         "n_centers": (np.float64, []),
@@ -147,32 +149,18 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         start: str = "optimize",
         store: EvaluationStore | None = None,
         steps_per_draw: int = 1,
-        disperse: bool = True,
-        warm_start: Any = None,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         self.takes_gradients = bool(gradients)
         super().__init__(
             vars,
-            adaptation=TrajectoryAdaptation(
-                max_centers=max_centers, gradients=self.takes_gradients
-            ),
+            learner=TrajectoryLearner(max_centers=max_centers, gradients=self.takes_gradients),
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,
-            disperse=disperse,
             start=start,
             store=store,
             pseudo_marginal=None,
-            warm_start=warm_start,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
         if self.target.estimated_terms:
             raise ValueError(
@@ -203,7 +191,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self.prior_share = slice(None)  # of these points, where other chains evaluate the others
         if self._searches:
             n = POOL * self._n_prior_points
-            self.prior_points = prior_draws(modelcontext(model), self.target.names, n, seed=0)
+            self.prior_points = prior_draws(
+                modelcontext(options.get("model")), self.target.names, n, seed=0
+            )
 
     @property
     def _searches(self):
@@ -213,10 +203,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _n_prior_points(self):
         return min(30, 6 + 100 // self.dim**2)
 
-    def _transitions_to_tune(self):
+    def transitions_to_tune(self):  # noqa: D102
         return min(25 * n_coefficients(self.dim), 400 + 50 * self.dim)
 
-    def _n_learnt_from(self):
+    def n_learnt_from(self):  # noqa: D102
         return self.transition + self.learner.n_foreign
 
     # the start ------------------------------------------------------------------------------------
@@ -225,7 +215,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner = self.learner
         for point, value in self.looked:
             learner.keep(point, value)
-        self._learn_from_others()
+        self._read_store()
         learner.last_update[:] = learner.n_own, learner.n_foreign
         if self._searches:
             is_taught = self._is_taught_by(learner.known()[1])
@@ -234,15 +224,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             self._begin_near_mode()
             learner.next_update = learner.n_own + (learner.n_before_next_fit() if is_taught else 5)
 
-    def _evaluate_at(self, x):
-        value = super()._evaluate_at(x)
-        self.learner.keep(x, self.chain.proposed_value)
+    def evaluate_as_proposal(self, x):  # noqa: D102
+        value = super().evaluate_as_proposal(x)
+        if self.learner is not None:
+            self.learner.keep(x, self.chain.proposed_value)
         return value
 
     def _explore(self):
         for point in self.learner.wanted:
-            self._evaluate_at(point)
-        self._learn_from_others()
+            self.evaluate_as_proposal(point)
+        self._read_store()
 
     def _end_learning(self, position):
         """Fit for the last time, and again while the surrogate is far too large at its own draws.
@@ -254,7 +245,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             super()._end_learning(position)
             surrogate = self.learner.surrogate
             errors = [
-                self._evaluate_at(point) - predicted_at(surrogate, point)
+                self.evaluate_as_proposal(point) - predicted_at(surrogate, point)
                 for point in self.learner.wanted
             ]
             if min(errors, default=0.0) > -GROSS:
@@ -266,7 +257,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if self.tune:
             self.learner.keep_within(self.chain.bounds)
 
-    def _learn_from_others(self):
+    def _read_store(self):
         """Learn what other chains and runs have stored since the last time."""
         if self.stored is None:
             return
@@ -278,16 +269,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _is_taught_by(self, values):
         """Whether these log densities (n,), some of them others', make a search needless."""
-        return self.learner.n_foreign > 0 and self._are_enough(values)
+        return self.learner.n_foreign > 0 and are_enough(values, self.dim)
 
     def _missing(self, best):
         """Log density that a search lacks whose largest is `best` to be where others have taught.
 
         NaN as long as they have not taught enough.
         """
-        self._learn_from_others()
+        self._read_store()
         values = self.learner.known()[1]
-        return self._least_typical(values) - best if self._is_taught_by(values) else np.nan
+        return least_typical(values, self.dim) - best if self._is_taught_by(values) else np.nan
 
     def _search(self, from_anywhere):
         """Search for a mode.
@@ -297,22 +288,24 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """
         pool, begin = self.prior_points[self.prior_share], self.chain.position
         for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
-            self._evaluate_at(pool[i])
-        self._learn_from_others()
+            self.evaluate_as_proposal(pool[i])
+        self._read_store()
         if from_anywhere:
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
         missing = None if self.stored is None else self._missing
-        search_from(begin, self.scales, self._evaluate_at, self._gradient_of_proposal, missing)
-        self._learn_from_others()
+        search_from(
+            begin, self.scales, self.evaluate_as_proposal, self.gradient_of_proposal, missing
+        )
+        self._read_store()
 
     def _begin_near_mode(self):
         """Move the chain to a random point around the mode of what is known."""
         learner = self.learner
         learner.fit(self.rng)
         gaussian, (points, values, _) = learner.standardization, learner.known()
-        point_near_mode(gaussian, points, values, self._evaluate_at, self.rng)
-        self._move_to_proposal()
+        point_near_mode(gaussian, points, values, self.evaluate_as_proposal, self.rng)
+        self.move_to_proposal()
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)
@@ -324,7 +317,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             self.learner = learner
             learner.history.begin_with(warm.points)
             for point in thinned(warm.points, 50 + 10 * self.dim, self.rng):
-                self._evaluate_at(point)
+                self.evaluate_as_proposal(point)
             learner.fit(self.rng)
         return learner
 
@@ -342,11 +335,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             "calls_made": float(self.report.evaluations + n_evals),
         }
 
-    def _complaint_of_acceptance(self):
+    def complaint_of_acceptance(self):  # noqa: D102
         learner = self.learner
         if learner.follows:
             return None
-        reason = self._randomness() or (
+        reason = randomness(self) or (
             f"Tune longer (tune={2 * self.default_tune_steps}); if that does not help, the log "
             "density is not smooth enough: take KameleonStep."
         )

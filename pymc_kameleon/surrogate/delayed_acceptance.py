@@ -1,28 +1,41 @@
-"""Delayed acceptance: a surrogate of the log-likelihood screens proposals.
+"""Delayed acceptance: a surrogate of the log-likelihood screens proposals (GP-MH).
 
 The first stage knows the log prior exactly and the log-likelihood from a Gaussian process; what it
-rejects costs no evaluation. The second stage corrects it (Christen & Fox 2005), so any fixed
-surrogate leaves the target invariant.
+rejects costs no evaluation. The second stage corrects it, so that any fixed surrogate leaves the
+target invariant. Both numbers of a ratio come from the same surrogate, as it was before the
+proposed point was learnt.
+
+References
+----------
+J. A. Christen and C. Fox (2005), Markov chain Monte Carlo using an approximation, Journal of
+Computational and Graphical Statistics 14, doi:10.1198/106186005X76983.
+A. Benavoli, J. Wyse and A. White, Gaussian Processes to speed up MCMC with automatic
+exploratory-exploitation effect.
 """
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 
 from pymc_kameleon.mcmc.chain import (
+    accept_in_one_stage,
     accept_in_two_stages,
-    has_first_stage,
     probability,
-    remember,
     settle,
 )
-from pymc_kameleon.mcmc.layout import flags, floats, integers
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_address, call_for_nothing, evaluate, jitable
-from pymc_kameleon.surrogate.gaussian_process import Process, bounded, predict
-from pymc_kameleon.surrogate.stages import first_stage, second_stage
+from pymc_kameleon.mcmc.numba_bridge import (
+    N_TERMS,
+    by_address,
+    call_for_nothing,
+    evaluate,
+    jit,
+    jitable,
+)
+from pymc_kameleon.surrogate.gaussian_process import Process, bounded, log_surrogate, predict
+from pymc_kameleon.surrogate.training_set import follow
 
 __all__ = [
     "N_OUTCOMES",
@@ -32,11 +45,17 @@ __all__ = [
     "FirstStage",
     "Prediction",
     "Routines",
+    "accept_with_current_mean",
     "accept_with_values",
     "call_for_acceptance",
+    "corrected_second_stage",
+    "first_stage",
+    "is_screened",
     "learn",
+    "log_probability",
     "no_prediction",
     "screen",
+    "second_stage",
 ]
 
 SCREENED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3
@@ -45,6 +64,74 @@ passing it, and summed standard deviations of the surrogate."""
 
 call_for_acceptance = by_address(types.Tuple((types.float64, types.boolean)))
 call_for_truth = by_address(types.boolean)
+
+
+# the two ratios, as logs -------------------------------------------------------------------------
+
+
+@jit
+def log_probability(log_ratio):
+    """Log of 1 ∧ exp(`log_ratio`); -inf, a rejection, where the ratio is NaN."""
+    if log_ratio >= 0.0:
+        return 0.0
+    if log_ratio < 0.0:
+        return log_ratio
+    return -np.inf
+
+
+@jit
+def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_proposal_ratio):
+    """Log acceptance probability of the first stage of GP-MH.
+
+    Parameters
+    ----------
+    surrogate_proposed, surrogate_current : float
+        S(x*) and S(x), by the same code even where the log-likelihood is known.
+    log_prior_ratio : float
+        log p(x*) - log p(x), with the Jacobians of transforms.
+    log_proposal_ratio : float
+        log q(x | x*) - log q(x* | x).
+    """
+    return log_probability(
+        surrogate_proposed - surrogate_current + log_prior_ratio + log_proposal_ratio
+    )
+
+
+@jit
+def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, surrogate_current):
+    """Log acceptance probability of the second stage of GP-MH; prior and proposal have cancelled.
+
+    Parameters
+    ----------
+    likelihood_proposed, likelihood_current : float
+        Log-likelihoods of x* and x.
+    surrogate_proposed, surrogate_current : float
+        What the first stage was given.
+    """
+    return log_probability(
+        likelihood_proposed - likelihood_current - (surrogate_proposed - surrogate_current)
+    )
+
+
+@jit
+def corrected_second_stage(log_ratio, log_first, log_first_reverse):
+    """Log acceptance probability of the second stage, for a first stage of any kind.
+
+    It serves a prior mean that follows the current point, and form B of GP-MALA.
+
+    Parameters
+    ----------
+    log_ratio : float
+        Log of the Metropolis-Hastings ratio without a surrogate.
+    log_first : float
+        Log of the probability that the first stage lets x -> x* through.
+    log_first_reverse : float
+        Log of the probability that it would let x* -> x through.
+    """
+    return log_probability(log_ratio + log_first_reverse - log_first)
+
+
+# the surrogate of a chain -------------------------------------------------------------------------
 
 
 class Prediction(NamedTuple):
@@ -59,10 +146,10 @@ class Prediction(NamedTuple):
         As in `gaussian_process.predict_with_gradient`; empty for a process of values.
     """
 
-    moments: Annotated[np.ndarray, floats(2)]
-    gradient_mean: Annotated[np.ndarray, floats("derivatives")]
-    cross_covariance: Annotated[np.ndarray, floats("derivatives")]
-    gradient_covariance: Annotated[np.ndarray, floats("derivatives", "derivatives")]
+    moments: np.ndarray
+    gradient_mean: np.ndarray
+    cross_covariance: np.ndarray
+    gradient_covariance: np.ndarray
 
 
 def no_prediction(derivatives: int) -> Prediction:
@@ -129,20 +216,20 @@ class FirstStage(NamedTuple):
     routines: Any
     log_prior: Any
     process: Process
-    is_open: Annotated[np.ndarray, flags(1)]
-    learns: Annotated[np.ndarray, flags(1)]
-    follows: Annotated[np.ndarray, flags(1)]
-    one_stage_share: Annotated[np.ndarray, floats(1)]
+    is_open: np.ndarray
+    learns: np.ndarray
+    follows: np.ndarray
+    one_stage_share: np.ndarray
     here: Prediction
     there: Prediction
-    is_current: Annotated[np.ndarray, flags(1)]
-    proposed_prior: Annotated[np.ndarray, floats("prior values")]
-    points: Annotated[np.ndarray, floats("lately", "d")]
-    values: Annotated[np.ndarray, floats("lately")]
-    gradients: Annotated[np.ndarray, floats("lately", "derivatives")]
-    count: Annotated[np.ndarray, integers(2)]  # type: ignore[assignment]
-    counts: Annotated[np.ndarray, integers(2)]
-    outcome: Annotated[np.ndarray, floats(3)]
+    is_current: np.ndarray
+    proposed_prior: np.ndarray
+    points: np.ndarray
+    values: np.ndarray
+    gradients: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]
+    counts: np.ndarray
+    outcome: np.ndarray
 
     @property
     def is_consistent(self) -> bool:
@@ -150,7 +237,8 @@ class FirstStage(NamedTuple):
         return bool(np.all(self.count >= 0))
 
 
-def _screens(stage, chain, uniforms):
+@jitable
+def is_screened(stage, chain, uniforms):
     """Whether this transition has a first stage.
 
     A small share has none, whatever the state, so that a surrogate which is wrong about a region
@@ -245,15 +333,50 @@ def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
     return acceptance, accepted
 
 
-def _accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
-    arguments = (stage, log_density, chain, log_ratio, uniforms)
-    return call_for_acceptance(stage.routines.accept, arguments)
+def accept_with_current_mean(stage, log_density, chain, log_ratio, uniforms):
+    """As `accept_with_values`, with the current log-likelihood as the prior mean of the process.
+
+    The surrogate then depends on the state, so the second stage needs the probability that the
+    first would let the reverse move through, under the mean of the proposed point.
+    """
+    process, there = stage.process, stage.there.moments
+    if not stage.is_current[0]:
+        follow(process, chain.value[1])
+    passes, log_first, log_prior_ratio, _, _ = screen(stage, chain, log_ratio, uniforms)
+    if not passes:
+        return 0.0, False
+    total = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
+    acceptance = 0.0
+    if total > -np.inf:
+        follow(process, chain.proposed_value[1])
+        there[0], there[1] = predict(process, chain.proposal)
+        log_reverse = first_stage(
+            log_surrogate(process, chain.position),
+            bounded(process, there[0], there[1]),
+            -log_prior_ratio,
+            -log_ratio,
+        )
+        current = chain.value[0] + chain.value[1] + chain.value[2]
+        acceptance = probability(
+            corrected_second_stage(total - current + log_ratio, log_first, log_reverse)
+        )
+    accepted = settle(chain, acceptance, uniforms[1])
+    if accepted:
+        copy_into(there, stage.here.moments)
+    else:
+        follow(process, chain.value[1])
+    call_for_nothing(stage.routines.learn, (stage, chain, False))
+    return acceptance, accepted
 
 
-def _learn(stage, chain, moved_unscreened):
-    call_for_nothing(stage.routines.learn, (stage, chain, moved_unscreened))
+def _accept(stage, log_density, chain, log_ratio, uniforms):
+    # A process with gradients screens moves along these alone.
+    if stage.gradients.shape[1] == 0 and is_screened(stage, chain, uniforms):
+        arguments = (stage, log_density, chain, log_ratio, uniforms)
+        return call_for_acceptance(stage.routines.accept, arguments)
+    acceptance, accepted = accept_in_one_stage(log_density, chain, log_ratio, uniforms[0])
+    call_for_nothing(stage.routines.learn, (stage, chain, accepted))
+    return acceptance, accepted
 
 
-has_first_stage.register(FirstStage, _screens, allocates=False)
-remember.register(FirstStage, _learn, allocates=False)
-accept_in_two_stages.register(FirstStage, _accept_in_two_stages, allocates=False)
+accept_in_two_stages.register(FirstStage, _accept, allocates=False)

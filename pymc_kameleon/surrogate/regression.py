@@ -78,6 +78,16 @@ class Regression(NamedTuple):
     weights: Annotated[np.ndarray, floats("centres")]
     hyperparameters: Annotated[np.ndarray, floats("1 + d")]
 
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return {"centres": 1, "weights": 0}
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every centre has a weight."""
+        return self.centres.shape[1] == self.weights.size
+
 
 class Uncertainty(NamedTuple):
     """What a fit knows of its own errors: two Cholesky factors (m, m), and the amplitude.

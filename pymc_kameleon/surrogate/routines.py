@@ -7,8 +7,12 @@ from numba import typeof, types
 
 from pymc_kameleon.mcmc.numba_bridge import jit, machine_code_address
 from pymc_kameleon.surrogate.budget import add_training_point
-from pymc_kameleon.surrogate.current_mean import accept_with_current_mean
-from pymc_kameleon.surrogate.delayed_acceptance import Routines, accept_with_values, learn
+from pymc_kameleon.surrogate.delayed_acceptance import (
+    Routines,
+    accept_with_current_mean,
+    accept_with_values,
+    learn,
+)
 from pymc_kameleon.surrogate.langevin_delayed_acceptance import accept_with_gradients
 
 __all__ = ["compiled_routines", "plain_routines"]
@@ -46,7 +50,7 @@ def compiled_routines(stage, chain) -> Routines:
 
 def _addresses(accept, stage, chain, table):
     number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
-    move = (number, matrix) if accept is accept_with_gradients else (number,)
+    move = (matrix, number) if accept is accept_with_gradients else (number,)
     process = stage[stage.fields.index("process")]
     return Routines(
         machine_code_address(_compiled(accept), (stage, table, chain, *move, vector)),

@@ -71,9 +71,15 @@ class Straightening(NamedTuple):
     quadratic: Annotated[np.ndarray, floats("own rows", "d", "d")]
 
     @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return dict.fromkeys(("bent", "scales", "constant", "linear", "quadratic"), 0)
+
+    @property
     def is_consistent(self) -> bool:
-        """Whether all rows replace a coordinate."""
-        return bool(np.all((self.bent >= 0) & (self.bent < self.linear.shape[1])))
+        """Whether all rows are complete, and replace a coordinate."""
+        is_complete = len({len(array) for array in self}) == 1
+        return is_complete and bool(np.all((self.bent >= 0) & (self.bent < self.linear.shape[1])))
 
 
 def no_straightening(dim: int) -> Straightening:

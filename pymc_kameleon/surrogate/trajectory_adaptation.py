@@ -1,26 +1,18 @@
 """Learner of `SurrogateHMCStep`: fits of the surrogate while tuning, then everything is frozen."""
 
 import math
-from typing import Annotated, NamedTuple
 
 import numpy as np
-from pymc.step_methods.state import dataclass_state
 from scipy import linalg
 
 from pymc_kameleon._threads import one_thread
-from pymc_kameleon.adaptation.history import (
-    History,
-    new_history,
-    record,
-    thinned,
-)
-from pymc_kameleon.adaptation.learner import Adaptation, Learner, LearnerState
+from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.chain import turned
-from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation, new_evaluations
-from pymc_kameleon.mcmc.layout import floats, integers
-from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences, observe
+from pymc_kameleon.mcmc.evaluations import keep_evaluation, new_evaluations
+from pymc_kameleon.mcmc.history import new_history, thinned
+from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences
+from pymc_kameleon.mcmc.scalings import no_recursion
 from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
@@ -33,29 +25,23 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_values,
 )
 from pymc_kameleon.surrogate.regression import (
-    Regression,
     Uncertainty,
     no_regression,
     posterior_covariance,
 )
 from pymc_kameleon.surrogate.regression_fit import fit_regression, typical_straightening
-from pymc_kameleon.surrogate.straightening import Straightening
-from pymc_kameleon.surrogate.trajectory import (
-    Integrator,
-    new_integrator,
-)
+from pymc_kameleon.surrogate.trajectory import new_integrator
 from pymc_kameleon.surrogate.transition import (
-    COLD,
-    HOT,
     MOVES,
     UNIFORMS,
     SurrogateTransition,
+    TransitionRecord,
     anneal,
     move_routine,
 )
 from pymc_kameleon.validation import checked_integer
 
-__all__ = ["TrajectoryAdaptation", "TrajectoryLearner"]
+__all__ = ["TrajectoryLearner"]
 
 GROWTH, LATE_GROWTH, MOST_NEW = 1.2, 1.1, 150
 """Factor between the numbers of evaluations at which the surrogate is fitted again; it is smaller
@@ -112,48 +98,8 @@ WORTH, SURE = 2.5, 0.3
 below so large a standard deviation there is nothing to learn."""
 
 
-class TrajectoryObserver(NamedTuple):
-    """Records the history, and how far trajectories and differences move the chain.
-
-    Attributes
-    ----------
-    history : History
-    outcome : array, shape (2, 4)
-        Of trajectories and of differences: how many, sum of their acceptance probabilities, of the
-        squared distances that the chain moved, and of the squares of these. No distance counts for
-        more than that of two independent points, so that one way back from far away says little.
-    scales : array, shape (d,)
-        Standard deviations, the units of these distances.
-    last : array, shape (d,)
-        Where the chain was before.
-    """
-
-    history: History
-    outcome: np.ndarray
-    scales: np.ndarray
-    last: np.ndarray
-
-
-def _observe(observer, position, acceptance, index):
-    record(observer.history, position)
-    distance = 0.0
-    for k in range(position.size):
-        distance += ((position[k] - observer.last[k]) / observer.scales[k]) ** 2
-        observer.last[k] = position[k]
-    if index != HOT:
-        outcome = observer.outcome[0 if index == COLD else 1]
-        outcome[0] += 1.0
-        outcome[1] += acceptance
-        distance = min(distance, 2.0 * position.size)
-        outcome[2] += distance
-        outcome[3] += distance * distance
-
-
-observe.register(TrajectoryObserver, _observe, allocates=False)
-
-
-class TrajectoryAdaptation(Adaptation):
-    """Choices of `SurrogateHMCStep`.
+class TrajectoryLearner(Learner):
+    """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor.
 
     Parameters
     ----------
@@ -161,44 +107,6 @@ class TrajectoryAdaptation(Adaptation):
         Largest number of radial basis functions.
     gradients : bool
         Whether the gradients of evaluations are learnt from too.
-    """
-
-    history_capacity = N_HISTORY
-
-    def __init__(self, *, max_centers: int, gradients: bool = False):
-        self.max_centers = checked_integer("max_centers", max_centers, 1)
-        self.gradients = gradients
-        self.options = {"max_centers": self.max_centers, "gradients": gradients}
-
-    def start(self, position, rng, warm, target_accept):  # noqa: D102
-        return TrajectoryLearner(self, position, target_accept)
-
-
-@dataclass_state
-class TrajectoryState(LearnerState):
-    """State of a `TrajectoryLearner`."""
-
-    history: History
-    evaluations: Evaluations
-    standardization: Standardization
-    bends: Straightening
-    regression: Regression
-    integrator: Integrator
-    outcome: Annotated[np.ndarray, floats(2, 4)]
-    last: Annotated[np.ndarray, floats("d")]
-    differences: Annotated[np.ndarray, floats("d", "differences")]
-    population: Annotated[np.ndarray, floats("d", "population")]
-    modes: Annotated[np.ndarray, integers("population")]
-    difference_share: float
-    acceptance: float
-    n_fitted: int
-    n_foreign: int
-    next_update: int
-    last_update: Annotated[np.ndarray, integers(2)]
-
-
-class TrajectoryLearner(Learner):
-    """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor.
 
     Attributes
     ----------
@@ -208,14 +116,41 @@ class TrajectoryLearner(Learner):
         Coordinates that the regression takes by their natural values; none without a prior.
     """
 
-    _state_class = TrajectoryState
+    history_capacity = N_HISTORY
+    keeps_evaluations = True
+    """Whether the evaluations of transitions are learnt from."""
 
-    def __init__(self, choices: TrajectoryAdaptation, position: np.ndarray, target_accept: float):
-        dim = position.size
-        super().__init__(dim)
-        self.choices, self.target_accept = choices, target_accept
+    state_names = (
+        "scales",
+        "history",
+        "evaluations",
+        "standardization",
+        "bends",
+        "regression",
+        "integrator",
+        "outcome",
+        "last",
+        "differences",
+        "population",
+        "modes",
+        "difference_share",
+        "acceptance",
+        "n_fitted",
+        "n_foreign",
+        "next_update",
+        "last_update",
+    )
+    varying = {"differences": 1, "population": 1, "modes": 0}
+
+    def __init__(self, *, max_centers: int, gradients: bool = False):
+        self.max_centers = checked_integer("max_centers", max_centers, 1)
+        self.gradients = gradients
+        self.options = {"max_centers": self.max_centers, "gradients": gradients}
+
+    def _begin(self, position, rng, warm):
+        dim = self.dim
         self.history = new_history(N_HISTORY, dim)
-        self.evaluations = new_evaluations(N_EVALUATIONS, dim, choices.gradients)
+        self.evaluations = new_evaluations(N_EVALUATIONS, dim, self.gradients)
         self.regression = no_regression(dim)
         self.standardization = self.regression.standardization
         self.bends = self.regression.straightening
@@ -235,12 +170,30 @@ class TrajectoryLearner(Learner):
         self.wanted, self.usual_height = (), math.inf
         self._no_differences = no_differences(dim)
 
+    @property
+    def is_consistent(self):  # noqa: D102
+        return self.population.shape[1] == len(self.modes)
+
     # what transitions take ------------------------------------------------------------------------
 
     def proposal(self, compiled):  # noqa: D102
         surrogate, integrator = self.surrogate, self.integrator
         move = move_routine(surrogate, integrator)
-        return SurrogateTransition(surrogate, integrator, self.population, move)
+        return SurrogateTransition(surrogate, integrator, self.population, move, self.record)
+
+    @property
+    def record(self) -> TransitionRecord:
+        """What remembers each transition."""
+        factor = self.standardization.factor
+        scales = np.sqrt((factor * factor).sum(axis=1))
+        return TransitionRecord(
+            self.history,
+            self.evaluations,
+            self.outcome,
+            scales,
+            self.last,
+            self.keeps_evaluations,
+        )
 
     def mixture(self, tune):  # noqa: D102
         if not self.has_learnt:
@@ -248,14 +201,8 @@ class TrajectoryLearner(Learner):
         differences = differences_of(self.differences, self.standardization.factor)
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
-    def observer(self):  # noqa: D102
-        factor = self.standardization.factor
-        scales = np.sqrt((factor * factor).sum(axis=1))
-        return TrajectoryObserver(self.history, self.outcome, scales, self.last)
-
-    def evaluation_record(self, learns):  # noqa: D102
-        self.evaluations.learns[0] = learns
-        return self.evaluations
+    def recursion(self):  # noqa: D102
+        return no_recursion()
 
     # learning -------------------------------------------------------------------------------------
 
@@ -289,7 +236,7 @@ class TrajectoryLearner(Learner):
 
     def _gradients(self):
         """Gradients (n, d) of the log density, and of what is learnt; None if not evaluated."""
-        if not self.choices.gradients:
+        if not self.gradients:
             return None, None
         points, _, learnt = self.evaluations.stored()
         return learnt + log_priors(self.log_prior, points)[1], learnt
@@ -414,13 +361,13 @@ class TrajectoryLearner(Learner):
 
     def _regress(self, points, values, not_learnt, gradients, learnt, coordinates, typical):
         if np.any(self.is_bounded):
-            if self.choices.gradients:
+            if self.gradients:
                 scales = natural_slopes(self.is_bounded, points)
                 gradients, learnt = gradients / scales, learnt / scales
             points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
             coordinates = self._coordinates(points, values, gradients, past)
         previous = self.regression if self.has_learnt else None
-        size = self.choices.max_centers
+        size = self.max_centers
         return fit_regression(
             points, values, coordinates, size, previous, not_learnt, learnt, typical
         )
@@ -509,13 +456,4 @@ class TrajectoryLearner(Learner):
             "scaling": float(self.integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
             "n_centers": float(self.regression.weights.size),
-        }
-
-    def lengths(self):  # noqa: D102
-        return super().lengths() | {
-            "history": N_HISTORY,
-            "recent": 0,
-            "evaluations": N_EVALUATIONS,
-            "derivatives": self.dim * self.choices.gradients,
-            "1 + d": 1 + self.dim,
         }

@@ -15,14 +15,15 @@ J. S. Liu (2001), Monte Carlo Strategies in Scientific Computing, section 9.4.3.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import typeof, types
 from numba.core.dispatcher import Dispatcher
 
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation
+from pymc_kameleon.mcmc.history import History, record
 from pymc_kameleon.mcmc.linalg import copy_into, dot
 from pymc_kameleon.mcmc.numba_bridge import (
     by_address,
@@ -45,7 +46,16 @@ from pymc_kameleon.surrogate.trajectory import (
     tuned_integrator,
 )
 
-__all__ = ["COLD", "HOT", "MOVES", "UNIFORMS", "SurrogateTransition", "anneal", "move_routine"]
+__all__ = [
+    "COLD",
+    "HOT",
+    "MOVES",
+    "UNIFORMS",
+    "SurrogateTransition",
+    "TransitionRecord",
+    "anneal",
+    "move_routine",
+]
 
 COLD, HOT = 0, 1
 """Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
@@ -68,6 +78,32 @@ of the dimension."""
 call_for_value = by_address(types.float64)
 
 
+class TransitionRecord(NamedTuple):
+    """What a chain that adapts remembers of each transition; all arrays are changed in place.
+
+    Attributes
+    ----------
+    history : History
+    evaluations : Evaluations
+    outcome : array, shape (2, 4)
+        Of trajectories and of differences: how many, sum of their acceptance probabilities, of the
+        squared distances that the chain moved, and of the squares of these. No distance counts for
+        more than that of two independent points, so that one way back from far away says little.
+    scales : array, shape (d,)
+        Standard deviations, the units of these distances.
+    last : array, shape (d,)
+        Where the chain was before.
+    keeps_evaluations : bool
+    """
+
+    history: History
+    evaluations: Evaluations
+    outcome: np.ndarray
+    scales: np.ndarray
+    last: np.ndarray
+    keeps_evaluations: bool
+
+
 class SurrogateTransition(NamedTuple):
     """The proposal.
 
@@ -79,12 +115,14 @@ class SurrogateTransition(NamedTuple):
         Those whose differences are moves, in coordinates of moves.
     move
         What `move_routine` returned.
+    record : TransitionRecord or None
     """
 
     surrogate: PosteriorSurrogate
     integrator: Integrator
-    points: Annotated[np.ndarray, floats("d", "population")]
+    points: np.ndarray
     move: int | Callable
+    record: TransitionRecord | None
 
 
 @jit
@@ -175,9 +213,28 @@ def _propose(proposal, chain, normals, uniforms):
     return (start - value) / temperature, index
 
 
+def _learn(proposal, chain, is_evaluated, acceptance, index):
+    known, position = proposal.record, chain.position
+    if is_evaluated and known.keeps_evaluations:
+        keep_evaluation(known.evaluations, chain.proposal, chain.proposed_value)
+    record(known.history, position)
+    distance = 0.0
+    for k in range(position.size):
+        distance += ((position[k] - known.last[k]) / known.scales[k]) ** 2
+        known.last[k] = position[k]
+    if index != HOT:
+        outcome = known.outcome[0 if index == COLD else 1]
+        outcome[0] += 1.0
+        outcome[1] += acceptance
+        distance = min(distance, 2.0 * position.size)
+        outcome[2] += distance
+        outcome[3] += distance * distance
+
+
 register_proposal(
     SurrogateTransition,
     propose=_propose,
+    learn=_learn,
     in_python=resolved_once(jit(_propose, allocates=True)),
 )
 
@@ -249,7 +306,7 @@ def anneal(
         points = np.ascontiguousarray(particles.T)
         move = move_routine(surrogate, integrator)
         _move_all(
-            SurrogateTransition(surrogate, integrator, points, move),
+            SurrogateTransition(surrogate, integrator, points, move, None),
             temperature,
             particles,
             values,

@@ -3,12 +3,9 @@
 import numpy as np
 
 from pymc_kameleon.surrogate.depth import typical_depth
-from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryAdaptation, TrajectoryLearner
+from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 
-__all__ = ["EVIDENCE", "EvidenceLearner"]
-
-EVIDENCE = TrajectoryAdaptation(max_centers=300)
-"""Choices of every `EvidenceLearner`."""
+__all__ = ["EvidenceLearner"]
 
 COSINE = 0.7
 """That of the angle between an axis and the points that say what is in its direction."""
@@ -22,9 +19,7 @@ class EvidenceLearner(TrajectoryLearner):
     truth by what the approximation leaves out, and the exact ratio takes that into account.
     """
 
-    def evaluation_record(self, learns):
-        """Nothing is learnt from the evaluations of transitions."""
-        return None
+    keeps_evaluations = False
 
     def transitions_before_update(self, transition, n, rng):
         """Return `n`: whoever has the pilots says when to fit."""

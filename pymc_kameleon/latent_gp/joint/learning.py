@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.adaptation.history import thinned
 from pymc_kameleon.latent_gp.gaussian_algebra import Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.pilots import Pilot, Pilots, approximate
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites, fit_sites
+from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.surrogate.depth import typical_depth
 
 __all__ = ["Lesson", "learn"]

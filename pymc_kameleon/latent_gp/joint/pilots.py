@@ -49,6 +49,16 @@ class Pilots(NamedTuple):
     precision: Annotated[np.ndarray, floats("pilots", "N")]
     shift: Annotated[np.ndarray, floats("pilots", "N")]
 
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return dict.fromkeys(("points", "values", "precision", "shift"), 0)
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether all rows are complete."""
+        return len({len(array) for array in self}) == 1
+
     def joined(self, new: list[Pilot]) -> "Pilots":
         """Return these and new ones, at most `MOST_PILOTS`."""
         if not new:

@@ -55,6 +55,17 @@ class SiteFunction(NamedTuple):
     shift: Annotated[np.ndarray, floats("basis", "N")]
     has_means: Annotated[np.ndarray, flags(1)]
 
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return {"pilots": 0, "precision": 0, "shift": 0}
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether there is a coefficient for each basis function."""
+        n = len(self.precision)
+        return n == len(self.shift) and (n == 1 or n == 1 + self.pilots.shape[1] + len(self.pilots))
+
     def __call__(self, x: np.ndarray) -> Sites:
         """Sites at the hyperparameters `x` (d,)."""
         if len(self.precision) == 1:

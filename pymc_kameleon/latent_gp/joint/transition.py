@@ -57,7 +57,7 @@ def move_hyperparameters(
         chain,
         learner.mixture(adapts),
         learner.proposal(False),
-        learner.observer(),
+        learner.recursion(),
         adapts,
         rng.standard_normal((1, point.x.size + learner.n_more_normals)),
         rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),

@@ -4,15 +4,17 @@ Sejdinovic et al. 2014, appendix C.
 """
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
-from pymc_kameleon.mcmc.layout import flags, floats
+from pymc_kameleon.mcmc.history import History
 from pymc_kameleon.mcmc.linalg import add_into, copy_matrix_into, factor_times
 from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit
-from pymc_kameleon.mcmc.proposals import PICK, Scaling, register_proposal
+from pymc_kameleon.mcmc.proposals import PICK, register_proposal
+from pymc_kameleon.mcmc.proposals.local_gaussian import record_position
+from pymc_kameleon.mcmc.scalings import Scaling
 
 __all__ = ["EigenfunctionMoves", "Eigenfunctions", "GradientsHere", "directions"]
 
@@ -33,10 +35,15 @@ class Eigenfunctions(NamedTuple):
         scaling then.
     """
 
-    vectors: Annotated[np.ndarray, floats("scalings", "n")]
-    weights: Annotated[np.ndarray, floats("scalings")]
-    thresholds: Annotated[np.ndarray, floats("scalings")]
-    used: Annotated[np.ndarray, floats(2)]
+    vectors: np.ndarray
+    weights: np.ndarray
+    thresholds: np.ndarray
+    used: np.ndarray
+
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return {"vectors": 1}
 
     @property
     def is_consistent(self) -> bool:
@@ -47,9 +54,14 @@ class Eigenfunctions(NamedTuple):
 class GradientsHere(NamedTuple):
     """Gradients (d, n) of the kernel at the position, valid if `is_current[0]`, and at x*."""
 
-    is_current: Annotated[np.ndarray, flags(1)]
-    gradients: Annotated[np.ndarray, floats("d", "n")]
-    proposed: Annotated[np.ndarray, floats("d", "n")]
+    is_current: np.ndarray
+    gradients: np.ndarray
+    proposed: np.ndarray
+
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return {"gradients": 1, "proposed": 1}
 
 
 class EigenfunctionMoves(NamedTuple):
@@ -66,6 +78,7 @@ class EigenfunctionMoves(NamedTuple):
     coordinates: Standardization
     scaling: Scaling
     gamma: float
+    history: History
 
 
 @jit(fastmath=SIMD)
@@ -155,5 +168,6 @@ register_proposal(
     propose=_propose,
     commit=_commit,
     invalidate=_invalidate,
+    learn=record_position,
     covariance_at=_covariance_at,
 )

@@ -1,15 +1,15 @@
 """The proposal of Fast Kernel Adaptive Metropolis-Hastings (Kotlicki 2015, algorithm 2)."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.layout import floats
+from pymc_kameleon.mcmc.history import History
 from pymc_kameleon.mcmc.numba_bridge import jit
-from pymc_kameleon.mcmc.proposals import Scaling
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
+from pymc_kameleon.mcmc.scalings import Scaling
 from pymc_kameleon.mcmc.trigonometric import sine_and_cosine
 
 __all__ = ["FeatureGaussian", "Features", "feature_scatter"]
@@ -26,9 +26,14 @@ class Features(NamedTuple):
         V; D = 2m columns for "pairs", those of the sines first, and D = m for "shifted".
     """
 
-    frequencies: Annotated[np.ndarray, floats("d", "m")]
-    phases: Annotated[np.ndarray, floats("m")]
-    factor: Annotated[np.ndarray, floats("rank", "features")]
+    frequencies: np.ndarray
+    phases: np.ndarray
+    factor: np.ndarray
+
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return {"factor": 0}
 
 
 class FeatureGaussian(NamedTuple):
@@ -39,6 +44,7 @@ class FeatureGaussian(NamedTuple):
     coordinates: Standardization
     scaling: Scaling
     gamma: float
+    history: History
 
 
 @jit(allocates=True)

@@ -1,17 +1,18 @@
-"""Local Gaussian proposals: x* ~ N(x, R(x)), whose covariance depends on the position.
+"""Kernel Adaptive Metropolis-Hastings: x* ~ N(x, R(x)), whose covariance depends on the position.
 
-In standardised coordinates R(u) = gamma^2 I + nu^2 S(u): a proposal gives the scatter S, and the
-density of the way back has R at x*. For KAMH, S = M H M^T (Sejdinovic et al. 2014, proposition 2).
+In standardised coordinates R(u) = gamma^2 I + nu^2 S(u), and the density of the way back has R at
+x*. For KAMH, S = M H M^T with M = 2 [grad k(u, z_1), ..., grad k(u, z_n)] (Sejdinovic et al. 2014,
+proposition 2 and algorithm 1); another proposal gives another S.
 """
 
 import math
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.coordinates import standardize
-from pymc_kameleon.mcmc.layout import flags, floats
+from pymc_kameleon.mcmc.coordinates import Standardization, standardize
+from pymc_kameleon.mcmc.history import History, record
 from pymc_kameleon.mcmc.linalg import (
     add_into,
     cholesky_in_place,
@@ -19,18 +20,95 @@ from pymc_kameleon.mcmc.linalg import (
     factor_times,
     solve_factor,
 )
-from pymc_kameleon.mcmc.numba_bridge import by_class, jit_inner
+from pymc_kameleon.mcmc.numba_bridge import SIMD, by_class, evaluate_gradients, jit, jit_inner
 from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.scalings import Scaling
 
-__all__ = ["ScatterHere", "register_local_gaussian", "scatter"]
+__all__ = [
+    "KernelGaussian",
+    "ScatterHere",
+    "centred_scatter",
+    "no_scatter",
+    "record_position",
+    "register_local_gaussian",
+    "scatter",
+]
 
 
 class ScatterHere(NamedTuple):
     """S (d, d) at the current position, valid if `is_current[0]`, and at the proposal."""
 
-    is_current: Annotated[np.ndarray, flags(1)]
-    scatter: Annotated[np.ndarray, floats("d", "d")]
-    proposed: Annotated[np.ndarray, floats("d", "d")]
+    is_current: np.ndarray
+    scatter: np.ndarray
+    proposed: np.ndarray
+
+
+def no_scatter(dim: int) -> ScatterHere:
+    """Return room for S at two positions."""
+    return ScatterHere(np.zeros(1, dtype=np.bool_), np.zeros((dim, dim)), np.zeros((dim, dim)))
+
+
+class KernelGaussian(NamedTuple):
+    """N(u, gamma^2 I + nu^2 M H M^T).
+
+    Attributes
+    ----------
+    kernel
+        As `numba_bridge.evaluate_gradients` takes it.
+    points : array, shape (d, n)
+        z_i, a subsample of the history in standardised coordinates.
+    parameters : array
+        What the kernel's `gradients` takes.
+    """
+
+    kernel: Any
+    points: np.ndarray
+    parameters: np.ndarray
+    here: ScatterHere
+    coordinates: Standardization
+    scaling: Scaling
+    gamma: float
+    history: History
+
+
+@jit(fastmath=SIMD, allocates=True)
+def centred_scatter(gradients, out):
+    """M H M^T, with M = 2 `gradients` (d, n) and H = I - 11^T/n, into `out` (d, d).
+
+    Rows are taken two at a time, so that each number loaded serves two products.
+    """
+    dim, n = gradients.shape
+    sums = np.empty(dim)
+    for a in range(dim):
+        total = 0.0
+        for j in range(n):
+            total += gradients[a, j]
+        sums[a] = total
+    inverse = 1.0 / max(n, 1)
+    for a in range(0, dim, 2):
+        a2 = min(a + 1, dim - 1)
+        for b in range(0, a + 1, 2):
+            b2 = min(b + 1, dim - 1)
+            s11, s12, s21, s22 = 0.0, 0.0, 0.0, 0.0
+            for j in range(n):
+                s11 += gradients[a, j] * gradients[b, j]
+                s12 += gradients[a, j] * gradients[b2, j]
+                s21 += gradients[a2, j] * gradients[b, j]
+                s22 += gradients[a2, j] * gradients[b2, j]
+            out[a, b] = 4.0 * (s11 - sums[a] * sums[b] * inverse)
+            out[a, b2] = 4.0 * (s12 - sums[a] * sums[b2] * inverse)
+            out[a2, b] = 4.0 * (s21 - sums[a2] * sums[b] * inverse)
+            out[a2, b2] = 4.0 * (s22 - sums[a2] * sums[b2] * inverse)
+    for a in range(dim):
+        for b in range(a):
+            out[b, a] = out[a, b]
+
+
+def _kernel_scatter(proposal, u, out):
+    """Write M H M^T at u."""
+    gradients = np.empty(proposal.points.shape)
+    evaluate_gradients(proposal.kernel, u, proposal.points, proposal.parameters, gradients)
+    centred_scatter(gradients, out)
 
 
 @by_class
@@ -86,6 +164,11 @@ def propose_locally(proposal, chain, normals, uniforms):
     return reverse_log_density(factor, proposed_factor, normals, displacement), 0
 
 
+def record_position(proposal, chain, is_evaluated, acceptance, index):
+    """Show where the chain is to the proposal's `history`."""
+    record(proposal.history, chain.position)
+
+
 def _commit(proposal):
     copy_matrix_into(proposal.here.proposed, proposal.here.scatter)
 
@@ -109,7 +192,7 @@ def register_local_gaussian(cls: type, scatter_of: Callable) -> None:
     ----------
     cls : subclass of NamedTuple
         It has at least the fields `here` (`ScatterHere`), `coordinates` (`Standardization`),
-        `scaling` (`Scaling`, of one number) and `gamma` (a float).
+        `scaling` (`Scaling`, of one number), `gamma` (a float) and `history` (`History`).
     scatter_of : callable
         `scatter_of(proposal, u, out)` writes S(u) (d, d) into `out`.
     """
@@ -119,5 +202,9 @@ def register_local_gaussian(cls: type, scatter_of: Callable) -> None:
         propose=propose_locally,
         commit=_commit,
         invalidate=_invalidate,
+        learn=record_position,
         covariance_at=_covariance_at,
     )
+
+
+register_local_gaussian(KernelGaussian, _kernel_scatter)

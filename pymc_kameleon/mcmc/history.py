@@ -1,10 +1,9 @@
 """The past positions of a chain, in bounded memory."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = ["RECENT", "SEEN", "STORED", "STRIDE", "History", "new_history", "record", "thinned"]
@@ -31,9 +30,9 @@ class History(NamedTuple):
         Number of points stored, stride, number of positions seen, and number of recent ones.
     """
 
-    points: Annotated[np.ndarray, floats("history", "d")]
-    recent: Annotated[np.ndarray, floats("recent", "d")]
-    cursor: Annotated[np.ndarray, integers(4)]
+    points: np.ndarray
+    recent: np.ndarray
+    cursor: np.ndarray
 
     @property
     def is_consistent(self) -> bool:

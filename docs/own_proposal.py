@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pymc as pm
 
-from pymc_kameleon.adaptation.scaling import ScalingLearner
+from pymc_kameleon.adaptation.learner import ScalingLearner
 from pymc_kameleon.mcmc.proposals import Scaling, register_proposal
 from pymc_kameleon.steps import MetropolisHastingsStep
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         RiemannianHMCStep,
         SurrogateHMCStep,
     )
-    from pymc_kameleon.steps.registration import register, unregister
+    from pymc_kameleon.steps.kameleon import register, unregister
     from pymc_kameleon.store import EvaluationStore
     from pymc_kameleon.surrogate import GPSurrogate
 
@@ -62,8 +62,8 @@ _WHERE = {
     "GPSurrogate": "surrogate",
     "dispersed_starts": "model.initial_points",
     "random_features": "kernels",
-    "register": "steps.registration",
-    "unregister": "steps.registration",
+    "register": "steps.kameleon",
+    "unregister": "steps.kameleon",
 } | {name: "steps" for name in __all__ if name.endswith("Step")}
 
 

@@ -8,7 +8,7 @@ from models import normal, run
 
 from pymc_kameleon import FastKameleonStep, KameleonStep, PCAKameleonStep
 from pymc_kameleon.adaptation.feature_covariance import new_covariance, update_covariance
-from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.history import RECENT, new_history, record, thinned
 from pymc_kameleon.mcmc.proposals.random_walk import FORGETTING, Moments, update_moments
 from pymc_kameleon.mcmc.scalings import learn_scaling

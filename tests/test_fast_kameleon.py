@@ -18,7 +18,7 @@ PLACES = TARGET.draw(5, np.random.default_rng(2)) + 0.3
 
 def random_feature_kernel(step):
     """The kernel phi(x)^T phi(y) of a step's features, and its gradient."""
-    drawn, embedding = step.learner.features, step.adaptation.embedding
+    drawn, embedding = step.learner.features, step.learner.embedding
 
     def phi(x):
         return features(x[None], drawn.frequencies, drawn.phases, embedding)[0]
@@ -155,9 +155,9 @@ def test_rank_is_a_statistic():
 def test_odd_number_of_features_is_rounded_up():
     with pytest.warns(UserWarning, match="32"):
         step = FastKameleonStep(model=MODEL, n_features=31)
-    assert step.adaptation.n_features == 32
+    assert step.untaught.n_features == 32
     shifted = FastKameleonStep(model=MODEL, n_features=31, embedding="shifted")
-    assert shifted.adaptation.n_features == 31
+    assert shifted.untaught.n_features == 31
 
 
 def test_rough_kernels_are_named_in_a_warning():

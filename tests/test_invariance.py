@@ -222,7 +222,7 @@ def test_the_covariance_here_is_that_of_the_present_state_after_every_update():
         if step.learner.here.is_current[0]:
             position = learnt.coordinates.whiten(step.chain.position[None])[:, 0]
             gradients, scatter = np.empty(learnt.points.shape), np.empty((2, 2))
-            step.adaptation.kernel.gradients(position, learnt.points, learnt.parameters, gradients)
+            step.learner.kernel.gradients(position, learnt.points, learnt.parameters, gradients)
             centred_scatter(gradients, scatter)
             np.testing.assert_allclose(step.learner.here.scatter, scatter, rtol=1e-6, atol=1e-9)
             checked += 1

@@ -8,7 +8,8 @@ from references import z_scores
 from scipy import linalg, stats
 
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
-from pymc_kameleon.mcmc import langevin
+from pymc_kameleon.mcmc import run as loop
+from pymc_kameleon.mcmc.proposals import langevin
 from pymc_kameleon.targets import Banana, CorrelatedGaussian
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -76,7 +77,7 @@ def _ratio_without_the_way_back(drift, proposed_drift, step_size, normals):
 @pytest.mark.slow
 def test_a_missing_reverse_density_is_caught(monkeypatch):
     monkeypatch.setattr(langevin, "langevin_log_ratio", _ratio_without_the_way_back)
-    monkeypatch.setattr(langevin, "run_compiled", None)
+    monkeypatch.setattr(loop, "run_compiled", None)
     found = p_values(n=800, scaling=0.1, compile_kwargs={"mode": "cvm"})
     assert min(found.values()) < BOUND, found
 

@@ -37,8 +37,8 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.kernels import CustomKernel
-from pymc_kameleon.mcmc.layout import check_layout
 from pymc_kameleon.mcmc.numba_bridge import evaluate, evaluate_gradients
+from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 
 pytestmark = [
@@ -592,7 +592,7 @@ def spoilt(state):
     """Copies of a state, each with one array of another length, type or layout."""
     for name, part in vars(state).items():
         if isinstance(part, LearnerState):
-            found = spoilt(part)
+            found = spoilt_values(part)
         elif isinstance(part, tuple):
             found = spoilt_tuple(part)
         else:
@@ -601,6 +601,14 @@ def spoilt(state):
             spoiled = copy.copy(state)
             setattr(spoiled, name, other)
             yield f"{name}.{where}", spoiled
+
+
+def spoilt_values(learner):
+    for name, part in learner.values.items():
+        if isinstance(part, tuple):
+            for where, other in spoilt_tuple(part):
+                values = learner.values | {name: other}
+                yield f"{name}.{where}", LearnerState(kind=learner.kind, values=values)
 
 
 def spoilt_tuple(part):
@@ -649,7 +657,7 @@ def test_a_state_that_counts_too_far_is_refused(variant):
     drive(step, model.initial_point(), 40, tune=60)
     state = step.sampling_state
     name, field, value = COUNTS[variant]
-    getattr(getattr(state.learner, name), field)[...] = value
+    getattr(state.learner.values[name], field)[...] = value
     with pytest.raises(ValueError, match=f"sampling_state.learner.{name}"):
         step.sampling_state = state
 
@@ -840,7 +848,12 @@ class Fuzz:
     def check(self):
         assert np.shape(self.point["x"]) == (SIZE,)
         assert np.all(np.isfinite(self.point["x"]))
-        check_layout("state", self.step.sampling_state, self.step._lengths())
+        state = self.step.sampling_state
+        for name, fresh in self.step._fresh_state().items():
+            check_like(name, getattr(state, name), fresh)
+        if getattr(state, "learner", None) is not None:
+            learner = copy.copy(self.step.learner)
+            learner.sampling_state = state.learner
 
 
 INTERRUPTED = [
@@ -851,10 +864,10 @@ INTERRUPTED = [
     "_absorb",
     "_principal_components",
     "_run",
-    "_teach",
+    "learn_from_evaluations",
     "end_tuning",
-    "_evaluate_current",
-    "_report",
+    "evaluate_current",
+    "complaint_of_acceptance",
 ]
 SINGLE = [v for v, (make, _) in VARIANTS.items() if make is not beside]
 CALLS = [

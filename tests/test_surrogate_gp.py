@@ -7,8 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pymc_kameleon.adaptation.standardization import standardization
-from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.budget import add_training_point, least_useful
 from pymc_kameleon.surrogate.configuration import MEANS

@@ -14,8 +14,8 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from pymc_kameleon import SurrogateHMCStep
-from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode

@@ -1,7 +1,9 @@
 """What a chain learns with: the user's choices, what was learnt, and how it goes on."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -10,11 +12,18 @@ from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass
 
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.proposals import covariance_at
-from pymc_kameleon.mcmc.run import Mixture
+from pymc_kameleon.mcmc.run import Mixture, no_differences
 from pymc_kameleon.mcmc.saved_state import check_like
-from pymc_kameleon.mcmc.scalings import CoordinateScales, ScalingRecursion
+from pymc_kameleon.mcmc.scalings import (
+    WIDEST_BOUNDS,
+    CoordinateScales,
+    Scaling,
+    ScalingRecursion,
+    new_scaling,
+)
+from pymc_kameleon.validation import checked_number
 
-__all__ = ["Learner", "LearnerState", "WarmStart"]
+__all__ = ["Learner", "LearnerState", "ScalingLearner", "WarmStart"]
 
 
 class WarmStart(NamedTuple):
@@ -178,3 +187,41 @@ class Learner(WithSamplingState, ABC):
         self.__dict__.update(deepcopy(state.values))
         if not self.is_consistent:
             raise ValueError("sampling_state.learner has arrays whose lengths do not fit.")
+
+
+class ScalingLearner(Learner):
+    """Learns a scaling, towards an acceptance.
+
+    Parameters
+    ----------
+    make_proposal : callable
+        `make_proposal(scaling)` returns the proposal, a NamedTuple for whose class
+        `register_proposal` was called; `scaling` is a `Scaling` of one number.
+    scaling : float
+        What the scaling is at first.
+    """
+
+    history_capacity = 2
+    state_names = ("scales", "scaling")
+
+    def __init__(self, make_proposal: Callable[[Scaling], Any], scaling: float = 1.0):
+        self.make_proposal = make_proposal
+        self.first_scaling = checked_number("scaling", scaling, above=0)
+        self.options = {"proposal": make_proposal.__qualname__, "scaling": self.first_scaling}
+
+    def _begin(self, position, rng, warm):
+        known = None if warm is None else warm.scaling
+        self.scaling = new_scaling(known or self.first_scaling)
+        self._no_differences = no_differences(self.dim)
+
+    def proposal(self, compiled):  # noqa: D102
+        return self.make_proposal(self.scaling)
+
+    def mixture(self, tune):  # noqa: D102
+        return Mixture(self.scales, self._no_differences, 0.0, 0.0)
+
+    def recursion(self):  # noqa: D102
+        return ScalingRecursion(self.scaling, WIDEST_BOUNDS, self.target_accept, 1.0, 0.5, True)
+
+    def statistics(self):  # noqa: D102
+        return {"scaling": math.exp(self.scaling.log[0])}

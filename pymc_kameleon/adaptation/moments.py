@@ -7,7 +7,7 @@ import numpy as np
 from scipy import linalg
 
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.proposals.random_walk import Moments, RandomWalk
 from pymc_kameleon.mcmc.run import Mixture, no_differences
 from pymc_kameleon.mcmc.scalings import WIDEST_BOUNDS, ScalingRecursion, new_scaling

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner, WarmStart
-from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.kernels import median_bandwidth
-from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.mcmc.history import new_history, thinned
 from pymc_kameleon.mcmc.proposals.local_gaussian import no_scatter, scatter
 from pymc_kameleon.mcmc.run import Mixture, differences_of

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.step_methods import STEP_METHODS
 from pymc.step_methods.compound import Competence
 from pytensor.graph.basic import Variable
 
@@ -14,7 +15,7 @@ from pymc_kameleon.mcmc.proposals.local_gaussian import KernelGaussian
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
-__all__ = ["KameleonStep"]
+__all__ = ["KameleonStep", "register", "unregister"]
 
 
 class KernelLearner(SubsampleLearner):
@@ -233,3 +234,18 @@ class KameleonStep(MetropolisHastingsStep):
 def _after_five_hundred(transition: int) -> float:
     """Schedule of the published runs: a random walk first, then a new subsample every time."""
     return float(transition >= 500)
+
+
+def register() -> None:
+    """Make `KameleonStep` the automatic choice for continuous variables without gradients.
+
+    Importing the package never does this. Options pass through `pm.sample(kameleon={...})`.
+    """
+    if KameleonStep not in STEP_METHODS:
+        STEP_METHODS.append(KameleonStep)
+
+
+def unregister() -> None:
+    """Undo `register`."""
+    if KameleonStep in STEP_METHODS:
+        STEP_METHODS.remove(KameleonStep)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pymc_kameleon.adaptation.standardization import standardization
+from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.fitted import FittedSurrogate
 from pymc_kameleon.surrogate.gaussian_process import Process, new_process

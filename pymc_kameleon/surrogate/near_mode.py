@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from pymc_kameleon.adaptation.standardization import standardization
-from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.mean import fit_concave_mean, n_coefficients
 

@@ -7,8 +7,8 @@ from scipy import linalg
 
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.adaptation.standardization import standardization
 from pymc_kameleon.mcmc.chain import turned
+from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.evaluations import keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.history import new_history, thinned
 from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences

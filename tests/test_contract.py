@@ -425,7 +425,7 @@ def learnt(step):
     state = step.sampling_state
     if hasattr(state, "learner"):
         besides = {name: getattr(state, name, None) for name in ("stage", "sites", "n_fits")}
-        found = {**vars(state.learner), **besides}
+        found = {**state.learner.values, **besides}
         found.pop("here", None)
     else:
         names = ("averaging", "site_precision", "site_shift", "n_fits", "next_fit")
@@ -768,7 +768,7 @@ def test_statistics_are_as_declared(case):
         for name in {"accept", "accepted"} & set(draw):
             assert 0 <= draw[name] <= 1
         assert draw.get("n_nonfinite", 0) == 0
-    reserved = {"total", "completed", "advance", "description", "visible", "refresh", "draw"}
+    reserved = {"total", "completed", "_advance", "description", "visible", "refresh", "draw"}
     assert not reserved & set(declared)
 
 
@@ -793,7 +793,7 @@ def warnings_of(step, model, draws, tune):
 
 @pytest.fixture
 def soon_stuck(monkeypatch):
-    for module in ("metropolis_hastings", "latent_function"):
+    for module in ("report", "latent_function"):
         monkeypatch.setattr(f"pymc_kameleon.steps.{module}.STUCK_AFTER", 30)
 
 

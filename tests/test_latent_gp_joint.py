@@ -14,12 +14,12 @@ from models import FALSE_ALARM
 from scipy import stats
 from scipy.special import logsumexp
 
-from pymc_kameleon.adaptation.moments import MomentsAdaptation
+from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.joint import target as target_module
 from pymc_kameleon.latent_gp.joint import transition
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.joint.evidence_learner import EVIDENCE, EvidenceLearner
+from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.pilots import approximate
 from pymc_kameleon.latent_gp.joint.sites import constant_sites, fit_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_density_terms
@@ -97,15 +97,9 @@ MODELS = {"probit": probit_model, "poisson": poisson_model, "student": student_m
 
 def frozen_learner(model, x, rng):
     """A random walk as wide as the prior: its moves go far."""
-    adaptation = MomentsAdaptation(
-        scaling=0.5,
-        learn_scaling=False,
-        covariance=np.diag(model.sd**2),
-        initial_covariance=None,
-        default_scaling=None,
-    )
-    adaptation.check(["theta"], len(x))
-    return adaptation.start(x, rng, None, 0.3)
+    learner = MomentsLearner(scaling=0.5, learn_scaling=False, covariance=np.diag(model.sd**2))
+    learner.check(["theta"], len(x))
+    return learner.start(x, rng, 0.3)
 
 
 def constant(model):
@@ -231,7 +225,7 @@ def test_eta_and_the_function_stay_together(make_sites):
 
 def taught_learner(model, rng):
     """Moves on a surrogate that is narrower than the prior, and beside its middle."""
-    learner = EvidenceLearner(EVIDENCE, model.mean, 0.9)
+    learner = EvidenceLearner(max_centers=300).start(model.mean, rng, 0.9)
     middle, sd = model.mean + 0.5 * model.sd, 0.6 * model.sd
     for x in middle + 1.5 * sd * rng.standard_normal((60, model.mean.size)):
         learner.keep(x, np.array([-0.5 * float(np.sum(((x - middle) / sd) ** 2)), 0.0, 0.0]))
@@ -477,7 +471,8 @@ def test_small_precisions_of_one_pilot_are_not_those_of_another():
 
 @pytest.mark.numerics
 def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
-    learner, rng = EvidenceLearner(EVIDENCE, np.zeros(2), 0.9), np.random.default_rng(3)
+    rng = np.random.default_rng(3)
+    learner = EvidenceLearner(max_centers=300).start(np.zeros(2), rng, 0.9)
 
     def keep(points):
         for x in points:

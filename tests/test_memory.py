@@ -864,10 +864,10 @@ INTERRUPTED = [
     "_absorb",
     "_principal_components",
     "_run",
-    "learn_from_evaluations",
+    "_learn_from_evaluations",
     "end_tuning",
-    "evaluate_current",
-    "complaint_of_acceptance",
+    "_evaluate_current",
+    "_complaint_of_acceptance",
 ]
 SINGLE = [v for v, (make, _) in VARIANTS.items() if make is not beside]
 CALLS = [

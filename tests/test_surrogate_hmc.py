@@ -15,7 +15,9 @@ from scipy.stats import norm
 
 from pymc_kameleon import SurrogateHMCStep
 from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import standardization
+from pymc_kameleon.mcmc.proposals import learn
 from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode
@@ -44,6 +46,7 @@ from pymc_kameleon.surrogate.straightening import (
     straightened_slopes,
 )
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
+from pymc_kameleon.surrogate.transition import COLD
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -401,14 +404,18 @@ def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
     assert_gradient_is_that_of_the_value(learner.surrogate, 3)
     state = step.sampling_state
     nothing = no_straightening(3)
-    for bends in (state.learner.bends, nothing):
+    for bends in (learner.bends, nothing):
         other = SurrogateHMCStep(model=model)
         begin(other, 5, tune=300)
-        other.sampling_state = replace(state, learner=replace(state.learner, bends=bends))
+        other.sampling_state = replace(state, learner=with_bends(state.learner, bends))
         drive(other, model.initial_point(), 3, tune=300)
     wrong = learner.bends._replace(bent=np.array([3]))
     with pytest.raises(ValueError, match="bends"):
-        other.sampling_state = replace(state, learner=replace(state.learner, bends=wrong))
+        other.sampling_state = replace(state, learner=with_bends(state.learner, wrong))
+
+
+def with_bends(learner, bends):
+    return replace(learner, values=learner.values | {"bends": bends})
 
 
 # the prior ----------------------------------------------------------------------------------------
@@ -965,7 +972,7 @@ def test_moves_weigh_half_after_a_fit():
 def test_a_way_back_from_far_away_counts_as_one_between_independent_points():
     learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
     learner.last[:] = 100.0
-    trajectory_adaptation._observe(learner.observer(), np.zeros(2), 0.3, trajectory_adaptation.COLD)
+    learn(learner.proposal(compiled=False), new_chain(np.zeros(2)), False, 0.3, COLD)
     np.testing.assert_array_equal(learner.outcome, [[1, 0.3, 4.0, 16.0], [0] * 4])
 
 

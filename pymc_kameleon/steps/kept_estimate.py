@@ -62,12 +62,12 @@ def advance_patiently(step, n: int) -> None:
     for _ in range(n):
         if report.rejections >= PATIENCE:
             before = chain.value.copy()
-            step.evaluate_current()
+            step._evaluate_current()
             if chain.value[0] == -np.inf:
                 chain.value[:] = before
             report.rejections = 0
         accepted = chain.outcome[ACCEPTED]
-        step.advance(1)
+        step._advance(1)
         report.rejections = 0 if chain.outcome[ACCEPTED] > accepted else report.rejections + 1
 
 

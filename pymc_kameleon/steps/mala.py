@@ -89,7 +89,7 @@ class MALAStep(MetropolisHastingsStep):
 
     name = "mala"
     takes_gradients = True
-    not_arguments = ("learner", "store", "pseudo_marginal")
+    _not_arguments = ("learner", "store", "pseudo_marginal")
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
         "step_size": (np.float64, [])
     }

@@ -100,7 +100,7 @@ class MetropolisHastingsStep(Step):
     _state_class = MetropolisHastingsState
     default_tune_steps = 2000
 
-    not_arguments: tuple[str, ...] = ("learner", "store")
+    _not_arguments: tuple[str, ...] = ("learner", "store")
     """Arguments that are not those of the users of a subclass."""
 
     takes_gradients = False
@@ -168,7 +168,7 @@ class MetropolisHastingsStep(Step):
             _log.info("%s: %d transitions a draw, %s", name, steps_per_draw, self._how)
         self.steps_per_draw = steps_per_draw
         patience = 2 if self.runs_compiled else 1
-        self.default_tune_steps = math.ceil(patience * self.transitions_to_tune() / steps_per_draw)
+        self.default_tune_steps = math.ceil(patience * self._transitions_to_tune() / steps_per_draw)
         options = learner.options | {
             "steps_per_draw": self.steps_per_draw,
             "target_accept": self.target_accept,
@@ -212,11 +212,11 @@ class MetropolisHastingsStep(Step):
     def _how(self):
         return "compiled" if self.runs_compiled else "in Python"
 
-    def transitions_to_tune(self) -> int:
+    def _transitions_to_tune(self) -> int:
         """Transitions that a first run needs to learn the shape of a target of this dimension."""
         return 1000 + 500 * self.dim
 
-    def n_learnt_from(self) -> int:
+    def _n_learnt_from(self) -> int:
         """Transitions of tuning so far, and what else taught as much."""
         return self.transition
 
@@ -301,7 +301,7 @@ class MetropolisHastingsStep(Step):
         if self.tune and self.target.has_estimates:
             kept_estimate.advance_patiently(self, self.steps_per_draw)
         else:
-            self.advance(self.steps_per_draw)
+            self._advance(self.steps_per_draw)
         self.returned = self._as_recorded(chain.position, q0.data.dtype)
         evaluations, nonfinite = (int(chain.counts[i]) for i in (EVALUATIONS, NONFINITE))
         chain.counts[:] = 0
@@ -353,20 +353,20 @@ class MetropolisHastingsStep(Step):
         if self.returned is None or not (x == self.returned).all():
             self.chain.position[:] = x
             self._position_changed()
-            self.evaluate_current()
+            self._evaluate_current()
         elif inputs_changed and self.target.keeps_estimates:
             self.chain.counts[EVALUATIONS] += 1
             self.chain.value[:2] = self.target.rest(self.chain.position)
             self._mark_impossible()
         elif inputs_changed:
-            self.evaluate_current()
+            self._evaluate_current()
 
     def _position_changed(self):
         """Drop what was computed for the position, which transitions did not change."""
         self.learner.invalidate()
         self.screening.invalidate(self.stage)
 
-    def advance(self, n):
+    def _advance(self, n):
         """Make `n` transitions, and the updates of the proposal that come between them."""
         if not self.adapts:
             self._run(n)
@@ -423,9 +423,9 @@ class MetropolisHastingsStep(Step):
                     "Where the model is impossible, let the function return -np.inf."
                 )
             raise
-        self.learn_from_evaluations()
+        self._learn_from_evaluations()
 
-    def learn_from_evaluations(self):
+    def _learn_from_evaluations(self):
         """Teach the first stage what was evaluated, here and, while tuning, elsewhere."""
         if self.stage is None:
             return
@@ -507,7 +507,7 @@ class MetropolisHastingsStep(Step):
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         return f"{', '.join(shown)}: {first_line}"
 
-    def evaluate_current(self):
+    def _evaluate_current(self):
         """Evaluate the log density where the chain is."""
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
@@ -520,31 +520,31 @@ class MetropolisHastingsStep(Step):
             self.chain.value[:N_TERMS] = 0.0
             self.chain.value[0] = -np.inf
 
-    def evaluate_as_proposal(self, x):
+    def _evaluate_as_proposal(self, x):
         """Log density at `x` (d,), -inf if it is not finite; its terms are kept as a proposal's."""
         chain = self.chain
         chain.proposal[:] = x
         return evaluate((self._density_or_none,), x, chain.proposed_value, chain.counts)
 
-    def move_to_proposal(self):
+    def _move_to_proposal(self):
         """Move the chain to what `evaluate_as_proposal` has evaluated last."""
         chain = self.chain
         chain.position[:], chain.value[:] = chain.proposal, chain.proposed_value
 
     @property
-    def gradient_of_proposal(self):
+    def _gradient_of_proposal(self):
         """What returns the gradient (d,) at `chain.proposal`; None for a step without gradients."""
         value = self.chain.proposed_value
-        return (lambda: self.gradients_in(value)) if self.takes_gradients else None
+        return (lambda: self._gradients_in(value)) if self.takes_gradients else None
 
-    def gradients_in(self, values):
+    def _gradients_in(self, values):
         """Gradients (..., d) of the log density among the values (..., 3 + 2 d) of `_density`."""
         parts = values[..., N_TERMS:]
         return parts[..., : self.dim] + parts[..., self.dim :]
 
     # what is shown --------------------------------------------------------------------------------
 
-    def complaint_of_acceptance(self) -> tuple[WarningType, str] | None:
+    def _complaint_of_acceptance(self) -> tuple[WarningType, str] | None:
         """Return a warning if the acceptance at the end of tuning is not what it should be."""
         return complaint_of_acceptance(self)
 

@@ -180,7 +180,7 @@ def element_names(step):
 def check_tuning(step):
     """At the end of tuning, remember a warning for the next draw if something is off."""
     report = step.report
-    is_short = step.n_learnt_from() < 0.25 * step.transitions_to_tune()
+    is_short = step._n_learnt_from() < 0.25 * step._transitions_to_tune()
     if is_short and step.warm is None:
         report.pending = (
             WarningType.CONVERGENCE,
@@ -191,7 +191,7 @@ def check_tuning(step):
         )
     else:
         # What is pending from before stands if there is nothing to say of the acceptance.
-        report.pending = step.complaint_of_acceptance() or report.pending
+        report.pending = step._complaint_of_acceptance() or report.pending
     if report.pending is not None:
         report.told.add("mixing")  # its cause will have been told
 

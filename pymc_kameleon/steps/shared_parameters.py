@@ -76,7 +76,7 @@ rng, initial_point, blocked
 def with_shared_parameters(cls: Any) -> Any:
     """Put the entry of `ENTRIES` instead of each line ``%(name)s`` of a class's docstring.
 
-    Its signature shows what ``**options`` passes on to its base, without `cls.not_arguments`.
+    Its signature shows what ``**options`` passes on to its base, without `cls._not_arguments`.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def with_shared_parameters(cls: Any) -> Any:
     own = dict(inspect.signature(cls.__init__).parameters)
     if own.pop("options", None) is not None:
         inherited = inspect.signature(cls.__base__.__init__).parameters
-        own |= {k: v for k, v in inherited.items() if k not in {*own, *cls.not_arguments}}
+        own |= {k: v for k, v in inherited.items() if k not in {*own, *cls._not_arguments}}
     own.pop("self")
     cls.__signature__ = inspect.Signature(list(own.values()))
     return cls

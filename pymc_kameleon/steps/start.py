@@ -77,7 +77,7 @@ def find_start(step, x):
                 return
     is_searched = step.tune and step.warm is None and step.start == "optimize"
     if is_free and is_searched and _looks_at(step, x, FIRST_SHARE) > -np.inf:
-        step.move_to_proposal()
+        step._move_to_proposal()
         return
     is_possible = _begins_at(step, x)
     if is_free or is_searched:
@@ -100,7 +100,7 @@ def find_start(step, x):
 def _begins_at(step, x):
     """Move the chain to `x` (d,); return whether there is a density."""
     step.chain.position[:] = x
-    step.evaluate_current()
+    step._evaluate_current()
     step.looked.append((step.chain.position.copy(), step.chain.value.copy()))
     return step.chain.value[0] > -np.inf
 
@@ -118,7 +118,7 @@ def _look_around(step, x, is_free):
         if _looks_at(step, x, share) > lowest:
             step.scales = share * step.target.scales
             if is_free or not is_possible:
-                step.move_to_proposal()
+                step._move_to_proposal()
             return
 
 
@@ -126,7 +126,7 @@ def _looks_at(step, x, share):
     """Log density at a `share` of the way from `x` (d,) to a draw from the prior."""
     drawn = step.target.prior_points
     point = x + share * (drawn[step.rng.integers(len(drawn))] - x)
-    value = step.evaluate_as_proposal(point)
+    value = step._evaluate_as_proposal(point)
     step.looked.append((point, step.chain.proposed_value.copy()))
     return value
 
@@ -148,23 +148,23 @@ def _search(step):
     chain, points, values, log_densities = step.chain, [], [], []
 
     def evaluate_and_keep(x):
-        log_densities.append(step.evaluate_as_proposal(x))
+        log_densities.append(step._evaluate_as_proposal(x))
         points.append(x.copy())
         values.append(chain.proposed_value.copy())
         return log_densities[-1]
 
     known, gradients = _known_near_mode(step), None
     if known is None:
-        search_from(chain.position, step.scales, evaluate_and_keep, step.gradient_of_proposal)
+        search_from(chain.position, step.scales, evaluate_and_keep, step._gradient_of_proposal)
         known = np.array(points), np.array(log_densities)
         if step.takes_gradients:
-            gradients = step.gradients_in(np.array(values))
+            gradients = step._gradients_in(np.array(values))
     gaussian = around_the_mode(*known, gradients)
     point_near_mode(gaussian, *known, evaluate_and_keep, step.rng)
-    step.move_to_proposal()
+    step._move_to_proposal()
     step.learner.begin_with(gaussian, step.rng)
     step.screening.teach(step.stage, chain, points, values, np.array(log_densities))
-    step.learn_from_evaluations()
+    step._learn_from_evaluations()
 
 
 def _known_near_mode(step):

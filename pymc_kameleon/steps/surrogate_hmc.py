@@ -130,7 +130,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     """
 
     name = "surrogate_hmc"
-    not_arguments = ("learner", "surrogate", "pseudo_marginal", "adapt_after_tune")
+    _not_arguments = ("learner", "surrogate", "pseudo_marginal", "adapt_after_tune")
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
         "n_leapfrog": (np.float64, []),
         "n_centers": (np.float64, []),
@@ -203,10 +203,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _n_prior_points(self):
         return min(30, 6 + 100 // self.dim**2)
 
-    def transitions_to_tune(self):  # noqa: D102
+    def _transitions_to_tune(self):
         return min(25 * n_coefficients(self.dim), 400 + 50 * self.dim)
 
-    def n_learnt_from(self):  # noqa: D102
+    def _n_learnt_from(self):
         return self.transition + self.learner.n_foreign
 
     # the start ------------------------------------------------------------------------------------
@@ -224,15 +224,15 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             self._begin_near_mode()
             learner.next_update = learner.n_own + (learner.n_before_next_fit() if is_taught else 5)
 
-    def evaluate_as_proposal(self, x):  # noqa: D102
-        value = super().evaluate_as_proposal(x)
+    def _evaluate_as_proposal(self, x):
+        value = super()._evaluate_as_proposal(x)
         if self.learner is not None:
             self.learner.keep(x, self.chain.proposed_value)
         return value
 
     def _explore(self):
         for point in self.learner.wanted:
-            self.evaluate_as_proposal(point)
+            self._evaluate_as_proposal(point)
         self._read_store()
 
     def _end_learning(self, position):
@@ -245,7 +245,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             super()._end_learning(position)
             surrogate = self.learner.surrogate
             errors = [
-                self.evaluate_as_proposal(point) - predicted_at(surrogate, point)
+                self._evaluate_as_proposal(point) - predicted_at(surrogate, point)
                 for point in self.learner.wanted
             ]
             if min(errors, default=0.0) > -GROSS:
@@ -288,14 +288,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """
         pool, begin = self.prior_points[self.prior_share], self.chain.position
         for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
-            self.evaluate_as_proposal(pool[i])
+            self._evaluate_as_proposal(pool[i])
         self._read_store()
         if from_anywhere:
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
         missing = None if self.stored is None else self._missing
         search_from(
-            begin, self.scales, self.evaluate_as_proposal, self.gradient_of_proposal, missing
+            begin, self.scales, self._evaluate_as_proposal, self._gradient_of_proposal, missing
         )
         self._read_store()
 
@@ -304,8 +304,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner = self.learner
         learner.fit(self.rng)
         gaussian, (points, values, _) = learner.standardization, learner.known()
-        point_near_mode(gaussian, points, values, self.evaluate_as_proposal, self.rng)
-        self.move_to_proposal()
+        point_near_mode(gaussian, points, values, self._evaluate_as_proposal, self.rng)
+        self._move_to_proposal()
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)
@@ -317,7 +317,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             self.learner = learner
             learner.history.begin_with(warm.points)
             for point in thinned(warm.points, 50 + 10 * self.dim, self.rng):
-                self.evaluate_as_proposal(point)
+                self._evaluate_as_proposal(point)
             learner.fit(self.rng)
         return learner
 
@@ -335,7 +335,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             "calls_made": float(self.report.evaluations + n_evals),
         }
 
-    def complaint_of_acceptance(self):  # noqa: D102
+    def _complaint_of_acceptance(self):
         learner = self.learner
         if learner.follows:
             return None

@@ -768,7 +768,7 @@ def test_statistics_are_as_declared(case):
         for name in {"accept", "accepted"} & set(draw):
             assert 0 <= draw[name] <= 1
         assert draw.get("n_nonfinite", 0) == 0
-    reserved = {"total", "completed", "_advance", "description", "visible", "refresh", "draw"}
+    reserved = {"total", "completed", "advance", "description", "visible", "refresh", "draw"}
     assert not reserved & set(declared)
 
 

@@ -6,25 +6,30 @@ falls far below.
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numba
 import numpy as np
 import pymc as pm
 import pytest
+import surrogates
 from scipy import stats
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
     FastKameleonStep,
     KameleonStep,
+    MALAStep,
     PCAKameleonStep,
     SurrogateHMCStep,
 )
 from pymc_kameleon.kernels import CustomKernel, Linear
 from pymc_kameleon.mcmc import run
-from pymc_kameleon.mcmc.proposals import eigenfunction_moves, local_gaussian
+from pymc_kameleon.mcmc.proposals import eigenfunction_moves, langevin, local_gaussian
 from pymc_kameleon.mcmc.proposals.local_gaussian import centred_scatter
-from pymc_kameleon.targets import Banana, Flower
+from pymc_kameleon.surrogate import delayed_acceptance
+from pymc_kameleon.targets import Banana, Flower, Target
 from pymc_kameleon.testing import frozen, invariance_p_values
 
 pytestmark = [pytest.mark.slow, pytest.mark.numerics]
@@ -43,89 +48,131 @@ def _value(x, y, c):
     return 1 / (1 + ((x - y) ** 2).sum() / c**2)
 
 
-def p_values(make, target=TARGET, n=3000, **options):
-    rng = np.random.default_rng(20)
-    warm = target.draw(80, rng)
-    step = make(model=target.model(), warm_start=warm, steps_per_draw=TRANSITIONS, **options)
+class Row(NamedTuple):
+    """A step, warmed up by 80 exact draws and frozen, and the draws that it moves."""
+
+    make: Callable
+    options: dict = {}
+    target: Target = TARGET
+    n: int = 3000
+    n_known: int = 0
+    """Points from which a surrogate is fitted, if any; of three it is nearly useless."""
+
+
+def p_values(row, **more):
+    rng, target = np.random.default_rng(20), row.target
+    options = {"steps_per_draw": TRANSITIONS, "warm_start": target.draw(80, rng)}
+    options |= row.options | more
+    if row.n_known:
+        settings = options.pop("settings", {})
+        options["surrogate"] = surrogates.fitted(row.n_known, rng, **settings)
+    model = surrogates.banana_with_likelihood() if row.n_known else target.model()
     return invariance_p_values(
-        frozen(step, 21),
-        target.draw(n, rng),
+        frozen(row.make(model=model, **options), 21),
+        target.draw(row.n, rng),
         target.draw(100_000, rng),
         {"quantile statistic": target.quantile_statistic, "product": lambda x: x[:, 0] * x[:, 1]},
     )
 
 
-RAW = {"standardize": False, "gamma": 1.0, "scaling": 6.0, "bandwidth": 8.0}
-RAW_LINEAR = {"standardize": False, "gamma": 1.0, "scaling": 0.05, "kernel": Linear()}
 CUSTOM = CustomKernel(_value, _gradient)
+RAW = {"standardize": False, "gamma": 1.0, "scaling": 6.0, "bandwidth": 8.0, "global_share": 0.0}
+RAW_LINEAR = RAW | {"scaling": 0.05, "kernel": Linear()}
+FAST = RAW | {"scaling": 100.0, "n_features": 60}
+WIDE = {"covariance": np.diag([100.0, 20.0])}
+EIGHT = Banana(0.03, dim=8)
+LONG = {"steps_per_draw": 150}
 
 # Any function in the gradient's place leaves the ratio exact: `test_kernels` tests gradients. What
 # may fail here is how a kernel with a bandwidth, one without and a user's own enter the transition.
+ROWS = {
+    "kameleon, mixed": Row(KameleonStep, {"global_share": 0.7}, n=4000),
+    "kameleon, raw": Row(KameleonStep, RAW, n=4000),
+    "kameleon, own kernel": Row(KameleonStep, {"kernel": CUSTOM, "global_share": 0.0}, n=4000),
+    "kameleon, paper": Row(KameleonStep.paper, {"bandwidth": 10.0}),
+    "kameleon, d = 8": Row(KameleonStep, target=EIGHT),
+    "kameleon, flower": Row(KameleonStep, {"global_share": 0.5}, Flower(dim=3)),
+    "metropolis": Row(AdaptiveMetropolisStep),
+    "metropolis, array": Row(AdaptiveMetropolisStep, WIDE),
+    # The move is that of `KameleonStep`, with another scatter.
+    "fast, pairs": Row(FastKameleonStep, FAST | {"embedding": "pairs"}, n=4000),
+    "fast, shifted": Row(FastKameleonStep, FAST | {"embedding": "shifted"}, n=4000),
+    "pca, mixed": Row(PCAKameleonStep, {"global_share": 0.7}, n=4000),
+    "pca, raw": Row(PCAKameleonStep, RAW, n=4000),
+    "pca, linear": Row(PCAKameleonStep, RAW_LINEAR, n=4000),
+    "pca, d = 8": Row(PCAKameleonStep, {"n_components": 3}, EIGHT),
+    "mala": Row(MALAStep, LONG, n=2000),
+    "mala, array": Row(MALAStep, LONG | WIDE | {"scaling": 0.02}, n=2000),
+    "mala, d = 8": Row(MALAStep, LONG | {"scaling": 0.2}, EIGHT, n=2000),
+    "kameleon, poor surrogate": Row(KameleonStep, LONG, n=1500, n_known=3),
+    "metropolis, surrogate": Row(AdaptiveMetropolisStep, LONG, n=1500, n_known=60),
+    "metropolis, mean that follows": Row(
+        AdaptiveMetropolisStep, LONG | {"settings": {"mean": "current"}}, n=1500, n_known=40
+    ),
+    **{
+        f"{make.name}, one or two stages": Row(
+            make,
+            LONG | {"settings": {"mean": "constant", "one_stage_share": 0.5}},
+            n=1500,
+            n_known=12,
+        )
+        for make in (KameleonStep, AdaptiveMetropolisStep)
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"global_share": 0.7},
-        RAW | {"global_share": 0.0},
-        {"kernel": CUSTOM, "global_share": 0.0},
-    ],
-    ids=["mixed", "raw", "custom"],
-)
-def test_kameleon_is_invariant(options):
-    found = p_values(KameleonStep, n=4000, **options)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_frozen_step_is_invariant(name):
+    found = p_values(ROWS[name])
     assert min(found.values()) > BOUND, found
 
 
-def test_paper_settings_are_invariant():
-    found = p_values(KameleonStep.paper, bandwidth=10.0)
-    assert min(found.values()) > BOUND, found
+right_reverse = local_gaussian.reverse_log_density
+right_rank_one = eigenfunction_moves.rank_one_log_ratio
 
 
-def test_kameleon_is_invariant_in_eight_dimensions():
-    found = p_values(KameleonStep, target=Banana(0.03, dim=8))
-    assert min(found.values()) > BOUND, found
+def _reverse_density_of_forward_factor(forward, reverse, normals, displacement):
+    return right_reverse(forward, forward, normals, displacement)
 
 
-def test_kameleon_is_invariant_on_a_flower():
-    found = p_values(KameleonStep, target=Flower(dim=3), global_share=0.5)
-    assert min(found.values()) > BOUND, found
+def _rank_one_ratio_of_the_forward_direction(forward, reverse, displacement, gamma, nu):
+    return right_rank_one(forward, forward, displacement, gamma, nu)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"covariance": np.diag([100.0, 20.0])}],
-    ids=["learned", "array"],
-)
-def test_adaptive_metropolis_is_invariant(options):
-    found = p_values(AdaptiveMetropolisStep, **options)
-    assert min(found.values()) > BOUND, found
+def _no_way_back(drift, proposed_drift, step_size, normals):
+    return 0.0
 
 
-FAST_RAW = RAW | {"scaling": 100.0}
+def _second_stage_without_the_surrogate(proposed, current, there, here):
+    return min(0.0, proposed - current)
 
 
-# The move is that of `KameleonStep`, with another scatter.
+REVERSE = (local_gaussian, "reverse_log_density", _reverse_density_of_forward_factor)
+SPOILT = {
+    "kameleon": (Row(KameleonStep, RAW, n=1000), REVERSE),
+    "fast": (Row(FastKameleonStep, FAST, n=1000), REVERSE),
+    "pca": (
+        Row(PCAKameleonStep, RAW | {"n_components": 5}, n=1000),
+        (eigenfunction_moves, "rank_one_log_ratio", _rank_one_ratio_of_the_forward_direction),
+    ),
+    "mala": (
+        Row(MALAStep, LONG | {"scaling": 0.1}, n=800),
+        (langevin, "langevin_log_ratio", _no_way_back),
+    ),
+    "second stage": (
+        Row(AdaptiveMetropolisStep, LONG, n=600, n_known=3),
+        (delayed_acceptance, "second_stage", _second_stage_without_the_surrogate),
+    ),
+}
 
 
-@pytest.mark.parametrize("embedding", ["pairs", "shifted"])
-def test_fast_kameleon_is_invariant(embedding):
-    options = FAST_RAW | {"embedding": embedding, "global_share": 0.0}
-    found = p_values(FastKameleonStep, n=4000, n_features=60, **options)
-    assert min(found.values()) > BOUND, found
-
-
-@pytest.mark.parametrize(
-    "options", [{"global_share": 0.7}, RAW, RAW_LINEAR], ids=["mixed", "raw", "raw, linear"]
-)
-def test_pca_kameleon_is_invariant(options):
-    found = p_values(PCAKameleonStep, n=4000, **options)
-    assert min(found.values()) > BOUND, found
-
-
-def test_pca_kameleon_is_invariant_in_eight_dimensions_with_few_components():
-    found = p_values(PCAKameleonStep, target=Banana(0.03, dim=8), n_components=3)
-    assert min(found.values()) > BOUND, found
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_ratio_is_caught(name, monkeypatch):
+    row, mistake = SPOILT[name]
+    monkeypatch.setattr(*mistake)
+    monkeypatch.setattr(run, "run_compiled", None)
+    found = p_values(row, compile_kwargs={"mode": "cvm"})
+    assert min(found.values()) < BOUND, found
 
 
 def angles_p_values(make, **options):
@@ -176,37 +223,6 @@ def test_a_step_that_never_tuned_is_invariant(make):
     step = frozen(make(model=TARGET.model(), steps_per_draw=TRANSITIONS), 4)
     found = invariance_p_values(step, TARGET.draw(3000, rng), TARGET.draw(100_000, rng))
     assert min(found.values()) > BOUND, found
-
-
-right_reverse = local_gaussian.reverse_log_density
-right_rank_one = eigenfunction_moves.rank_one_log_ratio
-
-
-def _reverse_density_of_forward_factor(forward, reverse, normals, displacement):
-    return right_reverse(forward, forward, normals, displacement)
-
-
-def _rank_one_ratio_of_the_forward_direction(forward, reverse, displacement, gamma, nu):
-    return right_rank_one(forward, forward, displacement, gamma, nu)
-
-
-WRONG = [
-    (KameleonStep, RAW),
-    (FastKameleonStep, FAST_RAW | {"n_features": 60}),
-    (PCAKameleonStep, RAW | {"n_components": 5}),
-]
-
-
-@pytest.mark.parametrize(("make", "options"), WRONG, ids=[w[0].__name__ for w in WRONG])
-def test_a_wrong_reverse_density_is_caught(make, options, monkeypatch):
-    monkeypatch.setattr(local_gaussian, "reverse_log_density", _reverse_density_of_forward_factor)
-    monkeypatch.setattr(
-        eigenfunction_moves, "rank_one_log_ratio", _rank_one_ratio_of_the_forward_direction
-    )
-    monkeypatch.setattr(run, "run_compiled", None)
-    plain = {"global_share": 0.0, "compile_kwargs": {"mode": "cvm"}}
-    found = p_values(make, n=1000, **(options | plain))
-    assert min(found.values()) < BOUND, found
 
 
 def test_the_covariance_here_is_that_of_the_present_state_after_every_update():

@@ -7,10 +7,10 @@ import time
 import models
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
 from models import sample, values
 from scipy import stats
+from surrogates import TARGET, banana_with_likelihood, fitted, log_likelihood
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -18,99 +18,15 @@ from pymc_kameleon import (
     KameleonStep,
     MALAStep,
 )
-from pymc_kameleon.surrogate import FittedSurrogate, delayed_acceptance
+from pymc_kameleon.surrogate import FittedSurrogate
 from pymc_kameleon.surrogate.gaussian_process import predict
 from pymc_kameleon.surrogate.langevin_delayed_acceptance import predict_into
 from pymc_kameleon.surrogate.training_set import rebuild
-from pymc_kameleon.targets import Banana
 from pymc_kameleon.testing import frozen, invariance_p_values
 
 pytestmark = pytest.mark.numerics
 
 BOUND = 1e-6
-TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
-
-
-def banana_with_likelihood():
-    """The banana as a wide normal prior and a likelihood that makes up the difference."""
-    with pm.Model() as model:
-        x = pm.Normal("x", 0.0, 30.0, shape=2)
-        bent = x[1] - 0.1 * (x[0] ** 2 - 100.0)
-        banana = -(x[0] ** 2) / 200.0 - bent**2 / 2
-        pm.Potential("likelihood", banana + pt.sum(x**2) / (2 * 30.0**2))
-    return model
-
-
-def log_likelihood(points):
-    bent = points[:, 1] - 0.1 * (points[:, 0] ** 2 - 100.0)
-    return -(points[:, 0] ** 2) / 200 - bent**2 / 2 + (points**2).sum(axis=1) / 1800
-
-
-def fitted(n, rng, **options):
-    """A surrogate of `n` exact draws; of three of them, one that is nearly useless."""
-    points = TARGET.draw(n, rng)
-    if n > 3:
-        return GPSurrogate(**options).fit(points, log_likelihood(points))
-    surrogate = GPSurrogate(mean="constant", max_points=4, one_stage_share=0.0)
-    process = surrogate.new_process(2)
-    # Far from the points it says -7.5, where the largest value does not bound it.
-    process.mean.constant[0] = -12.0
-    rebuild(process, points, log_likelihood(points), hyperparameters=np.log([3.0, 10.0, 10.0]))
-    return FittedSurrogate(surrogate, process)
-
-
-def p_values(make, surrogate_size, n=1500, options=None, **settings):
-    rng = np.random.default_rng(31)
-    step = make(
-        model=banana_with_likelihood(),
-        warm_start=TARGET.draw(80, rng),
-        surrogate=fitted(surrogate_size, rng, **(options or {})),
-        steps_per_draw=150,
-        **settings,
-    )
-    return invariance_p_values(
-        frozen(step, 32),
-        TARGET.draw(n, rng),
-        TARGET.draw(100_000, rng),
-        {"quantile statistic": TARGET.quantile_statistic},
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "surrogate_size"),
-    [(KameleonStep, 3), (AdaptiveMetropolisStep, 60)],
-)
-def test_a_step_is_invariant_with_a_frozen_surrogate(make, surrogate_size):
-    found = p_values(make, surrogate_size)
-    assert min(found.values()) > BOUND, found
-
-
-@pytest.mark.slow
-def test_a_mean_that_follows_the_chain_is_invariant():
-    found = p_values(AdaptiveMetropolisStep, 40, options={"mean": "current"})
-    assert min(found.values()) > BOUND, found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [KameleonStep, AdaptiveMetropolisStep])
-def test_a_mixture_with_transitions_of_one_stage_is_invariant(make):
-    rng = np.random.default_rng(33)
-    points = TARGET.draw(12, rng)
-    surrogate = GPSurrogate(mean="constant", one_stage_share=0.5)
-    step = make(
-        model=banana_with_likelihood(),
-        warm_start=TARGET.draw(80, rng),
-        surrogate=surrogate.fit(points, log_likelihood(points)),
-        steps_per_draw=150,
-    )
-    found = invariance_p_values(
-        frozen(step, 34),
-        TARGET.draw(1500, rng),
-        TARGET.draw(100_000, rng),
-        {"quantile statistic": TARGET.quantile_statistic},
-    )
-    assert min(found.values()) > BOUND, found
 
 
 @pytest.mark.slow
@@ -139,17 +55,6 @@ def test_the_surrogate_here_is_that_of_the_present_position(make):
             np.testing.assert_allclose(here, fresh, rtol=1e-8, atol=1e-8)
             checked += 1
     assert checked > 100
-
-
-def _second_stage_without_the_surrogate(proposed, current, there, here):
-    return min(0.0, proposed - current)
-
-
-def test_a_second_stage_that_forgets_the_surrogate_is_caught(monkeypatch):
-    monkeypatch.setattr(delayed_acceptance, "second_stage", _second_stage_without_the_surrogate)
-    plain = {"compile_kwargs": {"mode": "cvm"}}
-    found = p_values(AdaptiveMetropolisStep, 3, n=600, **plain)
-    assert min(found.values()) < BOUND, found
 
 
 def gp_mala_p_values(n):

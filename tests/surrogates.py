@@ -1,0 +1,40 @@
+"""The banana with a prior and a likelihood, and surrogates of this likelihood."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+from pymc_kameleon import GPSurrogate
+from pymc_kameleon.surrogate import FittedSurrogate
+from pymc_kameleon.surrogate.training_set import rebuild
+from pymc_kameleon.targets import Banana
+
+TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
+
+
+def banana_with_likelihood():
+    """The banana as a wide normal prior and a likelihood that makes up the difference."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 30.0, shape=2)
+        bent = x[1] - 0.1 * (x[0] ** 2 - 100.0)
+        banana = -(x[0] ** 2) / 200.0 - bent**2 / 2
+        pm.Potential("likelihood", banana + pt.sum(x**2) / (2 * 30.0**2))
+    return model
+
+
+def log_likelihood(points):
+    bent = points[:, 1] - 0.1 * (points[:, 0] ** 2 - 100.0)
+    return -(points[:, 0] ** 2) / 200 - bent**2 / 2 + (points**2).sum(axis=1) / 1800
+
+
+def fitted(n, rng, **options):
+    """A surrogate of `n` exact draws; of three of them, one that is nearly useless."""
+    points = TARGET.draw(n, rng)
+    if n > 3:
+        return GPSurrogate(**options).fit(points, log_likelihood(points))
+    surrogate = GPSurrogate(mean="constant", max_points=4, one_stage_share=0.0)
+    process = surrogate.new_process(2)
+    # Far from the points it says -7.5, where the largest value does not bound it.
+    process.mean.constant[0] = -12.0
+    rebuild(process, points, log_likelihood(points), hyperparameters=np.log([3.0, 10.0, 10.0]))
+    return FittedSurrogate(surrogate, process)

@@ -1,5 +1,6 @@
 """Bad input: errors at construction that name the argument, its value and what to write instead."""
 
+import inspect
 import re
 
 import models
@@ -294,3 +295,23 @@ def test_names_that_changed_say_the_new_one():
         pymc_kameleon.latent_gp.log_evidence(None, n_rungs=20)
     with pytest.raises(AttributeError, match=r"targets\.simulators"):
         _ = pymc_kameleon.surrogate_targets
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "instead"),
+    [
+        (KameleonStep, "n_subsampl", "did you mean n_subsample?"),
+        (KameleonStep, "target_acept", "did you mean target_accept?"),
+        (pymc_kameleon.MALAStep, "pseudo_marginal", "no argument of MALAStep"),
+        (pymc_kameleon.SurrogateHMCStep, "adapt_after_tune", "no argument of SurrogateHMCStep"),
+        (pymc_kameleon.LatentGPStep, "learner", "no argument of LatentGPStep"),
+    ],
+)
+def test_an_argument_that_a_step_does_not_have(model, make, argument, instead):
+    refused(TypeError, make, argument, instead, model=model, **{argument: 1})
+
+
+def test_a_signature_shows_the_arguments_that_all_steps_share():
+    shown = inspect.signature(FastKameleonStep).parameters
+    assert {"n_features", "target_accept", "surrogate", "compile_kwargs"} < set(shown)
+    assert not {"options", "learner", "store"} & set(shown)

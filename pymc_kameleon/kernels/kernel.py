@@ -1,4 +1,4 @@
-"""What a kernel is, and the loops that several kernels share.
+"""What a kernel is, and a kernel of the user's own.
 
 A kernel enters the proposal of Kernel Adaptive Metropolis-Hastings through the gradients of
 k(., z_i) at the current point only, written for all points at once in loops over contiguous rows,
@@ -7,24 +7,19 @@ frequencies only. A bandwidth is a length for every kernel that has one, so the 
 means the same for all.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
+import numba
 import numpy as np
 from numba.core.registry import CPUDispatcher
+from numpy.random import Generator
 
-from pymc_kameleon.mcmc.numba_bridge import SIMD, gradients_address, jit_inner
+from pymc_kameleon.mcmc.numba_bridge import gradients_address
+from pymc_kameleon.validation import checked_array
 
-__all__ = ["Kernel", "weighted_differences"]
-
-
-@jit_inner(fastmath=SIMD)
-def weighted_differences(x, points, weights, out):
-    """`weights` (n,) times the differences of `points` (d, n) and x (d,), into `out` (d, n)."""
-    for i in range(points.shape[0]):
-        for j in range(points.shape[1]):
-            out[i, j] = weights[j] * (points[i, j] - x[i])
+__all__ = ["CustomKernel", "Kernel"]
 
 
 class Kernel(ABC):
@@ -67,12 +62,10 @@ class Kernel(ABC):
         """
 
     def parameters(self, bandwidth: float) -> np.ndarray:
-        """Parameters that `gradients` takes, shape (p,)."""
+        """Parameters that `gradients` takes, shape (p,); any bandwidth is the last one."""
         return np.array([bandwidth])
 
-    def frequencies(
-        self, size: int, dim: int, bandwidth: float, rng: np.random.Generator
-    ) -> np.ndarray:
+    def frequencies(self, size: int, dim: int, bandwidth: float, rng: Generator) -> np.ndarray:
         """Draw from the spectral density of the kernel, its normalised Fourier transform.
 
         Parameters
@@ -121,7 +114,7 @@ class Kernel(ABC):
             self._address = gradients_address(self.gradients)
         return self._address
 
-    def form(self, compiled: bool) -> Any:
+    def form(self, compiled: bool) -> int | Callable | None:
         """Return what `numba_bridge.evaluate_gradients` takes, compiled or in plain Python."""
         return self.address() if compiled else self.gradients
 
@@ -133,3 +126,99 @@ class Kernel(ABC):
             f"{k}={v!r}" for k, v in self.__dict__.items() if not k.startswith("_")
         )
         return f"{type(self).__name__}({arguments})"
+
+
+class CustomKernel(Kernel):
+    """A kernel of your own, with a gradient, a spectral density, or both.
+
+    Parameters
+    ----------
+    value : callable
+        `value(x, y, bandwidth) -> float`, x and y of shape (d,).
+    gradient : callable, optional
+        `gradient(x, y, bandwidth) -> array (d,)`: the derivative of `value` in x. Decorated with
+        `numba.njit`, it runs in compiled transitions; a plain function runs in Python.
+    frequencies : callable, optional
+        `frequencies(size, dim, bandwidth, rng) -> array (size, dim)`: draws from the normalised
+        Fourier transform of `value`, which must depend on x - y only and be 1 at zero. Their
+        second moment is taken to be finite.
+    has_bandwidth : bool
+        Whether the functions use their argument `bandwidth`.
+
+    Examples
+    --------
+    >>> import numba, numpy as np
+    >>> def value(x, y, c):
+    ...     return 1 / (1 + ((x - y) ** 2).sum() / c**2)
+    >>> @numba.njit
+    ... def gradient(x, y, c):
+    ...     return 2 * (y - x) / c**2 / (1 + ((x - y) ** 2).sum() / c**2) ** 2
+    >>> rational_quadratic = CustomKernel(value, gradient)
+
+    >>> def cosines(x, y, length):
+    ...     return np.prod(np.cos((x - y) / length))
+    >>> def signs(size, dim, length, rng):
+    ...     return rng.choice([-1 / length, 1 / length], (size, dim))
+    >>> periodic = CustomKernel(cosines, frequencies=signs)
+    """
+
+    def __init__(
+        self,
+        value: Callable,
+        gradient: Callable | None = None,
+        *,
+        frequencies: Callable | None = None,
+        has_bandwidth: bool = True,
+    ) -> None:
+        if gradient is None and frequencies is None:
+            raise TypeError(
+                "gradient=None and frequencies=None: pass a function as at least one of them. "
+                "KameleonStep needs the gradient, FastKameleonStep the frequencies."
+            )
+        for name, function, arguments in (
+            ("value", value, "(x, y, bandwidth)"),
+            ("gradient", gradient, "(x, y, bandwidth)"),
+            ("frequencies", frequencies, "(size, dim, bandwidth, rng)"),
+        ):
+            if not (callable(function) or (function is None and name != "value")):
+                raise TypeError(f"{name}={function!r}: pass a function of {arguments}.")
+        self.value, self.gradient, self.has_bandwidth = value, gradient, bool(has_bandwidth)
+        self._frequencies = frequencies
+
+    @functools.cached_property
+    def gradients(self):  # noqa: D102
+        if self.gradient is None:
+            return None
+        gradient = self.gradient
+
+        def gradients(x, points, parameters, out):
+            for j in range(points.shape[1]):
+                out[:, j] = gradient(x, np.ascontiguousarray(points[:, j]), parameters[0])
+
+        return numba.njit(gradients) if isinstance(gradient, CPUDispatcher) else gradients
+
+    @property
+    def has_spectrum(self):  # noqa: D102
+        return self._frequencies is not None
+
+    def __call__(self, x, y, bandwidth=1.0):  # noqa: D102
+        return np.array([[float(self.value(a, b, bandwidth)) for b in y] for a in x])
+
+    def frequencies(self, size: int, dim: int, bandwidth: float, rng: Generator) -> np.ndarray:  # noqa: D102
+        if self._frequencies is None:
+            return super().frequencies(size, dim, bandwidth, rng)
+        return checked_array(
+            f"the result of frequencies={self._frequencies!r}",
+            self._frequencies(size, dim, bandwidth, rng),
+            (size, dim),
+            "an array of one frequency per row",
+        )
+
+    def __getstate__(self):
+        return {k: v for k, v in super().__getstate__().items() if k != "gradients"}
+
+    def __repr__(self):
+        return (
+            f"{type(self).__name__}(value={self.value!r}, gradient={self.gradient!r}, "
+            f"has_bandwidth={self.has_bandwidth}, frequencies={self._frequencies!r})"
+        )

@@ -16,6 +16,7 @@ D. J. Sutherland and J. Schneider (2015), On the error of random Fourier feature
 import inspect
 
 import numpy as np
+from numpy.random import Generator
 
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.kernels import Kernel, as_kernel
@@ -34,13 +35,7 @@ EMBEDDINGS = ("pairs", "shifted")
 
 
 def checked_n_features(n_features, embedding) -> int:
-    """`n_features` as an int that `embedding` can have.
-
-    Warns
-    -----
-    UserWarning
-        If it is odd and "pairs" need an even number: then it is one more.
-    """
+    """`n_features` as an int; an odd one for "pairs" is warned of, and is one more."""
     checked_choice("embedding", embedding, EMBEDDINGS)
     number = checked_integer("n_features", n_features, 2)
     if embedding == "pairs" and number % 2:
@@ -58,29 +53,11 @@ def draw_features(
     embedding: str,
     dim: int,
     bandwidth: float,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw what makes a feature map.
+    """Frequencies (d, m), C-contiguous, and phases (m,), which are zeros for "pairs".
 
-    Parameters
-    ----------
-    kernel : Kernel or str
-        One with a spectral density.
-    n_features : int
-        Number D of features, at least 2.
-    embedding : {"pairs", "shifted"}
-    dim : int
-        Dimension d of the points.
-    bandwidth : float
-        Length scale of the kernel.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    frequencies : array, shape (d, m)
-        C-contiguous; m is D/2 for "pairs" and D for "shifted".
-    phases : array, shape (m,)
-        Zeros for "pairs".
+    m is D/2 for "pairs" and D for "shifted".
     """
     kernel = as_kernel(kernel, needs="spectrum")
     n_features = checked_n_features(n_features, embedding)
@@ -95,20 +72,7 @@ def draw_features(
 def features(
     X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, embedding: str
 ) -> np.ndarray:
-    """Features of points.
-
-    Parameters
-    ----------
-    X : array, shape (n, d)
-    frequencies : array, shape (d, m)
-    phases : array, shape (m,)
-    embedding : {"pairs", "shifted"}
-
-    Returns
-    -------
-    array, shape (n, D)
-        D is 2 m for "pairs" and m for "shifted".
-    """
+    """Features (n, D) of points (n, d), with what `draw_features` returned."""
     angles = X @ frequencies + phases
     if embedding == "pairs":
         return np.hstack([np.sin(angles), np.cos(angles)]) / np.sqrt(phases.size)
@@ -118,12 +82,7 @@ def features(
 def jacobians(
     X: np.ndarray, frequencies: np.ndarray, phases: np.ndarray, embedding: str
 ) -> np.ndarray:
-    """Differentiate `features` in the point; the arguments are the same.
-
-    Returns
-    -------
-    array, shape (n, D, d)
-    """
+    """Differentiate `features` in the point: (n, D, d)."""
     angles = X @ frequencies + phases
     if embedding == "pairs":
         slopes = np.hstack([np.cos(angles), -np.sin(angles)]) / np.sqrt(phases.size)
@@ -183,7 +142,7 @@ class RandomFourierFeatures:
         *,
         embedding: str = "pairs",
         bandwidth: float = 1.0,
-        random_state: int | np.random.Generator | None = None,
+        random_state: int | Generator | None = None,
     ):
         self.kernel = kernel
         self.n_features = n_features
@@ -205,17 +164,13 @@ class RandomFourierFeatures:
             The same object.
         """
         dim = _checked_points(X).shape[1]
-        frequencies, phases = draw_features(
-            self.kernel,
-            self.n_features,
-            self.embedding,
-            dim,
-            self.bandwidth,
-            np.random.default_rng(self.random_state),
+        rng = np.random.default_rng(self.random_state)
+        frequencies, self.phases_ = draw_features(
+            self.kernel, self.n_features, self.embedding, dim, self.bandwidth, rng
         )
-        self.frequencies_, self.phases_ = np.ascontiguousarray(frequencies.T), phases
+        self.frequencies_ = np.ascontiguousarray(frequencies.T)
         self.n_features_in_ = dim
-        self.n_features_out_ = phases.size * (2 if self.embedding == "pairs" else 1)
+        self.n_features_out_ = self.phases_.size * (2 if self.embedding == "pairs" else 1)
         self._embedding = self.embedding
         return self
 

@@ -27,12 +27,7 @@ def _rational_quadratic(x, y, c):
     return 1 / (1 + ((x - y) ** 2).sum() / c**2)
 
 
-@numba.njit
-def _rational_quadratic_gradient(x, y, c):
-    return 2 * (y - x) / c**2 / (1 + ((x - y) ** 2).sum() / c**2) ** 2
-
-
-def _plain_gradient(x, y, c):
+def _gradient(x, y, c):
     return 2 * (y - x) / c**2 / (1 + ((x - y) ** 2).sum() / c**2) ** 2
 
 
@@ -57,8 +52,8 @@ KERNELS = {
     "linear": Linear(),
     "polynomial-3": Polynomial(3, 0.7),
     "polynomial-1": Polynomial(1),
-    "custom-njit": CustomKernel(_rational_quadratic, _rational_quadratic_gradient),
-    "custom-plain": CustomKernel(_rational_quadratic, _plain_gradient),
+    "custom-njit": CustomKernel(_rational_quadratic, numba.njit(_gradient)),
+    "custom-plain": CustomKernel(_rational_quadratic, _gradient),
 }
 """Kernels with gradients."""
 
@@ -70,6 +65,12 @@ ROUGH = {
 }
 """Kernels without."""
 
+ALL = KERNELS | ROUGH
+
+NOT_SPECTRAL = {"linear", "polynomial-3", "polynomial-1", "custom-njit", "custom-plain"}
+
+SPECTRAL = {name: kernel for name, kernel in ALL.items() if name not in NOT_SPECTRAL}
+
 
 def gradients_of(kernel, x, points, bandwidth):
     out = np.full(points.shape, np.nan)
@@ -78,54 +79,49 @@ def gradients_of(kernel, x, points, bandwidth):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("dim", [1, 3, 8])
+@pytest.mark.parametrize("dim", [1, 8])
 def test_gradients_of_kernels_match_finite_differences(name, dim):
     kernel, rng = KERNELS[name], np.random.default_rng(dim)
     x, points, bandwidth = rng.normal(size=dim), rng.normal(size=(dim, 7)), 1.7
+    step = 1e-5 * np.eye(dim)
+    difference = kernel(x + step, points.T, bandwidth) - kernel(x - step, points.T, bandwidth)
     gradients = gradients_of(kernel, x, points, bandwidth)
-    step = 1e-5
-    for i in range(dim):
-        ahead, behind = x.copy(), x.copy()
-        ahead[i] += step
-        behind[i] -= step
-        difference = kernel(ahead[None], points.T, bandwidth) - kernel(
-            behind[None], points.T, bandwidth
-        )
-        np.testing.assert_allclose(gradients[i], difference[0] / (2 * step), atol=2e-8)
+    np.testing.assert_allclose(gradients, difference / 2e-5, atol=2e-8)
+    if not ({name} & {"linear", "polynomial-3", "polynomial-1"}):
+        at_itself = gradients_of(kernel, x, np.ascontiguousarray(x[:, None]), 0.9)
+        np.testing.assert_array_equal(at_itself, 0.0)
 
 
-@pytest.mark.parametrize("name", [n for n in KERNELS if "poly" not in n and n != "linear"])
-def test_gradient_vanishes_at_zero_distance(name):
-    x = np.array([0.3, -1.2])
-    gradients = gradients_of(KERNELS[name], x, np.ascontiguousarray(x[:, None]), 0.9)
-    np.testing.assert_array_equal(gradients, 0.0)
+X, Y, LENGTH = np.array([[0.2, 0.5]]), np.array([[1.1, -0.4]]), 1.3
+R, PRODUCT = np.linalg.norm(X - Y) / LENGTH, float(X[0] @ Y[0])
 
 
-def test_values_match_textbook_formulas():
-    x, y, length = np.array([[0.2, 0.5]]), np.array([[1.1, -0.4]]), 1.3
-    r = np.linalg.norm(x - y)
-    assert Gaussian()(x, y, length) == pytest.approx(math.exp(-(r**2) / (2 * length**2)), rel=1e-12)
-    s = math.sqrt(3) * r / length
-    assert Matern(1.5)(x, y, length) == pytest.approx((1 + s) * math.exp(-s), rel=1e-10)
-    s = math.sqrt(5) * r / length
-    assert Matern(2.5)(x, y, length) == pytest.approx((1 + s + s**2 / 3) * math.exp(-s), rel=1e-10)
-    for v in (1.2, 4.0):
-        s = math.sqrt(2 * v) * r / length
-        expected = 2 ** (1 - v) / math.gamma(v) * s**v * special.kv(v, s)
-        assert Matern(v)(x, y, length) == pytest.approx(expected, rel=1e-10)
-    assert Matern(0.5)(x, y, length) == pytest.approx(math.exp(-r / length), rel=1e-12)
-    l1 = np.abs(x - y).sum()
-    assert Laplacian()(x, y, length) == pytest.approx(math.exp(-l1 / length), rel=1e-12)
-    for b in (0.5, 2.0):
-        expected = (1 + r**2 / length**2) ** -b
-        assert InverseMultiquadric(b)(x, y, length) == pytest.approx(expected, rel=1e-12)
-    u = (x - y)[0] / length
-    expected = math.prod(math.sin(v) / v for v in u)
-    assert Sinc()(x, y, length) == pytest.approx(expected, rel=1e-12)
-    expected = math.prod((math.sin(v / 2) / (v / 2)) ** 2 for v in u)
-    assert SincSquared()(x, y, length) == pytest.approx(expected, rel=1e-12)
-    assert Linear()(x, y) == pytest.approx(float(x[0] @ y[0]), rel=1e-12)
-    assert Polynomial(3, 0.7)(x, y) == pytest.approx(float(x[0] @ y[0] + 0.7) ** 3, rel=1e-12)
+def textbook_matern(v):
+    s = math.sqrt(2 * v) * R
+    return 2 ** (1 - v) / math.gamma(v) * s**v * special.kv(v, s)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (Gaussian(), math.exp(-(R**2) / 2)),
+        (Matern(0.5), math.exp(-R)),
+        (Matern(1.5), (1 + math.sqrt(3) * R) * math.exp(-math.sqrt(3) * R)),
+        (Matern(2.5), (1 + math.sqrt(5) * R + 5 * R**2 / 3) * math.exp(-math.sqrt(5) * R)),
+        (Matern(1.2), textbook_matern(1.2)),
+        (Matern(4), textbook_matern(4)),
+        (Laplacian(), math.exp(-np.abs(X - Y).sum() / LENGTH)),
+        (InverseMultiquadric(0.5), (1 + R**2) ** -0.5),
+        (InverseMultiquadric(2), (1 + R**2) ** -2),
+        (Sinc(), math.prod(math.sin(u) / u for u in (X - Y)[0] / LENGTH)),
+        (SincSquared(), math.prod((math.sin(u) / u) ** 2 for u in (X - Y)[0] / (2 * LENGTH))),
+        (Linear(), PRODUCT),
+        (Polynomial(3, 0.7), (PRODUCT + 0.7) ** 3),
+    ],
+    ids=repr,
+)
+def test_values_match_textbook_formulas(kernel, expected):
+    assert kernel(X, Y, LENGTH) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("smoothness", [60, 500, 10_000])
@@ -139,17 +135,7 @@ def test_matern_is_right_where_the_bessel_function_overflows(smoothness):
     np.testing.assert_allclose(Matern(smoothness)(r, np.zeros((1, 1)))[:, 0], expected, atol=5e-6)
 
 
-def test_a_very_smooth_matern_is_gaussian():
-    rng = np.random.default_rng(3)
-    x, points = rng.normal(size=3), rng.normal(size=(3, 20))
-    np.testing.assert_allclose(
-        gradients_of(Matern(5000), x, points, 1.3),
-        gradients_of(Gaussian(), x, points, 1.3),
-        atol=2e-3,
-    )
-
-
-@pytest.mark.parametrize("smoothness", [0.01, 0.3, 0.5, 1, 1.2, 4, 60, 500])
+@pytest.mark.parametrize("smoothness", [0.01, 0.3, 1, 4, 500])
 def test_matern_is_one_at_zero_distance_and_falls(smoothness):
     r = np.concatenate([[0], np.geomspace(1e-250, 30, 40)])[:, None]
     values = Matern(smoothness)(r, np.zeros((1, 1)))[:, 0]
@@ -158,86 +144,59 @@ def test_matern_is_one_at_zero_distance_and_falls(smoothness):
     assert 0 <= values[-1] < 0.2
 
 
-@pytest.mark.parametrize("smoothness", [1.5, 2.5])
-def test_closed_forms_match_the_general_matern(smoothness):
+@pytest.mark.parametrize(
+    ("kernel", "other", "tolerance"),
+    [
+        (Matern(1.5), Matern(1.5 + 1e-9), {"rtol": 1e-6}),
+        (Matern(2.5), Matern(2.5 + 1e-9), {"rtol": 1e-6}),
+        (Matern(5000), Gaussian(), {"atol": 2e-3}),
+        (KERNELS["custom-njit"], KERNELS["custom-plain"], {"rtol": 1e-12}),
+    ],
+    ids=repr,
+)
+def test_two_forms_of_one_kernel_have_the_same_gradients(kernel, other, tolerance):
     rng = np.random.default_rng(5)
     x, points = rng.normal(size=4), rng.normal(size=(4, 50))
-    general = Matern(smoothness + 1e-9)
-    np.testing.assert_allclose(
-        gradients_of(Matern(smoothness), x, points, 0.8),
-        gradients_of(general, x, points, 0.8),
-        rtol=1e-6,
-    )
+    found, expected = (gradients_of(k, x, points, 1.3) for k in (kernel, other))
+    np.testing.assert_allclose(found, expected, **tolerance)
 
 
-def test_compiled_and_plain_custom_kernels_agree_and_say_what_they_are():
-    assert KERNELS["custom-njit"].is_compiled
-    assert not KERNELS["custom-plain"].is_compiled
-    assert not Matern(1.2).is_compiled
-    rng = np.random.default_rng(2)
-    x, points = rng.normal(size=3), rng.normal(size=(3, 9))
-    np.testing.assert_allclose(
-        gradients_of(KERNELS["custom-njit"], x, points, 1.1),
-        gradients_of(KERNELS["custom-plain"], x, points, 1.1),
-        rtol=1e-12,
-    )
-
-
-def test_median_bandwidth_is_the_median_distance_over_root_two():
+def test_median_bandwidth_is_the_median_distance_of_distinct_points_over_root_two():
     points = np.array([[0.0, 3.0, 0.0], [0.0, 0.0, 4.0]])
     assert median_bandwidth(points) == pytest.approx(4 / math.sqrt(2))
+    assert median_bandwidth(np.repeat(points, 4, axis=1)) == pytest.approx(4 / math.sqrt(2))
     assert median_bandwidth(np.zeros((2, 5))) == 1.0
-
-
-def test_median_bandwidth_ignores_repeated_points():
-    points = np.repeat(np.array([[0.0, 3.0, 0.0], [0.0, 0.0, 4.0]]), 4, axis=1)
-    assert median_bandwidth(points) == pytest.approx(4 / math.sqrt(2))
 
 
 def test_names_classes_and_pairs_become_kernels():
     assert isinstance(as_kernel("gaussian"), Gaussian)
     assert isinstance(as_kernel(Polynomial), Polynomial)
-    assert isinstance(as_kernel((_rational_quadratic, _plain_gradient)), CustomKernel)
-    assert isinstance(as_kernel("matern"), Matern)
+    assert isinstance(as_kernel((_rational_quadratic, _gradient)), CustomKernel)
     assert isinstance(as_kernel("SINC"), Sinc)
 
 
-SPECTRAL = {**KERNELS, **ROUGH}
-for name in ("linear", "polynomial-3", "polynomial-1", "custom-njit", "custom-plain"):
-    del SPECTRAL[name]
-
-
-@pytest.mark.parametrize("name", [*KERNELS, *ROUGH])
-def test_a_kernel_passes_for_what_it_has(name):
-    kernel = {**KERNELS, **ROUGH}[name]
-    assert kernel.has_gradients == (name in KERNELS)
-    assert kernel.has_spectrum == (name in SPECTRAL)
-    for needs, present in (("gradients", kernel.has_gradients), ("spectrum", kernel.has_spectrum)):
+@pytest.mark.parametrize("name", ALL)
+def test_a_kernel_and_its_copy_pass_for_what_they_have(name):
+    kernel = ALL[name]
+    copy = pickle.loads(pickle.dumps(kernel))
+    assert repr(copy) == repr(kernel)
+    assert copy(X, Y, 1.3) == kernel(X, Y, 1.3)
+    for needs, present in (("gradients", name in KERNELS), ("spectrum", name in SPECTRAL)):
         if present:
             assert as_kernel(kernel, needs) is kernel
         else:
             with pytest.raises(ValueError, match=r"gradient|spectral density"):
                 as_kernel(kernel, needs)
-
-
-@pytest.mark.parametrize("name", [*KERNELS, *ROUGH])
-def test_kernels_survive_pickling(name):
-    kernel = {**KERNELS, **ROUGH}[name]
-    copy = pickle.loads(pickle.dumps(kernel))
-    x, y = np.array([[0.2, 0.5]]), np.array([[1.1, -0.4]])
-    assert copy(x, y, 1.3) == kernel(x, y, 1.3)
-    assert repr(copy) == repr(kernel)
+    assert kernel.is_compiled == (name in set(KERNELS) - {"matern-1.2", "matern-4", "custom-plain"})
     if kernel.has_gradients:
-        points = np.ascontiguousarray(y.T)
-        np.testing.assert_array_equal(
-            gradients_of(copy, x[0], points, 1.3), gradients_of(kernel, x[0], points, 1.3)
-        )
+        gradients = [gradients_of(k, X[0], np.ascontiguousarray(Y.T), 1.3) for k in (kernel, copy)]
+        np.testing.assert_array_equal(*gradients)
     if kernel.has_spectrum:
         draws = [k.frequencies(5, 2, 1.3, np.random.default_rng(1)) for k in (kernel, copy)]
         np.testing.assert_array_equal(*draws)
 
 
-@pytest.mark.parametrize("name", [*SPECTRAL, "custom-spectral"])
+@pytest.mark.parametrize("name", SPECTRAL)
 def test_frequencies_scale_inversely_with_the_bandwidth(name):
     kernel = SPECTRAL[name]
     short, long = (kernel.frequencies(50, 3, c, np.random.default_rng(4)) for c in (0.1, 10))
@@ -260,12 +219,9 @@ def test_frequencies_of_a_barely_continuous_kernel_are_finite():
 
 
 def test_sinc_gradients_are_stable_near_and_at_the_zeros_of_their_factors():
-    x = np.zeros(3)
     points = np.array([[math.pi, 1e-9, 0.1, 0.1 + 1e-12], [0.5, 0, 0.2, 0.2], [-1.0, 2, 0.3, 0.3]])
-    gradients = gradients_of(Sinc(), x, points, 1.0)
-    u = math.pi
+    gradients = gradients_of(Sinc(), np.zeros(3), points, 1.0)
     others = math.sin(0.5) / 0.5 * math.sin(1.0)
-    slope = -(math.cos(u) - math.sin(u) / u) / u
-    assert gradients[0, 0] == pytest.approx(slope * others, rel=1e-12)
+    assert gradients[0, 0] == pytest.approx(others / math.pi, rel=1e-12)
     assert gradients[0, 1] == pytest.approx(1e-9 / 3 * math.sin(2) / 2, rel=1e-12)
     np.testing.assert_allclose(gradients[:, 2], gradients[:, 3], rtol=1e-10)

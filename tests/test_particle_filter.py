@@ -13,9 +13,8 @@ import pymc as pm
 import pytest
 from scipy.stats import norm
 
-from pymc_kameleon.pseudo_marginal import bootstrap_filter as module
-from pymc_kameleon.pseudo_marginal.bootstrap_filter import BootstrapFilter
-from pymc_kameleon.pseudo_marginal.particle_filter import particle_filter_loglikelihood
+from pymc_kameleon.pseudo_marginal import BootstrapFilter, particle_filter_loglikelihood
+from pymc_kameleon.pseudo_marginal import particle_filter as module
 
 pytestmark = pytest.mark.numerics
 
@@ -95,12 +94,14 @@ def volatility():
     return StateSpaceModel(y, parameters, functions, on_grid(y, *parameters))
 
 
-def simulated_volatility(n_times, parameters, seed=3):
-    rng = np.random.default_rng(seed)
-    x = stationary(*parameters, 1, rng)
-    y = []
+PARAMETERS = (-1.0, 0.97, 0.2)
+
+
+def simulated_volatility(n_times):
+    rng = np.random.default_rng(3)
+    x, y = stationary(*PARAMETERS, 1, rng), []
     for t in range(n_times):
-        x = autoregression(x, t, *parameters, rng) if t > 0 else x
+        x = autoregression(x, t, *PARAMETERS, rng) if t > 0 else x
         y.append(np.exp(x[0] / 2) * rng.standard_normal())
     return np.array(y)
 
@@ -111,7 +112,17 @@ COMPILED = {
 
 
 def compiled(functions):
-    return tuple(COMPILED[function] for function in functions)
+    return tuple(COMPILED.get(function) or numba.njit(function) for function in functions)
+
+
+def estimate(y, functions, parameters, n_particles):
+    rng = np.random.default_rng(1)
+    return BootstrapFilter(y, *functions)(*parameters, n_particles, rng)
+
+
+def plain_estimates(model, n_particles):
+    log_estimate, rng = BootstrapFilter(model.y, *model.functions), np.random.default_rng(1)
+    return np.array([log_estimate(*model.parameters, n_particles, rng) for _ in range(2500)])
 
 
 @numba.njit
@@ -124,8 +135,8 @@ def repeated(
         )
 
 
-def compiled_estimates(model, n_particles, run=module._run_compiled, n_estimates=100_000):
-    functions, estimates = compiled(model.functions), np.empty(n_estimates)
+def compiled_estimates(model, n_particles, run=module._run_compiled):
+    functions, estimates = compiled(model.functions), np.empty(100_000)
     log_estimate, rng = BootstrapFilter(model.y, *functions), np.random.default_rng(n_particles)
     data = log_estimate.y, log_estimate.is_observed
     repeated(run, *data, *functions, model.parameters, n_particles, rng, estimates)
@@ -138,29 +149,18 @@ def standardised_error(log_estimates, exact):
     return (ratios.mean() - 1) / (ratios.std(ddof=1) / np.sqrt(len(ratios)))
 
 
-def plain_estimates(model, n_particles, n_estimates):
-    log_estimate, rng = BootstrapFilter(model.y, *model.functions), np.random.default_rng(1)
-    return np.array([log_estimate(*model.parameters, n_particles, rng) for _ in range(n_estimates)])
-
-
 # the mean of the estimate -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "estimates", [plain_estimates, pytest.param(compiled_estimates, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("n_particles", SIZES)
 @pytest.mark.parametrize("make", [linear, volatility])
-def test_unbiased_when_compiled(make, n_particles):
+def test_unbiased(make, n_particles, estimates):
     model = make()
-    estimates = compiled_estimates(model, n_particles)
-    assert abs(standardised_error(estimates, model.exact)) < STANDARD_ERRORS
-
-
-@pytest.mark.parametrize("n_particles", SIZES)
-@pytest.mark.parametrize("make", [linear, volatility])
-def test_unbiased_in_python(make, n_particles):
-    model = make()
-    estimates = plain_estimates(model, n_particles, 2500)
-    assert abs(standardised_error(estimates, model.exact)) < STANDARD_ERRORS
+    error = standardised_error(estimates(model, n_particles), model.exact)
+    assert abs(error) < STANDARD_ERRORS
 
 
 def weights_not_reset(particles, weights, uniform, log_weights):
@@ -190,12 +190,11 @@ def test_mistakes_are_seen(mistake):
 
 
 def test_variance_of_the_log_falls_as_the_number_of_particles():
-    parameters = (-1.0, 0.97, 0.2)
-    functions = compiled(volatility().functions)
-    log_estimate = BootstrapFilter(simulated_volatility(100, parameters), *functions)
-    rng, n_estimates = np.random.default_rng(2), 1500
+    functions, n_estimates = compiled(volatility().functions), 1500
+    log_estimate = BootstrapFilter(simulated_volatility(100), *functions)
+    rng = np.random.default_rng(2)
     few, many = (
-        np.var([log_estimate(*parameters, n_particles, rng) for _ in range(n_estimates)])
+        np.var([log_estimate(*PARAMETERS, n_particles, rng) for _ in range(n_estimates)])
         for n_particles in (100, 400)
     )
     # Standard error of the log of a ratio of two variances, and 0.1 for terms of order 1/n^2.
@@ -206,98 +205,69 @@ def test_variance_of_the_log_falls_as_the_number_of_particles():
 # two forms of one filter ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_particles", [1, 50])
-def test_python_and_compiled_agree(n_particles):
-    parameters = (-1.0, 0.97, 0.2)
-    y = simulated_volatility(200, parameters)
+log_normal = COMPILED[log_noise]
+
+
+def log_both(y_t, x, t, start, slope, sd):
+    return log_normal(y_t[0], x, t, start, slope, sd) + np.log(y_t[1])
+
+
+def zeros(rate, n_particles, rng):
+    return np.zeros(n_particles, dtype=np.int64)
+
+
+def count_on(x, t, rate, rng):
+    return (x + t) % rate
+
+
+def log_count(y_t, x, t, rate):
+    return np.log(0.2 + 0.6 * (x == y_t))
+
+
+def long_volatility():
+    y = simulated_volatility(200)
     y[[0, 7, 8, 199]] = np.nan
-    functions = volatility().functions
-    plain, fast = BootstrapFilter(y, *functions), BootstrapFilter(y, *compiled(functions))
-    assert not plain.is_compiled
-    assert fast.is_compiled
-    estimates = (f(*parameters, n_particles, np.random.default_rng(5)) for f in (plain, fast))
-    assert next(estimates) == pytest.approx(next(estimates), rel=1e-10)
+    return y, volatility().functions, PARAMETERS, 50, None
+
+
+def pairs():
+    y, parameters, functions, _ = linear()
+    expected = estimate(y, functions, parameters, 20) + 4 * np.log(2)
+    y = np.column_stack([y, np.where(np.isnan(y), np.nan, 2.0)])
+    return y, (*functions[:2], log_both), parameters, 20, expected
+
+
+def integers():
+    exact = np.log(0.8 * 0.8 * 0.2)
+    return [0, 1, 0], (zeros, count_on, log_count), (np.int32(2),), 3, exact
+
+
+def masked():
+    y, parameters, functions, _ = volatility()
+    mask = np.array([True, False, False, True])
+    expected = estimate(np.where(mask, np.nan, y), functions, parameters, 20)
+    return np.ma.masked_array(y, mask), functions, parameters, 20, expected
+
+
+@pytest.mark.parametrize("make", [long_volatility, pairs, integers, masked])
+def test_python_and_compiled_agree(make):
+    y, functions, parameters, n_particles, expected = make()
+    assert not BootstrapFilter(y, *functions).is_compiled
+    assert BootstrapFilter(y, *compiled(functions)).is_compiled
+    plain = estimate(y, functions, parameters, n_particles)
+    assert estimate(y, compiled(functions), parameters, n_particles) == pytest.approx(plain)
+    assert expected is None or plain == pytest.approx(expected, rel=1e-10)
 
 
 def test_compiled_functions_may_divide_by_zero():
     at_a_bound, inside = (0.0, 1.0, 0.5), (0.0, 0.9, 0.5)
-    functions = stationary, autoregression, log_volatility
-    filter_ = BootstrapFilter(np.zeros(3), *compiled(functions))
-    for parameters, is_finite in ((at_a_bound, False), (inside, True), (at_a_bound, False)):
-        estimate = filter_(*parameters, 5, np.random.default_rng(1))
-        assert np.isfinite(estimate) == is_finite
-        assert is_finite or np.isnan(estimate)
-
-
-def test_vector_observations():
-    scalar = linear()
-    functions, log_normal = scalar.functions, COMPILED[log_noise]
-
-    def log_both(y_t, x, t, start, slope, sd):
-        return log_normal(y_t[0], x, t, start, slope, sd) + np.log(y_t[1])
-
-    y = np.column_stack([scalar.y, np.where(np.isnan(scalar.y), np.nan, 2.0)])
-    value, plain, fast = (
-        f(*scalar.parameters, 20, np.random.default_rng(1))
-        for f in (
-            BootstrapFilter(scalar.y, *functions),
-            BootstrapFilter(y, *functions[:2], log_both),
-            BootstrapFilter(y, *compiled(functions[:2]), numba.njit(log_both)),
-        )
-    )
-    assert plain == pytest.approx(value + 4 * np.log(2), rel=1e-10)
-    assert fast == pytest.approx(plain, rel=1e-10)
-
-
-def test_missing_times_and_masked_arrays():
-    model = volatility()
-    masked = np.ma.masked_array(model.y, mask=[True, False, False, True])
-    missing = np.where(masked.mask, np.nan, model.y)
-    one, other = (
-        BootstrapFilter(y, *model.functions)(*model.parameters, 20, np.random.default_rng(1))
-        for y in (masked, missing)
-    )
-    assert one == other
-
-
-def test_integer_parameters_and_states():
-    def initial(rate, n_particles, rng):
-        return np.zeros(n_particles, dtype=np.int64)
-
-    def transition(x, t, rate, rng):
-        return (x + t) % rate
-
-    def log_observation(y_t, x, t, rate):
-        return np.log(0.2 + 0.6 * (x == y_t))
-
-    functions = initial, transition, log_observation
-    for wanted in (functions, map(numba.njit, functions)):
-        value = BootstrapFilter([0, 1, 0], *wanted)(np.int32(2), 3, np.random.default_rng(1))
-        assert value == pytest.approx(np.log(0.8 * 0.8 * 0.2), rel=1e-12)
+    filter_ = BootstrapFilter(np.zeros(3), *compiled(volatility().functions))
+    for parameters in (at_a_bound, inside, at_a_bound):
+        value = filter_(*parameters, 5, np.random.default_rng(1))
+        assert np.isfinite(value) if parameters == inside else np.isnan(value)
 
 
 # weights at the edge ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize(
-    "values, expected",
-    [
-        ([-np.inf, -np.inf, -np.inf], -np.inf),
-        ([-np.inf, np.nan, -np.inf], np.nan),
-        ([np.inf, 0.0, 0.0], np.nan),
-        ([-np.inf, 0.0, -np.inf], 2 * np.log(1 / 3)),
-        ([-1e5, -1e5, -1e5], -2e5),
-        ([1e5, -1e5, -np.inf], 2 * (1e5 - np.log(3))),
-    ],
-)
-def test_weights_of_any_size(values, expected, is_compiled):
-    functions = still, stay, look_up
-    if is_compiled:
-        functions = still_compiled, stay_compiled, look_up_compiled
-    log_estimate = BootstrapFilter([0.0, np.nan, 0.0], *functions)
-    value = log_estimate(np.array(values), 3, np.random.default_rng(1))
-    assert value == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
 def still(values, n_particles, rng):
@@ -313,22 +283,39 @@ def look_up(y_t, x, t, values):
     return values[x.astype(np.int64)]
 
 
-still_compiled, stay_compiled, look_up_compiled = map(numba.njit, (still, stay, look_up))
+STILL = (still, stay, look_up)
+
+
+@pytest.mark.parametrize("functions", [STILL, tuple(map(numba.njit, STILL))])
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ([-np.inf, -np.inf, -np.inf], -np.inf),
+        ([-np.inf, np.nan, -np.inf], np.nan),
+        ([np.inf, 0.0, 0.0], np.nan),
+        ([-np.inf, 0.0, -np.inf], 2 * np.log(1 / 3)),
+        ([-1e5, -1e5, -1e5], -2e5),
+        ([1e5, -1e5, -np.inf], 2 * (1e5 - np.log(3))),
+    ],
+)
+def test_weights_of_any_size(values, expected, functions):
+    value = estimate([0.0, np.nan, 0.0], functions, (np.array(values),), 3)
+    assert value == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
 # in other processes and in models ---------------------------------------------------------------
 
 
 def test_a_copy_is_not_compiled_again():
-    model = volatility()
+    model, rng = volatility(), np.random.default_rng
     log_estimate = BootstrapFilter(model.y, *compiled(model.functions))
-    value = log_estimate(*model.parameters, 20, np.random.default_rng(1))
+    value = log_estimate(*model.parameters, 20, rng(1))
     n_compiled = len(module._run_compiled.signatures)
     copy = cloudpickle.loads(cloudpickle.dumps(log_estimate))
-    assert copy(*model.parameters, 40, np.random.default_rng(1)) != value
-    assert copy(*model.parameters, 20, np.random.default_rng(1)) == value
+    assert copy(*model.parameters, 40, rng(1)) != value
+    assert copy(*model.parameters, 20, rng(1)) == value
     other = BootstrapFilter(np.ones(9), *compiled(model.functions))
-    assert np.isfinite(other(*map(np.float64, model.parameters), 3, np.random.default_rng(1)))
+    assert np.isfinite(other(*map(np.float64, model.parameters), 3, rng(1)))
     assert len(module._run_compiled.signatures) == n_compiled
 
 
@@ -336,14 +323,9 @@ def test_a_copy_is_not_compiled_again():
 def test_pickles_for_another_process(tmp_path):
     model = volatility()
     # Of no module, as in a notebook.
-    functions = [
-        FunctionType(f.__code__, {"np": np, "__name__": "__main__"}, f.__name__)
-        for f in model.functions
-    ]
-    filters = [
-        BootstrapFilter(model.y, *functions),
-        BootstrapFilter(model.y, *map(numba.njit, functions)),
-    ]
+    names = {"np": np, "__name__": "__main__"}
+    plain = [FunctionType(f.__code__, names, f.__name__) for f in model.functions]
+    filters = [BootstrapFilter(model.y, *f) for f in (plain, map(numba.njit, plain))]
     arguments = (*model.parameters, 20)
     values = [f(*arguments, np.random.default_rng(1)) for f in filters]
     (tmp_path / "filters").write_bytes(cloudpickle.dumps(filters))
@@ -351,26 +333,19 @@ def test_pickles_for_another_process(tmp_path):
         "import pickle, numpy\nfor f in pickle.load(open('filters', 'rb')):"
         f"print(f(*{arguments}, numpy.random.default_rng(1)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    np.testing.assert_allclose(np.array(done.stdout.split(), dtype=float), values, rtol=1e-12)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    np.testing.assert_allclose(np.array(printed.split(), dtype=float), values, rtol=1e-12)
 
 
 def test_in_a_model():
-    model = volatility()
+    model, names = volatility(), ("initial", "transition", "log_observation")
     functions = compiled(model.functions)
-    names = ("initial", "transition", "log_observation")
     with pm.Model() as pymc_model:
         mu, sigma = pm.Normal("mu"), pm.HalfNormal("sigma")
-        loglike = particle_filter_loglikelihood(
-            model.y, mu, 0.9, sigma, n_particles=30, **dict(zip(names, functions, strict=True))
-        )
+        options = dict(zip(names, functions, strict=True))
+        loglike = particle_filter_loglikelihood(model.y, mu, 0.9, sigma, n_particles=30, **options)
         pm.Potential("loglike", loglike)
     evaluate = pymc_model.compile_fn(loglike, inputs=[mu, sigma], point_fn=False)
     expected = BootstrapFilter(model.y, *functions)(-0.5, 0.9, 0.8, 30, np.random.default_rng(0))
@@ -399,58 +374,43 @@ def test_observations(y, error, message):
         BootstrapFilter(y, *volatility().functions)
 
 
+@pytest.mark.parametrize("place, name", list(enumerate(module.SIGNATURES)))
 @pytest.mark.parametrize(
-    "place, name", list(enumerate(("initial", "transition", "log_observation")))
+    "function, error, message",
+    [
+        (3, TypeError, "NAME=3: pass a function NAME"),
+        (lambda x: x, TypeError, r"NAME does not take .* write it as NAME\(.* 3 par"),
+        (lambda *_: np.full(5, 1j), TypeError, "NAME returned complex128 values"),
+        (lambda *_: np.ones(4), ValueError, r"NAME returned an array of shape \(4,\): .* \(5,\)"),
+        (lambda *_: np.ones((5, 1)), ValueError, r"NAME returned an array of shape \(5, 1\): "),
+        (lambda *_: np.float64(1.0), ValueError, r"NAME returned an array of shape \(\): "),
+        (lambda *_: None, ValueError, "NAME returned a NoneType: "),
+        (lambda *_: [1.0] * 5, ValueError, "NAME returned a list: "),
+    ],
 )
-def test_functions(place, name):
+def test_functions(place, name, function, error, message):
     model = volatility()
-
-    def call(function):
-        functions = list(model.functions)
-        functions[place] = function
-        BootstrapFilter(model.y, *functions)(*model.parameters, 5, np.random.default_rng(1))
-
-    with pytest.raises(TypeError, match=f"{name}=3: pass a function {name}"):
-        call(3)
-    with pytest.raises(TypeError, match=rf"{name} does not take .* write it as {name}\(.* 3 par"):
-        call(lambda x: x)
-    with pytest.raises(TypeError, match=f"{name} returned complex128 values"):
-        call(lambda *arguments: np.full(5, 1j))
-    for value, got in (
-        (np.ones(4), r"an array of shape \(4,\)"),
-        (np.ones((5, 1)), r"an array of shape \(5, 1\)"),
-        (np.float64(1.0), r"an array of shape \(\)"),
-        (None, "a NoneType"),
-        ([1.0] * 5, "a list"),
-    ):
-        with pytest.raises(ValueError, match=rf"{name} returned {got}: .* \(5,\)"):
-            call(lambda *arguments, value=value: value)
+    functions = [*model.functions[:place], function, *model.functions[place + 1 :]]
+    with pytest.raises(error, match=message.replace("NAME", name)):
+        estimate(model.y, functions, model.parameters, 5)
 
 
-def test_shapes_later_on():
-    def transition(x, t, values, rng):
-        return x[1:] if t == 2 else x
-
-    def log_observation(y_t, x, t, values):
-        return x[1:] if t == 2 else x
-
-    for functions, name in (
-        ((still, transition, look_up), "transition returned another number"),
-        ((still, stay, log_observation), "log_observation returned another number"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            BootstrapFilter(np.ones(4), *functions)(np.zeros(5), 5, np.random.default_rng(1))
+def shorter(x, t):
+    return x[1:] if t == 2 else x
 
 
-def test_call():
+def test_calls():
     model = volatility()
-    log_estimate = BootstrapFilter(model.y, *model.functions)
     with pytest.raises(TypeError, match=r"\(\*parameters, n_particles, rng\)"):
-        log_estimate(*model.parameters, 20)
+        BootstrapFilter(model.y, *model.functions)(*model.parameters, 20)
     with pytest.raises(ValueError, match="n_particles=0"):
-        log_estimate(*model.parameters, 0, np.random.default_rng(1))
+        estimate(model.y, model.functions, model.parameters, 0)
     with pytest.raises(ValueError, match="n_particles=0"):
-        particle_filter_loglikelihood(
-            model.y, 1.0, initial=stationary, transition=autoregression,
-            log_observation=log_volatility, n_particles=0,
-        )  # fmt: skip
+        names = dict(initial=still, transition=stay, log_observation=look_up)
+        particle_filter_loglikelihood(model.y, 1.0, **names, n_particles=0)
+    for functions, name in (
+        ((still, lambda x, t, values, rng: shorter(x, t), look_up), "transition"),
+        ((still, stay, lambda y_t, x, t, values: shorter(x, t)), "log_observation"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} returned another number"):
+            estimate(np.ones(4), functions, (np.zeros(5),), 5)

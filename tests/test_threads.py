@@ -22,8 +22,10 @@ from pymc_kameleon import (
 )
 from pymc_kameleon._threads import all_threads, one_thread
 from pymc_kameleon.latent_gp import interface
-from pymc_kameleon.pseudo_marginal import gp_classification_loglikelihood
-from pymc_kameleon.pseudo_marginal.gp_classification_estimator import GPClassificationEstimator
+from pymc_kameleon.pseudo_marginal import (
+    GPClassificationEstimator,
+    gp_classification_loglikelihood,
+)
 
 wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 

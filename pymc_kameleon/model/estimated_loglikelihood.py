@@ -100,54 +100,34 @@ def estimated_loglikelihood(fn: Callable, *inputs: Any, n_samples: int | None = 
             "estimated_loglikelihood got no inputs: name what the likelihood depends on, as in "
             "estimated_loglikelihood(fn, theta)."
         )
-    _check_arguments(fn, len(inputs), n_samples)
-    seed = pytensor.shared(np.int64(0), name="estimate_seed")
-    inputs = tuple(pt.as_tensor_variable(x) for x in inputs)
-    if n_samples is None:
-        return EstimatedLogLikelihood(fn, False)(seed, *inputs)
-    count = pytensor.shared(np.int64(checked_integer("n_samples", n_samples, 1)), name="n_samples")
-    return EstimatedLogLikelihood(fn, True)(seed, *inputs, count)
-
-
-def _check_arguments(fn, n_inputs, n_samples):
-    names = [*(f"value_{i + 1}" for i in range(n_inputs)), "rng"]
-    if n_samples is not None:
-        names.insert(n_inputs, "n_samples")
+    operation = EstimatedLogLikelihood(fn, takes_n_samples=n_samples is not None)
+    counted = [] if n_samples is None else ["n_samples"]
+    names = [*(f"value_{i + 1}" for i in range(len(inputs))), *counted, "rng"]
     error = argument_mismatch(fn, names)
     if error is not None:
         raise TypeError(
-            f"{_name_of(fn)} does not take the arguments ({', '.join(names)}) that it is called "
+            f"{operation.name} does not take the arguments ({', '.join(names)}) that it is called "
             f"with: {error}. Give it a parameter for each input, then n_samples if "
             "estimated_loglikelihood got n_samples=, then rng."
         ) from error
-
-
-def _name_of(fn):
-    return getattr(fn, "__name__", type(fn).__name__)
+    variables = [pytensor.shared(np.int64(0), name="estimate_seed"), *inputs]
+    if n_samples is not None:
+        count = np.int64(checked_integer("n_samples", n_samples, 1))
+        variables.append(pytensor.shared(count, name="n_samples"))
+    return operation(*map(pt.as_tensor_variable, variables))
 
 
 class EstimatedLogLikelihood(Op):
-    """Operation of `estimated_loglikelihood`: the seed, then the inputs, then any `n_samples`.
-
-    Attributes
-    ----------
-    fn : callable
-    takes_n_samples : bool
-    """
+    """Operation of `estimated_loglikelihood`: the seed, then the inputs, then any `n_samples`."""
 
     def __init__(self, fn: Callable, takes_n_samples: bool):
         self.fn, self.takes_n_samples = fn, takes_n_samples
+        self.name = getattr(fn, "__name__", type(fn).__name__)
 
     def __str__(self):
         return f"{type(self).__name__}({self.name})"
 
-    @property
-    def name(self) -> str:
-        """What messages call the function."""
-        return _name_of(self.fn)
-
-    def make_node(self, seed, *inputs):
-        """Apply the operation to variables."""
+    def make_node(self, seed, *inputs):  # noqa: D102
         return Apply(self, [seed, *inputs], [pt.scalar(dtype="float64")])
 
     def perform(self, node, inputs, outputs):
@@ -163,20 +143,14 @@ class EstimatedLogLikelihood(Op):
 
 
 def estimates(graphs) -> list:
-    """Variables in `graphs` that are estimates.
-
-    Raises
-    ------
-    TypeError
-        If the seed of one is no shared variable any more, because a copy of the model has another
-        input there, so that no step could set it.
-    """
+    """Variables in `graphs` that are estimates, each with a seed that a step can set."""
     found = [
         variable
         for variable in dict.fromkeys(ancestors(graphs))
         if variable.owner is not None and isinstance(variable.owner.op, EstimatedLogLikelihood)
     ]
     for variable in found:
+        # A copy of the model may have another input there.
         if not isinstance(variable.owner.inputs[0], SharedVariable):
             raise TypeError(
                 f"The seed of {variable.owner.op} is {variable.owner.inputs[0]}, and no shared "

@@ -49,6 +49,24 @@ def noisy_normal(noise=1.0, shape=(), n_samples=None):
     return model, estimate
 
 
+def one_term(fn, **options):
+    """x ~ N(0, 1) with the estimate `fn`."""
+    with pm.Model() as model:
+        pm.Potential("loglike", estimated_loglikelihood(fn, pm.Normal("x", **options)))
+    return model
+
+
+def noisy_step(model, make=AdaptiveMetropolisStep, **options):
+    with model:
+        return make(pseudo_marginal=True, **options)
+
+
+def messages(statistics):
+    """Warnings in the statistics of a chain, of the first step in a compound."""
+    first = [s[0] if isinstance(s, list) else s for s in statistics]
+    return [s["warning"].message for s in first if s.get("warning") is not None]
+
+
 def impossible_at_times(x, rng):
     """N(1 | x, 1) with probability 0.8, times 1.25, and else zero."""
     return -0.5 * float((x - 1.0) ** 2) - np.log(0.8) if rng.random() < 0.8 else -np.inf
@@ -81,16 +99,15 @@ def test_a_new_seed_is_a_new_estimate():
 def test_arguments_of_the_function():
     seen = []
 
-    def fn(scalar, vector, constant, n_samples, rng):
-        seen.append((scalar, vector, constant, n_samples, rng))
+    def fn(a, b, constant, n_samples, rng):
+        seen[:] = a, b, constant, n_samples, rng
         return 0.0
 
     with pm.Model() as model:
         a, b = pm.Normal("a"), pm.Normal("b", shape=3)
         pm.Potential("loglike", estimated_loglikelihood(fn, a, b * 2, [1, 2], n_samples=7))
-    target = LogDensity(model)
-    target(np.array([0.5, 1.0, 2.0, 3.0]))
-    scalar, vector, constant, n_samples, rng = seen[-1]
+    LogDensity(model)(np.array([0.5, 1.0, 2.0, 3.0]))
+    scalar, vector, constant, n_samples, rng = seen
     assert isinstance(scalar, np.float64) and scalar == 0.5
     np.testing.assert_array_equal(vector, [2.0, 4.0, 6.0])
     np.testing.assert_array_equal(constant, [1, 2])
@@ -120,17 +137,12 @@ def test_equal_estimates_are_independent_and_constants_are_not_folded():
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
 def test_never_compiled():
     """Even where a compiled function would do: each evaluation needs a seed."""
-    model, estimate = noisy_normal()
-    with model:
-        step = AdaptiveMetropolisStep(
-            pseudo_marginal=True, steps_per_draw=10, compile_kwargs={"mode": "NUMBA"}
-        )
-    points, _, _ = models.run(step, model, 50, tune=20)
-    plain_model, _ = noisy_normal()
-    with plain_model:
-        plain = AdaptiveMetropolisStep(pseudo_marginal=True, steps_per_draw=10)
-    expected, _, _ = models.run(plain, plain_model, 50, tune=20)
-    np.testing.assert_allclose(points, expected)
+    chains = []
+    for options in ({}, {"compile_kwargs": {"mode": "NUMBA"}}):
+        model, estimate = noisy_normal()
+        step = noisy_step(model, steps_per_draw=10, **options)
+        chains.append(models.run(step, model, 50, tune=20)[0])
+    np.testing.assert_allclose(*chains)
     assert estimate.calls >= 501
 
 
@@ -155,10 +167,8 @@ def test_a_function_that_returns_no_number(returned):
     def half_finished(x, rng):
         return returned
 
-    with pm.Model() as model:
-        pm.Potential("loglike", estimated_loglikelihood(half_finished, pm.Normal("x")))
-    message = r"half_finished returned .*return one number"
-    with pytest.raises((TypeError, ValueError), match=message):
+    model = one_term(half_finished)
+    with pytest.raises((TypeError, ValueError), match=r"half_finished returned .*one number"):
         model.compile_logp(mode="FAST_COMPILE")(model.initial_point())
 
 
@@ -175,15 +185,17 @@ def share_in_the_tails(step, model):
     return np.stack([draws < low, draws > high, (draws < low) | (draws > high)], axis=1)
 
 
-@pytest.mark.numerics
-@pytest.mark.slow
-@pytest.mark.parametrize(
+two_steps = pytest.mark.parametrize(
     "make_estimating", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
 )
+
+
+@pytest.mark.numerics
+@pytest.mark.slow
+@two_steps
 def test_quantiles_with_log_normal_noise(make_estimating):
     model, _ = noisy_normal(noise=1.0)
-    with model:
-        step = make_estimating(pseudo_marginal=True)
+    step = noisy_step(model, make_estimating)
     models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
@@ -192,8 +204,7 @@ def test_quantiles_with_log_normal_noise(make_estimating):
 def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again():
     """The power of the test above: both tails get half as much again, ten standard errors."""
     model, _ = noisy_normal(noise=1.0)
-    with model:
-        step = STEPS["adaptive_metropolis"].make(pseudo_marginal=True)
+    step = noisy_step(model, STEPS["adaptive_metropolis"].make)
     arrive = step._arrive
 
     def arrive_and_draw_again(x):
@@ -205,25 +216,6 @@ def test_quantiles_are_wrong_where_the_kept_estimate_is_drawn_again():
         models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 
 
-def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_estimating):
-    model, estimate = noisy_normal(noise=2.0)
-    with model:
-        step = make_estimating(pseudo_marginal=True)
-    models.begin(step).stop_tuning()
-    estimate.calls = 0
-    point, kept, stayed = model.initial_point(), None, 0
-    for i in range(200):
-        before = point["x"]
-        point, (statistics,) = step.step(point)
-        assert statistics["n_evals"] == 1 + (i == 0)
-        if before == point["x"] and kept is not None:
-            assert statistics["estimate"] == kept
-            stayed += 1
-        kept = statistics["estimate"]
-    assert estimate.calls == 201
-    assert 10 < stayed < 200
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -231,8 +223,7 @@ def test_one_evaluation_a_transition_and_the_kept_estimate_as_statistic(make_est
 )
 def test_one_seed_is_one_chain_in_any_process(options):
     model, _ = noisy_normal()
-    with model:
-        step = KameleonStep(pseudo_marginal=True, n_subsample=100)
+    step = noisy_step(model, KameleonStep, n_subsample=100)
     settings = {"model": model, "chains": 2, "draws": 200, "tune": 200}
     expected = models.sample(step, **settings)
     found = models.sample(step, **(settings | options))
@@ -246,11 +237,7 @@ def test_one_seed_is_one_chain_in_any_process(options):
 def test_restored_state_keeps_its_estimate_and_draws_the_same(make_estimating, n_samples):
     """`n_samples`, like data, is a shared value that a new step has not seen before."""
     model, _ = noisy_normal(n_samples=n_samples)
-    with model:
-        step, other = (
-            make_estimating(pseudo_marginal=True),
-            make_estimating(pseudo_marginal=True),
-        )
+    step, other = (noisy_step(model, make_estimating) for _ in range(2))
     models.begin(step)
     _, _, point = models.drive(step, model.initial_point(), 60, tune=50)
     other.sampling_state = step.sampling_state
@@ -270,11 +257,8 @@ def test_an_estimate_of_zero_or_nan_is_refused(make_estimating):
             return -np.inf if x > 1 else np.nan
         return np.log(2.0) if rng.random() < 0.5 else -np.inf
 
-    with pm.Model() as model:
-        x = pm.Normal("x", shape=1)
-        pm.Potential("loglike", estimated_loglikelihood(fn, x))
-        step = make_estimating(pseudo_marginal=True)
-    model.set_initval(x, np.zeros(1))
+    model = one_term(fn, shape=1, initval=np.zeros(1))
+    step = noisy_step(model, make_estimating)
     points, statistics, _ = models.run(step, model, 6000, tune=1000)
     draws = points[1000:, 0]
     assert sum(s["n_nonfinite"] for s in statistics) > 10
@@ -284,43 +268,16 @@ def test_an_estimate_of_zero_or_nan_is_refused(make_estimating):
 # compound steps -----------------------------------------------------------------------------------
 
 
-def with_other(noise=0.5):
+def test_posterior_in_a_compound():
     """The model of `models.estimated_with_other`, by `estimated_loglikelihood`."""
-    estimate = NormalEstimate(noise)
     with pm.Model() as model:
         other = pm.Normal("other", 0, 1)
         own = pm.Normal("own", other, 1)
-        pm.Potential("loglike", estimated_loglikelihood(estimate, own))
+        pm.Potential("loglike", estimated_loglikelihood(NormalEstimate(0.5), own))
         pm.Normal("y", own - other, 1, observed=0.7)
-    return model, estimate
-
-
-def test_the_estimate_is_kept_while_another_step_moves():
-    model, estimate = with_other()
-    with model:
-        ours = AdaptiveMetropolisStep([model["own"]], pseudo_marginal=True, steps_per_draw=1)
-        step = CompoundStep([ours, models.Shift([model["other"]], shift=0.25)])
-    models.begin(step).stop_tuning()
-    estimate.calls = 0
-    point, kept, stayed = model.initial_point(), None, 0
-    for i in range(100):
-        before, calls = point, estimate.calls
-        point, _ = step.step(point)
-        assert estimate.calls == calls + 1 + (i == 0)
-        if i and point["own"] == before["own"]:
-            assert ours.chain.value[2] == kept
-            stayed += 1
-        kept = ours.chain.value[2]
-    assert stayed > 10
-
-
-@pytest.mark.parametrize("options", [{}, {"cores": 2, "chains": 2}])
-def test_posterior_in_a_compound(options):
-    model, _ = with_other()
-    with model:
         ours = AdaptiveMetropolisStep([model["own"]], pseudo_marginal=True, steps_per_draw=5)
         gibbs = models.ExactOther([model["other"]])
-    idata = models.sample([ours, gibbs], model, **({"draws": 3000, "tune": 500} | options))
+    idata = models.sample([ours, gibbs], model, draws=3000, tune=500, cores=2, chains=2)
     variance = np.diag(np.linalg.inv(models.ESTIMATED_PRECISION))
     for i, name in enumerate(("own", "other")):
         draws = models.values(idata, name)
@@ -349,18 +306,9 @@ def test_two_estimates_with_a_step_each():
     assert not any(part.get("warning") for draw in statistics for part in draw)
 
 
-OTHER_STEPS = {
-    "Slice": pm.Slice,
-    "NUTS": pm.NUTS,
-    "Metropolis": pm.Metropolis,
-    "MALAStep": MALAStep,
-    "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
-}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
-@pytest.mark.parametrize("other", list(OTHER_STEPS))
+@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis, AdaptiveMetropolisStep])
 def test_beside_a_step_of_another_variable(other):
     """Other steps see the kept estimate, or none; never one of a rejected proposal."""
     with pm.Model() as model:
@@ -368,7 +316,7 @@ def test_beside_a_step_of_another_variable(other):
         pm.Potential("loglike", estimated_loglikelihood(impossible_at_times, x))
         pm.Normal("y", z, 1, observed=1.0)
         ours = AdaptiveMetropolisStep([x], pseudo_marginal=True, steps_per_draw=5)
-        steps = [ours, OTHER_STEPS[other]([z])]
+        steps = [ours, other([z])]
     idata = models.sample(steps, model, draws=2000, tune=500)
     for name in "xz":
         models.assert_moments(models.values(idata, name), 0.5, np.sqrt(0.5), name)
@@ -377,8 +325,7 @@ def test_beside_a_step_of_another_variable(other):
 @pytest.mark.filterwarnings("ignore:Numba will use object mode")
 def test_a_deterministic_of_the_estimate_shows_the_kept_one(make_estimating):
     model, _ = noisy_normal(noise=2.0)
-    with model:
-        step = make_estimating(pseudo_marginal=True)
+    step = noisy_step(model, make_estimating)
     idata = models.sample(step, model, draws=100, tune=50)
     estimates = models.values(idata, "estimate", "sample_stats")
     np.testing.assert_allclose(models.values(idata, "seen"), estimates)
@@ -391,8 +338,7 @@ def test_warned_of_an_estimate_that_no_step_draws_anew():
         ours = AdaptiveMetropolisStep([x], pseudo_marginal=True)
         step = CompoundStep([ours, models.Shift([z])])
     _, statistics, _ = models.run(step, model, 100, tune=10)
-    messages = [s[0]["warning"].message for s in statistics if s[0].get("warning") is not None]
-    (message,) = [m for m in messages if "fixed, rough surface" in m]
+    (message,) = [m for m in messages(statistics) if "fixed, rough surface" in m]
     assert "loglike" in message and "pseudo_marginal=True" in message
 
 
@@ -400,17 +346,14 @@ def test_warned_of_an_estimate_that_no_step_draws_anew():
 
 
 @pytest.mark.parametrize(("noise", "shape"), [(1.8, ()), (4.0, (3,))])
-@pytest.mark.parametrize(
-    "make_estimating", [STEPS["kameleon"].make, STEPS["adaptive_metropolis"].make]
-)
+@two_steps
 def test_tuning_does_not_learn_from_overestimates(make_estimating, noise, shape):
     """With noise above 1.7 no move is accepted as often as 0.234: scales would run away to zero.
 
     The chain after tuning has less noise, so that it can be judged by its moments.
     """
     model, estimate = noisy_normal(noise=noise, shape=shape)
-    with model:
-        step = make_estimating(pseudo_marginal=True, steps_per_draw=5)
+    step = noisy_step(model, make_estimating, steps_per_draw=5)
     models.begin(step)
     _, _, point = models.drive(step, model.initial_point(), 600, tune=-1)
     estimate.noise = 0.3
@@ -421,8 +364,7 @@ def test_tuning_does_not_learn_from_overestimates(make_estimating, noise, shape)
 
 def test_tuning_draws_a_kept_estimate_again_and_sampling_does_not():
     model, estimate = noisy_normal(noise=0.5)
-    with model:
-        step = AdaptiveMetropolisStep(pseudo_marginal=True, steps_per_draw=1)
+    step = noisy_step(model, steps_per_draw=1)
     models.begin(step)
     estimate.calls = 0
     _, _, point = models.drive(step, model.initial_point(), 1000, tune=-1)
@@ -439,41 +381,66 @@ def test_warned_without_the_flag(make_estimating):
         make_estimating()
 
 
-def test_steps_that_cannot_take_an_estimate():
-    model, _ = noisy_normal()
-    with model:
-        with pytest.raises(NotImplementedError, match="gradient"):
-            MALAStep()
-        with (
-            pytest.warns(UserWarning, match="is an estimate"),
-            pytest.raises(ValueError, match=r"estimated_loglikelihood.*noisy"),
-        ):
-            KameleonStep(surrogate=GPSurrogate())
-
-
-def test_an_estimate_in_a_prior_is_refused():
+def in_a_prior():
     def logp(value, rate):
         return estimated_loglikelihood(impossible_at_times, value - rate)
 
-    with pm.Model():
-        rate = pm.Normal("rate")
-        pm.CustomDist("x", rate, logp=logp)
-        with pytest.raises(ValueError, match=r"free variable x .*pm\.Potential"):
-            AdaptiveMetropolisStep(pseudo_marginal=True)
+    pm.CustomDist("x", pm.Normal("rate"), logp=logp)
+    AdaptiveMetropolisStep(pseudo_marginal=True)
 
 
-def test_a_latent_function_with_an_estimated_likelihood_is_refused():
+def of_a_latent_function():
+    f = pm.MvNormal("f", np.zeros(3), np.eye(3))
+    pm.Potential("loglike", estimated_loglikelihood(NormalEstimate(), f))
+    EllipticalSliceStep([f], center="prior")
+
+
+def simulated(rng, mean, size=None):
+    return rng.normal(mean, 1.0, size=(20,))
+
+
+def a_simulator():
+    mean = pm.Normal("mean", 0, 1)
+    pm.Simulator("y", simulated, mean, sum_stat="mean", epsilon=0.3, observed=np.ones(20))
+
+
+def an_estimate():
+    pm.Potential("loglike", estimated_loglikelihood(NormalEstimate(), pm.Normal("x")))
+
+
+def screened():
+    return KameleonStep(surrogate=GPSurrogate())
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "error", "message"),
+    [
+        (in_a_prior, None, ValueError, r"free variable x .*pm\.Potential"),
+        (of_a_latent_function, None, ValueError, "loglike is an estimate"),
+        (an_estimate, MALAStep, NotImplementedError, "gradient"),
+        (an_estimate, screened, ValueError, r"estimated_loglikelihood.*noisy"),
+        (a_simulator, SurrogateHMCStep, ValueError, "y is an estimate"),
+        (a_simulator, screened, ValueError, "an estimate"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The likelihood term .* is an estimate")
+def test_estimates_that_are_refused(make, step, error, message):
+    with pm.Model(), pytest.raises(error, match=message):
+        make()
+        step()
+
+
+def test_a_simulator_is_an_estimate():
     with pm.Model():
-        f = pm.MvNormal("f", np.zeros(3), np.eye(3))
-        pm.Potential("loglike", estimated_loglikelihood(NormalEstimate(), f))
-        with pytest.raises(ValueError, match="loglike is an estimate"):
-            EllipticalSliceStep([f], center="prior")
+        a_simulator()
+        with pytest.warns(UserWarning, match=r"y is an estimate.*pseudo_marginal=True"):
+            KameleonStep()
+        assert KameleonStep(pseudo_marginal=True).target.has_estimates
 
 
 def test_a_start_whose_estimates_are_all_zero():
-    with pm.Model() as model:
-        pm.Potential("loglike", estimated_loglikelihood(lambda x, rng: -np.inf, pm.Normal("x")))
-        step = AdaptiveMetropolisStep(pseudo_marginal=True)
+    model = one_term(lambda x, rng: -np.inf)
+    step = noisy_step(model)
     with pytest.raises(pm.exceptions.SamplingError, match=r"100 estimates.*estimator_sd"):
         models.run(step, model, 10)
 
@@ -481,8 +448,7 @@ def test_a_start_whose_estimates_are_all_zero():
 def sticking(make_estimating, overestimate, **options):
     """A step after tuning with its kept estimate raised, and the warnings of 1200 draws more."""
     model, estimate = noisy_normal(noise=1.0)
-    with model:
-        step = make_estimating(pseudo_marginal=True, **options)
+    step = noisy_step(model, make_estimating, **options)
     _, _, point = models.run(step, model, 1500, tune=1500)
     step.stop_tuning()
     step.report.pending = None
@@ -492,24 +458,6 @@ def sticking(make_estimating, overestimate, **options):
     warnings = [s["warning"] for s in statistics if s.get("warning") is not None]
     assert estimate.calls == sum(s["n_evals"] for s in statistics)
     return warnings, estimate.calls
-
-
-def simulated(rng, mean, size=None):
-    return rng.normal(mean, 1.0, size=(20,))
-
-
-def test_a_simulator_is_an_estimate():
-    with pm.Model():
-        mean = pm.Normal("mean", 0, 1)
-        pm.Simulator("y", simulated, mean, sum_stat="mean", epsilon=0.3, observed=np.ones(20))
-        with pytest.warns(UserWarning, match=r"y is an estimate.*pseudo_marginal=True"):
-            KameleonStep()
-        with pytest.raises(ValueError, match="y is an estimate"):
-            SurrogateHMCStep()
-        with pytest.raises(ValueError, match="an estimate"):
-            KameleonStep(surrogate=GPSurrogate())
-        step = KameleonStep(pseudo_marginal=True)
-    assert step.target.has_estimates
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_draw": 7}])
@@ -536,19 +484,17 @@ def test_stuck_for_another_reason_is_no_overestimate():
     def needle(x, rng):
         return 0.0 if x == 0 else -np.inf
 
-    with pm.Model() as model:
-        pm.Potential("loglike", estimated_loglikelihood(needle, pm.Normal("x")))
-        step = AdaptiveMetropolisStep(pseudo_marginal=True)
+    model = one_term(needle)
+    step = noisy_step(model)
     _, statistics, _ = models.run(step, model, 1500, tune=10)
-    messages = [s["warning"].message for s in statistics if s.get("warning") is not None]
-    assert any("stuck" in message for message in messages)
-    assert not any("overestimate" in message for message in messages)
+    told = messages(statistics)
+    assert any("stuck" in message for message in told)
+    assert not any("overestimate" in message for message in told)
 
 
 def test_efficiency_table_counts_estimates():
     model, _ = noisy_normal()
-    with model:
-        step = AdaptiveMetropolisStep(pseudo_marginal=True, steps_per_draw=2)
+    step = noisy_step(model, steps_per_draw=2)
     idata = models.sample(step, model, chains=2, draws=100, tune=50)
     table = efficiency_table({"noisy": idata}, steps_per_draw=2)
     assert table.loc["noisy", "evaluations_percent"] == 100.0

@@ -234,19 +234,13 @@ class _Estimator:
                 f"point, or mend the function. Its values: {np.array2string(values, threshold=5)}."
             )
         n_zero = int(np.sum(values == -np.inf))
-        row = {"factor": factor, "sd": math.inf, "standard_error": math.inf, "n_zero": n_zero}
+        sd = error = math.inf
         if n_zero == 0:
-            row["sd"], row["standard_error"] = _sd_with_error(values)
-        return row
-
-
-def _sd_with_error(values):
-    """Return the standard deviation and, by the fourth moment, its standard error."""
-    sd = float(values.std(ddof=1))
-    if sd == 0.0:
-        return 0.0, 0.0
-    squares = (values - values.mean()) ** 2
-    return sd, float(squares.std(ddof=1)) / (2.0 * sd * math.sqrt(len(values)))
+            sd = float(values.std(ddof=1))
+            # By the fourth moment.
+            spread = ((values - values.mean()) ** 2).std(ddof=1)
+            error = float(spread) / (2.0 * sd * math.sqrt(len(values))) if sd > 0.0 else 0.0
+        return {"factor": factor, "sd": sd, "standard_error": error, "n_zero": n_zero}
 
 
 def _search(estimator, now, aim, max_factor):

@@ -15,11 +15,10 @@ from scipy import stats
 from scipy.special import expit, logsumexp
 
 from benchmarks.common import SEED
+from benchmarks.simulators import simulate_sir_epidemic, sir_epidemic
 from pymc_kameleon import dispersed_starts
-from pymc_kameleon.demo import lynx_hare_model
-from pymc_kameleon.demo.command import plausible_starts
+from pymc_kameleon.demo import lynx_hare_model, plausible_starts
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring, Target
-from pymc_kameleon.targets.simulators import simulate_sir_epidemic, sir_epidemic
 
 __all__ = [
     "DENSITIES",

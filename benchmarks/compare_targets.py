@@ -16,8 +16,7 @@ from benchmarks.latent_gp_joint import classification
 from benchmarks.practice import eight_schools
 from benchmarks.sampling import dataset
 from pymc_kameleon import dispersed_starts
-from pymc_kameleon.demo import lynx_hare_model
-from pymc_kameleon.demo.command import plausible_starts
+from pymc_kameleon.demo import lynx_hare_model, plausible_starts
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.targets import Flower, Target
 

@@ -19,8 +19,7 @@ from benchmarks.sampling import (
     sample,
     transitions_per_draw,
 )
-from pymc_kameleon.demo import lynx_hare_model
-from pymc_kameleon.demo.command import plausible_starts
+from pymc_kameleon.demo import lynx_hare_model, plausible_starts
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Flower, Ring, Target
 
 __all__ = ["TARGETS", "add_arguments", "run"]

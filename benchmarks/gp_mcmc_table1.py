@@ -13,9 +13,9 @@ import pymc as pm
 import xarray as xr
 
 from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
+from benchmarks.simulators import MODELS, SIMULATE, sir_epidemic
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.targets import simulators
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,13 +28,6 @@ WARM_UP = 100
 """Transitions that compile everything before a chain is timed, enough for the first fits."""
 
 STEPS = {"MH": AdaptiveMetropolisStep, "MALA": MALAStep}
-SIMULATE = {
-    "T1": simulators.simulate_banana,
-    "T2": simulators.simulate_nonlinear_regression,
-    "T3": simulators.simulate_gp_classifier,
-    "T4": simulators.simulate_sir_epidemic,
-    "T5": simulators.simulate_logistic_regression,
-}
 
 
 class Published(NamedTuple):
@@ -183,7 +176,7 @@ def measure(model: pm.Model, points: dict, statistics: pd.DataFrame) -> dict[str
 def repetition(target: str, number: int) -> list[dict]:
     """Simulate data and run every sampler on them."""
     data = SIMULATE[target](random_seed=[SEED, number])
-    model = simulators.MODELS[target](data)
+    model = MODELS[target](data)
     begin, rows = start(model, data.truth, number), []
     for proposal in STEPS:
         if (target, proposal, True) not in PUBLISHED:
@@ -205,9 +198,7 @@ def repetition(target: str, number: int) -> list[dict]:
 def slow_repetition(number: int) -> list[dict]:
     """Time both steps on T4 with a solver that takes its time."""
     data = SIMULATE["T4"](random_seed=[SEED, number])
-    fast, slow = (
-        simulators.sir_epidemic(data, seconds_per_call=seconds) for seconds in (0.0, SLOW_SECONDS)
-    )
+    fast, slow = (sir_epidemic(data, seconds_per_call=s) for s in (0.0, SLOW_SECONDS))
     begin, rows = start(slow, data.truth, number), []
     for aim, acceptance in aims("T4", "MH").items():
         for has_surrogate in (False, True):

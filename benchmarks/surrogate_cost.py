@@ -8,12 +8,12 @@ import numba
 import numpy as np
 
 from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
+from benchmarks.simulators import logistic_regression, simulate_logistic_regression
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.budget import add_training_point
 from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate, predict_with_gradient
 from pymc_kameleon.surrogate.training_set import extend
-from pymc_kameleon.targets.simulators import logistic_regression
 
 __all__ = ["add_arguments", "run"]
 
@@ -150,7 +150,8 @@ def show_costs(arguments):
 def transition(step_name: str, surrogate: GPSurrogate | None, arguments) -> dict:
     """Time transitions after tuning."""
     make = partial(STEPS[step_name], steps_per_draw=STEPS_PER_DRAW, surrogate=surrogate)
-    driven = DrivenStep(logistic_regression(random_seed=SEED), make)
+    data = simulate_logistic_regression(random_seed=SEED)
+    driven = DrivenStep(logistic_regression(data), make)
     driven.tune(arguments.tuning // STEPS_PER_DRAW)
     draws, evaluations = 50, driven.step.target.n_evaluations
     timed = [driven.draw(draws) for _ in range(arguments.blocks)]

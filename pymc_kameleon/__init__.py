@@ -70,7 +70,10 @@ _WHERE = {
 def __getattr__(name):
     """Import a public name when it is first used: Numba and SciPy take half a second."""
     if name == "surrogate_targets":
-        raise AttributeError(f"{__name__}.{name} is {__name__}.targets.simulators now")
+        raise AttributeError(
+            f"{__name__}.{name} is benchmarks/simulators.py of the repository now: copy the models "
+            "that you need."
+        )
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _WHERE:

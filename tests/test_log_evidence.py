@@ -42,7 +42,7 @@ from pymc_kameleon.latent_gp.gaussian_algebra import Sites, factorised, with_sit
 from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.samplers.whitened_hmc import hamiltonian
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
-from pymc_kameleon.plots.evidence_estimates import plot_evidence
+from pymc_kameleon.plots import plot_evidence
 
 pytestmark = pytest.mark.numerics
 

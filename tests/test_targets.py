@@ -82,23 +82,32 @@ def test_model_has_the_log_density(target):
     np.testing.assert_allclose(values, target.log_density(x), rtol=1e-10)
 
 
-@pytest.mark.parametrize("target", [Banana(), Banana(-0.1, 4.0, 3)], ids=repr)
-def test_banana_against_its_formula(target):
-    x = 3 * np.random.default_rng(2).standard_normal((50, target.dim))
+def banana_formula(target, x):
     expected = stats.norm(0, np.sqrt(target.variance)).logpdf(x[:, 0])
     expected += stats.norm(target.bananicity * (x[:, 0] ** 2 - target.variance)).logpdf(x[:, 1])
-    expected += stats.norm.logpdf(x[:, 2:]).sum(axis=1)
-    np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-10)
+    return expected + stats.norm.logpdf(x[:, 2:]).sum(axis=1)
 
 
-@pytest.mark.parametrize("target", [CorrelatedGaussian(), CorrelatedGaussian(3, -0.7, 1.0, 2.0)])
-def test_gaussian_against_its_formula(target):
-    x = target.draw(50, np.random.default_rng(3))
-    expected = stats.multivariate_normal(np.zeros(target.dim), target.covariance).logpdf(x)
-    np.testing.assert_allclose(target.log_density(x), expected, rtol=1e-10)
+def gaussian_formula(target, x):
     scales = np.sqrt(np.diag(target.covariance))
     np.testing.assert_allclose(scales[[0, -1]], [target.smallest_scale, target.largest_scale])
     assert target.covariance[0, 1] / (scales[0] * scales[1]) == pytest.approx(target.correlation)
+    return stats.multivariate_normal(np.zeros(target.dim), target.covariance).logpdf(x)
+
+
+@pytest.mark.parametrize(
+    ("target", "formula"),
+    [
+        (Banana(), banana_formula),
+        (Banana(-0.1, 4.0, 3), banana_formula),
+        (CorrelatedGaussian(), gaussian_formula),
+        (CorrelatedGaussian(3, -0.7, 1.0, 2.0), gaussian_formula),
+    ],
+)
+def test_log_density_against_its_formula(target, formula):
+    x = 0.3 * np.random.default_rng(2).standard_normal((50, target.dim))
+    x += target.draw(50, np.random.default_rng(3))
+    np.testing.assert_allclose(target.log_density(x), formula(target, x), rtol=1e-10)
 
 
 @every_flower
@@ -289,20 +298,6 @@ def test_models_can_be_transformed():
     assert model.compile_logp()({"x": x}) == pytest.approx(Banana().log_density(x), rel=1e-10)
 
 
-def test_nuts_runs():
-    with Ring(dim=2).model():
-        idata = pm.sample(
-            draws=20,
-            tune=20,
-            chains=1,
-            step=pm.NUTS(),
-            random_seed=14,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
-    assert idata["posterior"]["x"].shape == (1, 20, 2)
-
-
 def test_equality_follows_from_the_parameters():
     assert Banana() == Banana(0.03, 100.0, 8) != Banana(0.1)
     assert hash(Ring(5.0)) == hash(Ring(5.0))
@@ -311,23 +306,23 @@ def test_equality_follows_from_the_parameters():
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "error", "message"),
     [
-        (lambda: Banana(dim=1), "dim=1 must be a whole number of at least 2"),
-        (lambda: Banana(dim=2.5), "dim=2.5"),
-        (lambda: Banana(variance=0), "variance=0 must be positive"),
-        (lambda: Banana(bananicity=np.nan), "bananicity=nan must be a finite number"),
-        (lambda: Banana(bananicity="a"), "bananicity='a' must be a finite number"),
-        (lambda: Flower(amplitude=10.0), r"amplitude=10.0 must be smaller than radius=10.0"),
-        (lambda: Flower(frequency=2.5), "frequency=2.5 must be a whole number"),
-        (lambda: Ring(scale=-1.0), "scale=-1.0 must be positive"),
-        (lambda: CorrelatedGaussian(correlation=1.0), "correlation=1.0 must lie strictly"),
-        (lambda: CorrelatedGaussian(smallest_scale=20.0), "must not exceed largest_scale=10.0"),
-        (lambda: Banana().log_density(np.zeros((8, 3))), r"shape \(8, 3\).*dim=8"),
-        (lambda: Banana().quantile_error(np.zeros((3, 8)), (0.5, 1.0)), r"probabilities=\(0.5"),
-        (lambda: Banana().quantile_error(np.zeros((0, 8))), r"draws has shape \(0, 8\)"),
+        (lambda: Banana(dim=1), ValueError, "dim=1: take a whole number of at least 2"),
+        (lambda: Banana(dim=2.5), TypeError, "dim=2.5"),
+        (lambda: Banana(variance=0), ValueError, "variance=0: take a finite number above 0"),
+        (lambda: Banana(bananicity=np.nan), ValueError, "bananicity=nan: take a finite number"),
+        (lambda: Banana(bananicity="a"), ValueError, "bananicity='a': take a finite number"),
+        (lambda: Flower(amplitude=10.0), ValueError, "amplitude=10.0.*between -10 and 10"),
+        (lambda: Flower(frequency=2.5), TypeError, "frequency=2.5: take a whole number"),
+        (lambda: Ring(scale=-1.0), ValueError, "scale=-1.0: take a finite number above 0"),
+        (lambda: CorrelatedGaussian(correlation=1.0), ValueError, "correlation=1.0.*-1 and 1"),
+        (lambda: CorrelatedGaussian(smallest_scale=20.0), ValueError, "exceed largest_scale=10.0"),
+        (lambda: Banana().log_density(np.zeros((8, 3))), ValueError, r"shape \(8, 3\).*dim=8"),
+        (lambda: Banana().quantile_error(np.zeros((3, 8)), (0.5, 1.0)), ValueError, r"=\(0.5, 1"),
+        (lambda: Banana().quantile_error(np.zeros((0, 8))), ValueError, r"shape \(0, 8\)"),
     ],
 )
-def test_errors_name_the_argument(build, message):
-    with pytest.raises(ValueError, match=message):
+def test_errors_name_the_argument(build, error, message):
+    with pytest.raises(error, match=message):
         build()

@@ -9,9 +9,17 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import chi2, gaussian_kde
 
-from pymc_kameleon._compat import group_dataset, is_result
-from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names
-from pymc_kameleon.plots.style import COLORS, INK, STYLE, pair_of_axes
+from pymc_kameleon._compat import is_result
+from pymc_kameleon.plots.common import (
+    COLORS,
+    INK,
+    STYLE,
+    checked_pair,
+    coordinate_names,
+    grid_of,
+    pair_of_axes,
+    statistic,
+)
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.posterior import predicted
@@ -110,10 +118,11 @@ def plot_surrogate(
         )
     if variables is not None:
         raise ValueError(f"variables={variables!r}: a result has none to choose; leave it out.")
-    tuning, errors, acceptance = _errors(source)
+    tuning, errors = _errors(source)
+    accept = statistic(source, "accept")
     with rc_context(STYLE):
         axes = pair_of_axes(axes)
-        _draw_errors(axes, tuning, errors, acceptance)
+        _draw_errors(axes, tuning, errors, None if accept is None else accept[1].mean())
     return axes
 
 
@@ -160,18 +169,11 @@ def _draw_step(axes, step, names, pair):
     bar.set_label("order of evaluation")
 
 
-def _scatter(ax, x, y, is_typical, **options):
+def _scatter(ax, x, y, is_typical, zorder):
     order = np.flatnonzero(is_typical) + 1
-    return ax.scatter(
-        x[is_typical],
-        y[is_typical],
-        c=order,
-        cmap=ORDER_COLORS,
-        vmin=1,
-        vmax=max(2, len(is_typical)),
-        linewidths=0,
-        **options,
-    )
+    colors = {"c": order, "cmap": ORDER_COLORS, "vmin": 1, "vmax": max(2, len(is_typical))}
+    look = {"s": 13, "alpha": 0.8, "linewidths": 0, "zorder": zorder}
+    return ax.scatter(x[is_typical], y[is_typical], **colors, **look)
 
 
 def _draw_predictions(ax, found, true, is_typical, typical):
@@ -179,7 +181,7 @@ def _draw_predictions(ax, found, true, is_typical, typical):
     inside = is_typical & (found > -edge)
     top = max(0.0, float(np.max(found[inside], initial=0.0))) + 0.03 * typical
     ax.plot([-edge, top], [-edge, top], color=INK, lw=0.9, zorder=1)
-    shown = _scatter(ax, np.maximum(found, -edge), true, is_typical, s=13, alpha=0.8, zorder=3)
+    shown = _scatter(ax, np.maximum(found, -edge), true, is_typical, zorder=3)
     low = ~is_typical
     # What is too low for the picture lies on its lower edge, or in the corner.
     at_edge = {"ms": 4, "mew": 0, "clip_on": False}
@@ -189,20 +191,11 @@ def _draw_predictions(ax, found, true, is_typical, typical):
     if misjudged.any():
         x, y = np.full(misjudged.sum(), -edge), true[misjudged]
         ax.plot(x, y, "<", color=INK, zorder=4, label="predicted lower", **at_edge)
-    ax.set(
-        xlim=(-edge, top),
-        ylim=(-edge, top),
-        xlabel="predicted log density - largest",
-        ylabel="log density - largest",
-    )
-    ax.text(
-        0.04,
-        0.96,
-        f"{len(true)} evaluations, {is_typical.sum()} typical\n"
-        f"median error of these {np.median(np.abs(found - true)[is_typical]):.2g}",
-        transform=ax.transAxes,
-        va="top",
-    )
+    ax.set(xlabel="predicted log density - largest", ylabel="log density - largest")
+    ax.set(xlim=(-edge, top), ylim=(-edge, top))
+    error = np.median(np.abs(found - true)[is_typical])
+    text = f"{len(true)} evaluations, {is_typical.sum()} typical\nmedian error of these {error:.2g}"
+    ax.text(0.04, 0.96, text, transform=ax.transAxes, va="top")
     return shown
 
 
@@ -213,7 +206,7 @@ def _draw_plane(ax, step, points, is_typical, pair, best):
     margin = 0.12 * np.maximum(high - low, 1e-300)
     limits = np.stack([low - margin, high + margin])
     lines = np.linspace(*limits, GRID_SIZE)
-    grid = np.stack(np.meshgrid(*lines.T), axis=-1).reshape(-1, 2)
+    grid = grid_of(lines)
     if step.dim == 2:
         heights = _within_reach(step, np.ascontiguousarray(grid[:, np.argsort(pair)]))
         levels = best - 0.5 * chi2.ppf(SHARES, 2)
@@ -222,17 +215,10 @@ def _draw_plane(ax, step, points, is_typical, pair, best):
     if len(levels):
         heights = heights.reshape(GRID_SIZE, GRID_SIZE)
         for color, width in (("white", 2.6), (INK, 1.2)):
-            ax.contour(
-                *lines.T,
-                heights,
-                levels,
-                colors=color,
-                linewidths=width,
-                linestyles="-",
-                zorder=3,
-            )
+            look = {"colors": color, "linewidths": width, "linestyles": "-", "zorder": 3}
+            ax.contour(*lines.T, heights, levels, **look)
     ax.plot(*points[~is_typical].T, ".", ms=4, mew=0, color=LOW_COLOR, zorder=1)
-    _scatter(ax, *points.T, is_typical, s=13, alpha=0.8, zorder=2)
+    _scatter(ax, *points.T, is_typical, zorder=2)
     ax.set(xlim=limits[:, 0], ylim=limits[:, 1])
 
 
@@ -258,45 +244,32 @@ def _draw_line(ax, step, x, true, is_typical, name, best, typical):
     margin = 0.12 * max(np.ptp(shown), 1e-300)
     grid = np.linspace(shown.min() - margin, shown.max() + margin, 2 * GRID_SIZE)
     ax.plot(grid, predicted(step.learner.surrogate, grid[:, None]) - best, color=INK, lw=1.0)
-    _scatter(ax, x, true, is_typical, s=13, alpha=0.8, zorder=2)
-    ax.set(
-        xlim=(grid[0], grid[-1]),
-        ylim=(-1.06 * typical, 0.06 * typical),
-        xlabel=name,
-        ylabel="log density - largest",
-    )
+    _scatter(ax, x, true, is_typical, zorder=2)
+    ax.set(xlim=(grid[0], grid[-1]), ylim=(-1.06 * typical, 0.06 * typical))
+    ax.set(xlabel=name, ylabel="log density - largest")
 
 
 # a result -----------------------------------------------------------------------------------------
 
 
 def _errors(result):
-    """Errors of tuning and of sampling (chains, draws), and the mean of `accept` if it is there."""
-    statistics = group_dataset(result, "sample_stats")
-    if statistics is None or "surrogate_error" not in statistics:
+    """Errors of tuning and of sampling (chains, draws), of several steps the one that is worst."""
+    found = statistic(result, "surrogate_error")
+    if found is None:
         raise ValueError(
             "The result has no statistic 'surrogate_error': take one of a SurrogateHMCStep, with "
             "its sample_stats."
         )
-    errors = _values(statistics)
-    if not np.any(~np.isnan(errors)):
+    if np.all(np.isnan(found[1])):
         raise ValueError(
             "The statistic 'surrogate_error' is NaN in all draws: the surrogate learnt nothing. "
             "Tune longer."
         )
-    tuning = group_dataset(result, "warmup_sample_stats")
-    has_tuning = tuning is not None and "surrogate_error" in tuning
-    tuning = _values(tuning) if has_tuning else np.empty((len(errors), 0))
-    acceptance = float(statistics["accept"].mean()) if "accept" in statistics else None
-    return tuning, errors, acceptance
-
-
-def _values(statistics):
-    """Return the statistic (chains, draws); of several steps the error that is worst."""
-    values = statistics["surrogate_error"].transpose("chain", "draw", ...).values
-    values = values.reshape(*values.shape[:2], -1)
-    worst = np.argmax(np.nan_to_num(np.abs(values), nan=-1.0, posinf=np.inf), axis=2)
-    return np.take_along_axis(values, worst[..., None], axis=2)[..., 0]
+    sizes = [np.nan_to_num(np.abs(errors), nan=-1.0, posinf=np.inf) for errors in found]
+    return [
+        np.take_along_axis(errors, size.argmax(axis=2)[..., None], axis=2)[..., 0]
+        for errors, size in zip(found, sizes, strict=True)
+    ]
 
 
 def implied_acceptance(errors: np.ndarray) -> float:
@@ -313,62 +286,32 @@ def _draw_errors(axes, tuning, errors, acceptance):
         ax.axhspan(-1, 1, color="#eeeef3", lw=0, zorder=0)
         ax.axhline(0, color=INK, lw=0.8, zorder=1)
     n_tuning = tuning.shape[1]
-    for chain, values in enumerate(np.concatenate([tuning, errors], axis=1)):
-        axes[0].plot(
-            np.arange(len(values)) - n_tuning,
-            _clipped(values),
-            ".",
-            ms=3,
-            mew=0,
-            alpha=0.7,
-            color=COLORS[chain % len(COLORS)],
-            label=f"chain {chain}",
-            zorder=2,
-        )
     if n_tuning:
         axes[0].axvline(0, color=INK, lw=0.9, ls=":", zorder=1)
-    known = [values[~np.isnan(values)] for values in errors]
-    reach = min(LARGEST_ERROR, max(2.0, *(np.max(np.abs(v), initial=0.0) for v in known)))
-    if n_tuning:
-        reach = min(LARGEST_ERROR, max(reach, np.nanmax(np.abs(tuning), initial=0.0)))
-    edges = LINEAR * np.sinh(np.linspace(-1, 1, 61) * np.arcsinh(1.1 * reach / LINEAR))
-    heights = [np.histogram(_clipped(v), edges)[0] for v in known]
-    for chain, height in enumerate(heights):
-        axes[1].stairs(
-            height / max(1, height.sum()),
-            edges,
-            orientation="horizontal",
-            lw=1.4,
-            color=COLORS[chain % len(COLORS)],
-            zorder=2,
-        )
-    implied = np.mean([implied_acceptance(v) if len(v) else 0.0 for v in known])
+    largest = np.nanmax(np.abs(np.concatenate([tuning, errors], axis=1)), initial=2.0)
+    reach = 1.1 * min(LARGEST_ERROR, largest)
+    edges = LINEAR * np.sinh(np.linspace(-1, 1, 61) * np.arcsinh(reach / LINEAR))
+    implied = []
+    for chain, (early, late) in enumerate(zip(tuning, errors, strict=True)):
+        look = {"color": COLORS[chain % len(COLORS)], "zorder": 2}
+        values = np.clip(np.concatenate([early, late]), -LARGEST_ERROR, LARGEST_ERROR)
+        draws = np.arange(len(values)) - n_tuning
+        look_of_dots = {"ms": 3, "mew": 0, "alpha": 0.7, "label": f"chain {chain}"}
+        axes[0].plot(draws, values, ".", **look_of_dots, **look)
+        known = late[~np.isnan(late)]
+        counts = np.histogram(np.clip(known, -LARGEST_ERROR, LARGEST_ERROR), edges)[0]
+        shares = counts / max(1, counts.sum())
+        axes[1].stairs(shares, edges, orientation="horizontal", lw=1.4, **look)
+        implied.append(implied_acceptance(known) if len(known) else 0.0)
     found = "" if acceptance is None else f"\nmean of accept {acceptance:.2f}"
-    axes[1].text(
-        0.97,
-        0.97,
-        f"implied acceptance {implied:.2f}{found}",
-        transform=axes[1].transAxes,
-        ha="right",
-        va="top",
-    )
-    label = "log density - predicted"
-    axes[0].set(xlabel="draw", ylabel=label, ylim=edges[[0, -1]])
-    axes[1].set(xlabel="share of the draws", ylabel=label, ylim=edges[[0, -1]], xlim=(0, None))
+    text = f"implied acceptance {np.mean(implied):.2f}{found}"
+    axes[1].text(0.97, 0.97, text, transform=axes[1].transAxes, ha="right", va="top")
     ticks = [-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100]
     ticks = [tick for tick in ticks if abs(tick) <= edges[-1]]
     for ax in axes:
+        ax.set(ylabel="log density - predicted", ylim=edges[[0, -1]])
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes[0].legend(
-        ncols=8,
-        markerscale=3,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.0,
-        columnspacing=1.0,
-        handletextpad=0.0,
-    )
-
-
-def _clipped(values):
-    return np.clip(values, -LARGEST_ERROR, LARGEST_ERROR)
+    axes[0].set(xlabel="draw")
+    axes[1].set(xlabel="share of the draws", xlim=(0, None))
+    where = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.0}
+    axes[0].legend(ncols=8, markerscale=3, columnspacing=1.0, handletextpad=0.0, **where)

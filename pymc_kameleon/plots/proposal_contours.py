@@ -1,4 +1,4 @@
-"""Pictures of what a step has learnt."""
+"""Picture of what a step has learnt: its local proposals at several points."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.spatial import KDTree
 from scipy.stats import chi2
 
-from pymc_kameleon.plots.coordinates import checked_pair, coordinate_names, listed
+from pymc_kameleon.plots.common import checked_pair, coordinate_names, grid_of, listed, new_axes
 from pymc_kameleon.validation import checked_integer, checked_share
 
 __all__ = ["plot_proposals"]
@@ -123,7 +123,7 @@ def plot_proposals(
     covariances = step.proposal_covariance(points)[:, pair][:, :, pair]
     contours = _ellipses(points[:, pair], covariances, radius)
 
-    ax = _new_axes() if ax is None else ax
+    ax = new_axes() if ax is None else ax
     is_first = not ax.has_data()
     shown = contours.reshape(-1, 2)
     if history is not None:
@@ -233,20 +233,14 @@ def _ellipses(centres: np.ndarray, covariances: np.ndarray, radius: float) -> np
     return centres[:, None] + circle @ np.swapaxes(factors, -1, -2)
 
 
-def _new_axes() -> Axes:
-    from matplotlib import pyplot as plt
-
-    return plt.subplots(layout="constrained")[1]
-
-
 def _draw_density(ax, density, step, history, pair, shown, grid_size):
     low, high = shown.min(axis=0), shown.max(axis=0)
     margin = 0.04 * (high - low)
     lines = np.linspace(low - margin, high + margin, grid_size)
     if callable(density):
-        heights = _relative(np.asarray(density(_grid(lines)), dtype=float))
+        heights = _relative(np.asarray(density(grid_of(lines)), dtype=float))
     elif step.dim == 2:
-        heights = _relative(_log_densities(step, _grid(lines)[:, pair]))
+        heights = _relative(_log_densities(step, grid_of(lines)[:, pair]))
     elif history is not None:
         heights = _smoothed_histogram(history[:, pair], lines)
     else:
@@ -259,11 +253,6 @@ def _draw_density(ax, density, step, history, pair, shown, grid_size):
         rasterized=True,
         zorder=0,
     )
-
-
-def _grid(lines: np.ndarray) -> np.ndarray:
-    """Crossings of the grid lines (n, 2), the horizontal coordinate fastest."""
-    return np.stack(np.meshgrid(*lines.T), axis=-1).reshape(-1, 2)
 
 
 def _relative(log_densities: np.ndarray) -> np.ndarray:

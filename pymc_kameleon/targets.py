@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +29,8 @@ import scipy
 from pymc.distributions.distribution import _support_point
 from pymc.logprob.abstract import _logprob
 from pytensor.tensor.random.op import RandomVariable
+
+from pymc_kameleon.validation import checked_integer, checked_number
 
 __all__ = ["Banana", "CorrelatedGaussian", "Flower", "Ring", "Target"]
 
@@ -58,11 +60,14 @@ class Target(ABC):
     def _log_normaliser(self) -> float:
         """Return log Z."""
 
-    @abstractmethod
     def _start(self) -> np.ndarray:
         """Return the initial point of the model, shape (dim,)."""
+        return np.zeros(self.dim)
 
     @abstractmethod
+    def _draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Return exact independent draws, shape (n, dim)."""
+
     def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Draw independently and exactly from the target.
 
@@ -76,6 +81,7 @@ class Target(ABC):
         -------
         array of float, shape (n, dim)
         """
+        return self._draw(n, rng)
 
     @property
     def degrees_of_freedom(self) -> int:
@@ -164,12 +170,8 @@ class Target(ABC):
             between 0 and 1.
         """
         q = np.atleast_1d(np.asarray(probabilities, dtype=float))
-        _require(
-            bool(np.all((q > 0) & (q < 1))),
-            "probabilities",
-            probabilities,
-            "must lie strictly between 0 and 1, as in probabilities=(0.1, 0.5, 0.9)",
-        )
+        if not np.all((q > 0) & (q < 1)):
+            raise ValueError(f"probabilities={probabilities!r}: take numbers in (0, 1).")
         statistic = self.quantile_statistic(draws).ravel()
         if statistic.size == 0:
             raise ValueError(f"draws has shape {np.shape(draws)}: give at least one draw.")
@@ -241,9 +243,9 @@ class Banana(Target):
 
     def __post_init__(self) -> None:
         """Validate the parameters."""
-        _require_finite("bananicity", self.bananicity, 0.03)
-        _require_positive("variance", self.variance, 100.0)
-        _require_dim(self.dim, 2)
+        _require_within("bananicity", self.bananicity)
+        checked_number("variance", self.variance, above=0)
+        checked_integer("dim", self.dim, 2)
 
     def _standardise(self, x: Any, numerics: ModuleType) -> Any:
         first = x[..., :1]
@@ -254,22 +256,7 @@ class Banana(Target):
     def _log_normaliser(self) -> float:
         return 0.5 * (self.dim * LOG_TWO_PI + math.log(self.variance))
 
-    def _start(self) -> np.ndarray:
-        return np.zeros(self.dim)
-
-    def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw independently and exactly from the target.
-
-        Parameters
-        ----------
-        n : int
-            Number of draws.
-        rng : numpy.random.Generator
-
-        Returns
-        -------
-        array of float, shape (n, dim)
-        """
+    def _draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
         x = rng.standard_normal((n, self.dim))
         x[:, 0] *= math.sqrt(self.variance)
         x[:, 1] += self.bananicity * (x[:, 0] ** 2 - self.variance)
@@ -305,23 +292,20 @@ class Flower(Target):
 
     Notes
     -----
-    The area element is :math:`r \, dr \, d\theta`. Hence the angle has the marginal density
+    The angle has the marginal density
 
     .. math::
         m(\theta) \propto \int_0^\infty r \, e^{-(r - \rho)^2 / 2\sigma^2} dr
         = \sigma^2 e^{-\rho^2 / 2\sigma^2} + \sqrt{2\pi} \, \sigma \rho \, \Phi(\rho / \sigma),
 
-    almost but not exactly :math:`\rho(\theta)`, and the radius given the angle has a density
-    proportional to :math:`r \, \mathcal N(r; \rho, \sigma^2)` on r > 0.
-
-    The term of :math:`r = \rho + \sigma u_1` that is odd in :math:`u_1` cancels in the density of
-    :math:`u_1^2`, which therefore is chi-squared but for the truncation at r = 0. No quantile
-    region is off by more than :math:`r_0^{-1} \,\mathrm{mean}_\theta[\sigma \varphi(\rho / \sigma)
-    - \rho \Phi(-\rho / \sigma)]` in probability, 1e-7 with the default parameters. The bound grows
-    as the valleys of the flower, :math:`r_0 - |A|`, come within a few scales of the centre.
-
-    At the centre itself the angle counts as 0. The density is finite there and its gradient, which
-    does not exist, is given as 0.
+    almost but not exactly :math:`\rho(\theta)`, and the radius given the angle a density
+    proportional to :math:`r \, \mathcal N(r; \rho, \sigma^2)` on r > 0. The term of
+    :math:`r = \rho + \sigma u_1` that is odd in :math:`u_1` cancels in the density of
+    :math:`u_1^2`, which is chi-squared but for the truncation at r = 0: no quantile region is off
+    by more than :math:`r_0^{-1} \,\mathrm{mean}_\theta[\sigma \varphi(\rho / \sigma) - \rho
+    \Phi(-\rho / \sigma)]` in probability, 1e-7 with the default parameters. The bound grows as the
+    valleys, :math:`r_0 - |A|`, come within a few scales of the centre. At the centre itself the
+    angle counts as 0, and the gradient, which does not exist there, is given as 0.
     """
 
     radius: float = 10.0
@@ -332,17 +316,11 @@ class Flower(Target):
 
     def __post_init__(self) -> None:
         """Validate the parameters."""
-        _require_positive("radius", self.radius, 10.0)
-        _require_positive("scale", self.scale, 1.0)
-        _require_finite("amplitude", self.amplitude, 6.0)
-        _require(
-            abs(self.amplitude) < self.radius,
-            "amplitude",
-            self.amplitude,
-            f"must be smaller than radius={self.radius!r}, as in amplitude={0.6 * self.radius:g}",
-        )
-        _require_integer("frequency", self.frequency, 1, 6)
-        _require_dim(self.dim, 2)
+        checked_number("radius", self.radius, above=0)
+        checked_number("scale", self.scale, above=0)
+        _require_within("amplitude", self.amplitude, self.radius)
+        checked_integer("frequency", self.frequency, 1)
+        checked_integer("dim", self.dim, 2)
 
     @property
     def degrees_of_freedom(self) -> int:
@@ -379,19 +357,7 @@ class Flower(Target):
         start[0] = self._ridge(0.0, np)
         return start
 
-    def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw independently and exactly from the target, by rejection of angle and radius.
-
-        Parameters
-        ----------
-        n : int
-            Number of draws.
-        rng : numpy.random.Generator
-
-        Returns
-        -------
-        array of float, shape (n, dim)
-        """
+    def _draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
         angle = self._draw_angle(n, rng)
         r = self._draw_radius(angle, rng)
         x = rng.standard_normal((n, self.dim))
@@ -401,29 +367,36 @@ class Flower(Target):
 
     def _draw_angle(self, n: int, rng: np.random.Generator) -> np.ndarray:
         highest = self._angular_mass(self.radius + abs(self.amplitude))
-        angle = np.empty(n)
-        missing = np.arange(n)
-        while missing.size:
-            proposed = rng.uniform(-np.pi, np.pi, missing.size)
-            acceptance = self._angular_mass(self._ridge(proposed, np)) / highest
-            accepted = rng.random(missing.size) < acceptance
-            angle[missing[accepted]] = proposed[accepted]
-            missing = missing[~accepted]
-        return angle
+
+        def propose(rows):
+            angle = rng.uniform(-np.pi, np.pi, rows.size)
+            return angle, self._angular_mass(self._ridge(angle, np)) / highest
+
+        return _by_rejection(n, propose, rng)
 
     def _draw_radius(self, angle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         ridge = self._ridge(angle, np)
         # log r lies below its tangent at the mode, so N(mode, sigma^2) is an envelope.
         mode = 0.5 * (ridge + np.sqrt(ridge**2 + 4 * self.scale**2))
-        r = np.empty(angle.size)
-        missing = np.arange(angle.size)
-        while missing.size:
-            proposed = mode[missing] + self.scale * rng.standard_normal(missing.size)
-            ratio = np.maximum(proposed / mode[missing], 0.0)
-            accepted = rng.random(missing.size) < ratio * np.exp(1 - ratio)
-            r[missing[accepted]] = proposed[accepted]
-            missing = missing[~accepted]
-        return r
+
+        def propose(rows):
+            r = mode[rows] + self.scale * rng.standard_normal(rows.size)
+            ratio = np.maximum(r / mode[rows], 0.0)
+            return r, ratio * np.exp(1 - ratio)
+
+        return _by_rejection(angle.size, propose, rng)
+
+
+def _by_rejection(n: int, propose: Callable, rng: np.random.Generator) -> np.ndarray:
+    """Draw values (n,); `propose` returns some for given rows, and how probably to accept each."""
+    values = np.empty(n)
+    missing = np.arange(n)
+    while missing.size:
+        proposed, acceptance = propose(missing)
+        accepted = rng.random(missing.size) < acceptance
+        values[missing[accepted]] = proposed[accepted]
+        missing = missing[~accepted]
+    return values
 
 
 @dataclass(frozen=True)
@@ -477,22 +450,15 @@ class CorrelatedGaussian(Target):
 
     def __post_init__(self) -> None:
         """Validate the parameters."""
-        _require_dim(self.dim, 1)
-        _require_finite("correlation", self.correlation, 0.95)
-        _require(
-            -1 < self.correlation < 1,
-            "correlation",
-            self.correlation,
-            "must lie strictly between -1 and 1, as in correlation=0.95",
-        )
-        _require_positive("smallest_scale", self.smallest_scale, 0.1)
-        _require_positive("largest_scale", self.largest_scale, 10.0)
-        _require(
-            self.smallest_scale <= self.largest_scale,
-            "smallest_scale",
-            self.smallest_scale,
-            f"must not exceed largest_scale={self.largest_scale!r}; exchange the two",
-        )
+        checked_integer("dim", self.dim, 1)
+        _require_within("correlation", self.correlation, 1.0)
+        checked_number("smallest_scale", self.smallest_scale, above=0)
+        checked_number("largest_scale", self.largest_scale, above=0)
+        if self.smallest_scale > self.largest_scale:
+            raise ValueError(
+                f"smallest_scale={self.smallest_scale!r} must not exceed "
+                f"largest_scale={self.largest_scale!r}; exchange the two."
+            )
 
     @property
     def scales(self) -> np.ndarray:
@@ -520,22 +486,7 @@ class CorrelatedGaussian(Target):
         log_determinant += (self.dim - 1) * math.log(self._innovation_scale)
         return log_determinant + 0.5 * self.dim * LOG_TWO_PI
 
-    def _start(self) -> np.ndarray:
-        return np.zeros(self.dim)
-
-    def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw independently and exactly from the target.
-
-        Parameters
-        ----------
-        n : int
-            Number of draws.
-        rng : numpy.random.Generator
-
-        Returns
-        -------
-        array of float, shape (n, dim)
-        """
+    def _draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
         z = rng.standard_normal((n, self.dim))
         z[:, 1:] *= self._innovation_scale
         for j in range(1, self.dim):
@@ -543,26 +494,8 @@ class CorrelatedGaussian(Target):
         return z * self.scales
 
 
-def _require(satisfied: bool, name: str, value: Any, requirement: str) -> None:
-    if not satisfied:
-        raise ValueError(f"{name}={value!r} {requirement}.")
-
-
-def _require_finite(name: str, value: Any, example: float) -> None:
+def _require_within(name: str, value: Any, bound: float = math.inf) -> None:
     finite = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    _require(finite, name, value, f"must be a finite number, as in {name}={example}")
-
-
-def _require_positive(name: str, value: Any, example: float) -> None:
-    _require_finite(name, value, example)
-    _require(value > 0, name, value, f"must be positive, as in {name}={example}")
-
-
-def _require_integer(name: str, value: Any, lowest: int, example: int) -> None:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    requirement = f"must be a whole number of at least {lowest}, as in {name}={example}"
-    _require(whole and value >= lowest, name, value, requirement)
-
-
-def _require_dim(dim: Any, lowest: int) -> None:
-    _require_integer("dim", dim, lowest, 8)
+    if not finite or abs(value) >= bound:
+        interval = f" strictly between {-bound:g} and {bound:g}" if bound < math.inf else ""
+        raise ValueError(f"{name}={value!r}: take a finite number{interval}.")

@@ -119,11 +119,12 @@ def efficiency_table(
         posterior = _selected(name, result, var_names)
         row = _statistics(group_dataset(result, "sample_stats"), counters[name], steps)
         row |= _quality(_raveled(posterior))
-        row["seconds"] = _seconds(name, posterior, times[name])
-        row["ess_bulk_per_evaluation"] = _ratio(row["ess_bulk"], row["evaluations"])
-        row["ess_bulk_per_second"] = _ratio(row["ess_bulk"], row["seconds"])
-        rows.append(row)
-    return pd.DataFrame(rows, index=list(results), columns=COLUMNS)
+        rows.append(row | {"seconds": _seconds(name, posterior, times[name])})
+    table = pd.DataFrame(rows, index=list(results), columns=COLUMNS)
+    for unit in ("evaluation", "second"):
+        paid = table[f"{unit}s"]
+        table[f"ess_bulk_per_{unit}"] = table["ess_bulk"] / paid.where(paid > 0)
+    return table
 
 
 def squared_jump_distance(result: Any, *, var_names: Sequence[str] | None = None) -> float:
@@ -199,9 +200,8 @@ def maximum_mean_discrepancy(
     bandwidth = median_bandwidth(second[:: 1 + len(second) // 500].T)
     within = _mean_kernel(kernel, first, first, bandwidth)
     between = _mean_kernel(kernel, first, second, bandwidth)
-    return math.sqrt(
-        max(within - 2.0 * between + _mean_kernel(kernel, second, second, bandwidth), 0.0)
-    )
+    distance = within - 2.0 * between + _mean_kernel(kernel, second, second, bandwidth)
+    return math.sqrt(max(distance, 0.0))
 
 
 def _mean_kernel(kernel, x, y, bandwidth):
@@ -235,23 +235,18 @@ def _raveled(posterior) -> np.ndarray:
 
 def _statistics(statistics, counter, steps_per_draw):
     """Mean acceptance and evaluations, of sampler statistics (chains, draws, ...)."""
-    row = dict.fromkeys(("acceptance", "evaluations", "evaluations_percent"), math.nan)
+    values = {} if statistics is None else {name: statistics[name].values for name in statistics}
+    row = {"acceptance": math.nan, "evaluations": math.nan, "evaluations_percent": math.nan}
     for name in ACCEPTANCE_STATISTICS:
-        if _has(statistics, name):
-            row["acceptance"] = float(np.minimum(statistics[name].values, 1.0).mean())
+        if name in values:
+            row["acceptance"] = float(np.minimum(values[name], 1.0).mean())
             break
-    if _has(statistics, counter):
-        counts = statistics[counter].values
+    if counter in values:
         if steps_per_draw is None:
-            told = _has(statistics, "n_transitions")
-            steps_per_draw = float(statistics["n_transitions"].values.mean()) if told else 1.0
-        row["evaluations"] = float(counts.sum())
-        row["evaluations_percent"] = 100.0 * float(counts.mean()) / steps_per_draw
+            steps_per_draw = float(np.mean(values.get("n_transitions", 1.0)))
+        row["evaluations"] = float(values[counter].sum())
+        row["evaluations_percent"] = 100.0 * float(values[counter].mean()) / steps_per_draw
     return row
-
-
-def _has(statistics, name):
-    return statistics is not None and name in statistics
 
 
 def _quality(draws):
@@ -278,7 +273,3 @@ def _seconds(name, posterior, given):
         return checked_number(f"seconds of {name!r}", given, above=0)
     value = posterior.attrs.get("sampling_time")
     return float(value) if isinstance(value, numbers.Real) else math.nan
-
-
-def _ratio(numerator, denominator):
-    return numerator / denominator if denominator > 0 else math.nan

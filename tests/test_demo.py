@@ -1,3 +1,4 @@
+import pickle
 import time
 
 import numpy as np
@@ -94,7 +95,8 @@ def test_solver_comes_back_wherever_the_parameters_are():
     assert time.perf_counter() - start < 10
 
 
-def test_model_is_a_black_box(model, log_density):
+def test_model_is_a_black_box_that_can_be_sent(model, log_density):
+    assert pickle.loads(pickle.dumps(demo.log_trajectory)) == demo.log_trajectory
     assert [variable.name for variable in model.free_RVs] == list(demo.PARAMETERS)
     assert not np.isfinite(log_density(FAILING))
     with pytest.raises((NotImplementedError, AttributeError)):

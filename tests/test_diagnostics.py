@@ -1,11 +1,13 @@
 """Diagnostics: a table of hand-computed numbers, and of real results on both ArviZ generations."""
 
+from functools import partial
+
 import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 import pytest
+from models import sample
 
 from pymc_kameleon import AdaptiveMetropolisStep, kernels
 from pymc_kameleon.diagnostics import (
@@ -30,6 +32,10 @@ def made_result(posterior, sample_stats=None, sampling_time=None):
     return result
 
 
+def of_one(**options):
+    return efficiency_table({"a": made_result({"x": X})}, **options)
+
+
 def gaussian_model():
     with pm.Model() as model:
         x = pm.Normal("x", 0.0, 1.0, shape=2)
@@ -38,19 +44,9 @@ def gaussian_model():
     return model
 
 
-def sampled(step, draws=200, chains=2, **kwargs):
-    with gaussian_model(), pytensor.config.change_flags(mode="FAST_COMPILE"):
-        return pm.sample(
-            draws=draws,
-            tune=200,
-            chains=chains,
-            cores=1,
-            step=step(),
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-            **kwargs,
-        )
+def sampled(step):
+    with gaussian_model():
+        return sample(step(), draws=200, tune=200, chains=2)
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +113,8 @@ def test_several_steps_in_a_draw():
     assert row["evaluations"] == 6 + 8
     assert row["evaluations_percent"] == pytest.approx(100 * 14 / 16)
     assert row["acceptance"] == pytest.approx(0.4)
-
-
-def test_acceptance_is_at_most_one():
-    result = made_result({"x": X}, {"accept": np.array([[0.5, 4.0, 1.0, 0.0]] * 2)})
-    assert efficiency_table({"a": result}).loc["a", "acceptance"] == pytest.approx(2.5 / 4)
+    above_one = made_result({"x": X}, {"accept": np.array([[0.5, 4.0, 1.0, 0.0]] * 2)})
+    assert efficiency_table({"a": above_one}).loc["a", "acceptance"] == pytest.approx(2.5 / 4)
 
 
 def test_effective_sizes_are_those_of_the_worst_element():
@@ -211,16 +204,8 @@ def test_real_compound_step():
     with pm.Model() as model:
         pm.Normal("x")
         pm.Normal("z")
-    with model, pytensor.config.change_flags(mode="FAST_COMPILE"):
-        result = pm.sample(
-            draws=50,
-            tune=50,
-            chains=1,
-            step=[AdaptiveMetropolisStep([name], steps_per_draw=1) for name in ("x", "z")],
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
+        steps = [AdaptiveMetropolisStep([name], steps_per_draw=1) for name in ("x", "z")]
+    result = sample(steps, model, draws=50, tune=50)
     row = efficiency_table({"compound": result}).loc["compound"]
     # Each step evaluates the current point again after the other one moved.
     assert 100 <= row["evaluations"] <= 200
@@ -228,35 +213,31 @@ def test_real_compound_step():
     assert 0 < row["acceptance"] <= 1
 
 
-@pytest.mark.parametrize("wrong", [[], None, 3, "idata"])
-def test_results_must_be_a_mapping(wrong):
-    with pytest.raises(TypeError, match="take a mapping of names"):
-        efficiency_table(wrong)
+RESULT = made_result({"x": X})
 
 
-def test_one_result_is_no_mapping(adaptive_metropolis):
-    with pytest.raises(TypeError, match="take a mapping of names"):
-        efficiency_table(adaptive_metropolis)
-
-
-def test_errors_teach():
-    result = made_result({"x": X})
-    with pytest.raises(ValueError, match="results is empty"):
-        efficiency_table({})
-    with pytest.raises(TypeError, match=r"results\['a'\] is of type dict"):
-        efficiency_table({"a": {"x": X}})
-    with pytest.raises(TypeError, match="is of type ndarray"):
-        squared_jump_distance(X)
-    with pytest.raises(ValueError, match="the posterior of 'a' holds x; take some"):
-        efficiency_table({"a": result}, var_names=["w"])
-    with pytest.raises(ValueError, match="take some"):
-        efficiency_table({"a": result}, var_names=[])
-    with pytest.raises(ValueError, match="steps_per_draw names 'b', which is none of the results"):
-        efficiency_table({"a": result}, steps_per_draw={"b": 2})
-    with pytest.raises(ValueError, match="steps_per_draw of 'a'"):
-        efficiency_table({"a": result}, steps_per_draw=0)
-    with pytest.raises(ValueError, match="seconds of 'a'"):
-        efficiency_table({"a": result}, seconds={"a": -1.0})
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        *((partial(efficiency_table, no), TypeError, "take a mapping") for no in ([], None, "a")),
+        (partial(efficiency_table, RESULT), TypeError, "take a mapping of names"),
+        (partial(efficiency_table, {}), ValueError, "results is empty"),
+        (partial(efficiency_table, {"a": {"x": X}}), TypeError, r"\['a'\] is of type dict"),
+        (partial(squared_jump_distance, X), TypeError, "is of type ndarray"),
+        (partial(of_one, var_names=["w"]), ValueError, "posterior of 'a' holds x; take some"),
+        (partial(of_one, var_names=[]), ValueError, "take some"),
+        (partial(of_one, steps_per_draw={"b": 2}), ValueError, "'b', which is none of the results"),
+        (partial(of_one, steps_per_draw=0), ValueError, "steps_per_draw of 'a'"),
+        (partial(of_one, seconds={"a": -1.0}), ValueError, "seconds of 'a'"),
+        *(
+            (partial(maximum_mean_discrepancy, np.zeros((5, 2)), second), ValueError, "sample")
+            for second in (np.zeros(3), np.zeros((4, 3)), np.zeros((0, 2)))
+        ),
+    ],
+)
+def test_errors_teach(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
 
 
 # maximum mean discrepancy -------------------------------------------------------------------------
@@ -289,9 +270,3 @@ def test_discrepancy_by_default_tells_samples_apart():
     near = maximum_mean_discrepancy(same, rng.normal(size=(400, 2)))
     far = maximum_mean_discrepancy(same, 3 * rng.normal(size=(400, 2)))
     assert near < 0.1 < far
-
-
-@pytest.mark.parametrize("second", [np.zeros(3), np.zeros((4, 3)), np.zeros((0, 2))])
-def test_discrepancy_of_something_else(second):
-    with pytest.raises(ValueError, match=r"sample"):
-        maximum_mean_discrepancy(np.zeros((5, 2)), second)

@@ -81,8 +81,9 @@ def squared_radii(contour, centre, covariance):
     return np.einsum("ni,ij,nj->n", away, np.linalg.inv(covariance), away)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.95])
-@pytest.mark.parametrize("variables", [(0, 1), (2, 0), ("x[1]", "x[2]"), ["x[2]", 1]])
+@pytest.mark.parametrize(
+    ("variables", "level"), [((2, 0), 0.5), (("x[1]", "x[2]"), 0.95), (["x[2]", 1], 0.95)]
+)
 def test_contours_are_those_of_the_marginal_covariance(solid_step, variables, level):
     points = np.array([[0.0, 1.0, 2.0], [-3.0, 0.5, 0.25]])
     ax = plot_proposals(solid_step, points, variables=variables, level=level)
@@ -99,6 +100,8 @@ def test_contours_are_those_of_the_marginal_covariance(solid_step, variables, le
         angles = np.unwrap(np.arctan2(*(contour - centre).T))
         assert abs(angles[-1] - angles[0]) == pytest.approx(2 * np.pi)
     assert (ax.get_xlabel(), ax.get_ylabel()) == tuple(f"x[{i}]" for i in pair)
+    alone = plot_proposals(solid_step, points[0], variables=variables, level=level)
+    np.testing.assert_array_equal(centres(alone), points[:1, pair])
 
 
 def test_contours_of_a_local_proposal_differ_from_place_to_place(banana_step):
@@ -112,11 +115,6 @@ def test_contours_of_a_local_proposal_differ_from_place_to_place(banana_step):
     assert covariances[0, 0, 1] < 0 < covariances[2, 0, 1]
 
 
-def test_a_single_place(flat_step):
-    ax = plot_proposals(flat_step, [1.0, 2.0])
-    np.testing.assert_array_equal(centres(ax), [[1.0, 2.0]])
-
-
 def test_default_places_are_spread_over_the_history(banana_step):
     first, again = (centres(plot_proposals(banana_step)) for _ in range(2))
     np.testing.assert_array_equal(first, again)
@@ -127,10 +125,7 @@ def test_default_places_are_spread_over_the_history(banana_step):
     assert gaps.min() > 3
     assert np.ptp(first[:, 0]) > 20
     assert len(centres(plot_proposals(banana_step, n_points=3))) == 3
-
-
-def test_no_more_places_than_points():
-    with gaussian_model(2):
+    with gaussian_model(2):  # no more than there are points
         step = KameleonStep(warm_start=[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert len(centres(plot_proposals(step, n_points=8))) == 3
 
@@ -158,15 +153,13 @@ def test_density_of_more_coordinates_is_a_histogram_of_the_history(solid_step):
     np.testing.assert_allclose(centre, solid_step.warm.points.mean(axis=0)[:2], atol=0.1)
 
 
-def test_density_of_ones_own(solid_step):
+def test_density_of_ones_own(flat_step):
     places, found = heights(
-        plot_proposals(solid_step, density=lambda x: -((x[:, 0] - 2 * x[:, 1]) ** 2), grid_size=20)
+        plot_proposals(flat_step, density=lambda x: -((x[:, 0] - 2 * x[:, 1]) ** 2), grid_size=20)
     )
     expected = np.exp(-((places[..., 0] - 2 * places[..., 1]) ** 2))
     np.testing.assert_allclose(found, expected / expected.max(), rtol=1e-9)
 
-
-def test_impossible_places_have_no_density(flat_step):
     def density(x):
         return np.where(x[:, 0] > 0, 0.0, np.nan)
 
@@ -215,16 +208,7 @@ def test_after_sampling_a_model_with_a_transform():
         step = KameleonStep(steps_per_draw=10)
         with pytest.raises(RuntimeError, match="warm_start"):
             plot_proposals(step)
-        idata = pm.sample(
-            draws=20,
-            tune=100,
-            chains=1,
-            cores=1,
-            step=step,
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
+        idata = sample(step, draws=20, tune=100)
         warm = KameleonStep(warm_start=idata)
     for variables in [(0, 2), ("rate", "effect[1]"), ("rate_log__", 2)]:
         ax = plot_proposals(step, variables=variables)
@@ -236,65 +220,12 @@ def test_after_sampling_a_model_with_a_transform():
 
 
 def test_a_step_without_history_asks_for_places():
-    with gaussian_model(2) as model:
-        step = AdaptiveMetropolisStep()
-        pm.sample(
-            draws=5,
-            tune=300,
-            chains=1,
-            cores=1,
-            step=step,
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-            model=model,
-        )
+    model = gaussian_model(2)
+    step = AdaptiveMetropolisStep(model=model)
+    sample(step, model, draws=5, tune=300)
     with pytest.raises(ValueError, match="pass points"):
         plot_proposals(step)
     assert len(contours(plot_proposals(step, [[0.0, 0.0], [1.0, 1.0]]))) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"points": np.zeros((4, 2))}, ValueError, r"points has shape \(4, 2\).*\(k, 3\)"),
-        ({"points": np.zeros((0, 3))}, ValueError, r"points has shape \(0, 3\)"),
-        ({"points": np.full((1, 3), np.nan)}, ValueError, "points has NaN"),
-        ({"points": "abc"}, TypeError, "points='abc'"),
-        ({"variables": (0, 3)}, ValueError, "no coordinate 3; take 0 to 2"),
-        ({"variables": (0, -1)}, ValueError, "variables=-1"),
-        ({"variables": (0, "y")}, ValueError, r"no coordinate 'y'; there are x\[0\]"),
-        ({"variables": (1, 1)}, ValueError, "two different"),
-        ({"variables": ("x[1]", 1)}, ValueError, "two different"),
-        ({"variables": (0, 1, 2)}, ValueError, "two different"),
-        ({"variables": "x"}, TypeError, "take a pair"),
-        ({"variables": 1}, TypeError, "take a pair"),
-        ({"level": 95}, ValueError, "level=95"),
-        ({"level": 1.0}, ValueError, "level=1.0"),
-        ({"n_points": 0}, ValueError, "n_points=0"),
-        ({"grid_size": 1}, ValueError, "grid_size=1"),
-        ({"density": "kde"}, ValueError, "density='kde'"),
-        ({"density": 3}, TypeError, "density=3"),
-    ],
-)
-def test_bad_arguments(solid_step, arguments, error, match):
-    with pytest.raises(error, match=match):
-        plot_proposals(solid_step, **arguments)
-    assert not plt.get_fignums()
-
-
-def test_one_coordinate_is_too_few():
-    with gaussian_model(1):
-        step = KameleonStep(warm_start=np.random.default_rng(1).normal(size=(50, 1)))
-    with pytest.raises(ValueError, match=r"moves only x\[0\]"):
-        plot_proposals(step)
-
-
-def test_other_steps_are_refused():
-    with gaussian_model(2):
-        step = pm.Metropolis()
-    with pytest.raises(TypeError, match="take a step of pymc_kameleon"):
-        plot_proposals(step)
 
 
 # the surrogate ------------------------------------------------------------------------------------
@@ -396,14 +327,15 @@ def test_contours_of_two_coordinates_are_those_of_the_surrogate():
 
 
 def test_a_single_coordinate_is_drawn_against_the_log_density():
-    _, right = plot_surrogate(learnt(gaussian_model(1)))
+    step = learnt(gaussian_model(1))
+    _, right = plot_surrogate(step)
     assert (right.get_xlabel(), right.get_ylabel()) == ("x[0]", "log density - largest")
     (line,) = right.lines
     x, y = line.get_xydata().T
     near = np.abs(x) < 2
     np.testing.assert_allclose(y[near], -0.5 * x[near] ** 2, atol=0.15)
     with pytest.raises(ValueError, match=r"moves only x\[0\]"):
-        plot_surrogate(learnt(gaussian_model(1)), variables=(0, 1))
+        plot_surrogate(step, variables=(0, 1))
 
 
 def test_errors_are_drawn_by_chain(surrogate_result):
@@ -463,45 +395,6 @@ def test_the_result_of_sampling_has_all_it_takes():
     assert plot_surrogate(step)[1].get_xlabel() == "x[0]"
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"variables": ("x[0]", "y")}, ValueError, "no coordinate 'y'"),
-        ({"variables": (1, 1)}, ValueError, "two different"),
-        ({"variables": 1}, TypeError, "take a pair"),
-        ({"axes": 3}, TypeError, "take a pair"),
-    ],
-)
-def test_bad_arguments_of_the_surrogate(surrogate_step, options, error, match):
-    with pytest.raises(error, match=match):
-        plot_surrogate(surrogate_step, **options)
-    assert not plt.get_fignums()
-
-
-def test_sources_that_have_no_surrogate(flat_step, surrogate_result):
-    with pytest.raises(RuntimeError, match="has learnt nothing"):
-        plot_surrogate(SurrogateHMCStep(model=gaussian_model(2)))
-    with pytest.raises(TypeError, match="type AdaptiveMetropolisStep"):
-        plot_surrogate(flat_step)
-    with pytest.raises(ValueError, match="variables"):
-        plot_surrogate(surrogate_result, variables=(0, 1))
-    posterior = {"x": np.zeros((1, 10))}
-    with pytest.raises(ValueError, match="no statistic 'surrogate_error'"):
-        plot_surrogate(
-            result({"posterior": posterior, "sample_stats": {"accept": np.ones((1, 10))}})
-        )
-    with pytest.raises(ValueError, match="NaN in all draws"):
-        plot_surrogate(
-            result(
-                {
-                    "posterior": posterior,
-                    "sample_stats": {"surrogate_error": np.full((1, 10), np.nan)},
-                }
-            )
-        )
-    assert not plt.get_fignums()
-
-
 # adaptation ---------------------------------------------------------------------------------------
 
 
@@ -538,17 +431,6 @@ def test_without_draws_of_tuning_there_is_what_was_learnt():
     assert left is axes[0]
     lines = [line for line in left.lines if len(line.get_xdata()) == 60]
     assert len(lines) == 2 and all(np.ptp(line.get_ydata()) == 0 for line in lines)
-
-
-def test_what_has_no_adaptation_is_refused():
-    with gaussian_model(1) as model:
-        idata = sample(pm.Slice(), model, draws=10, tune=10)
-    with pytest.raises(ValueError, match="scaling, step_size"):
-        plot_adaptation(idata)
-    with pytest.raises(TypeError, match="what pm"):
-        plot_adaptation([1.0])
-    with pytest.raises(TypeError, match="take a pair"):
-        plot_adaptation(adapted([KameleonStep], "x"), axes=plt.gca())
 
 
 # efficiency ---------------------------------------------------------------------------------------
@@ -655,23 +537,92 @@ def test_results_of_sampling():
     assert drawn(ax)["first"][0][0] == parts[0].sum() + parts[1][:, 0].sum()
 
 
+# refusals -----------------------------------------------------------------------------------------
+
+
+def proposals(**arguments):
+    return lambda fixture: plot_proposals(fixture("solid_step"), **arguments)
+
+
+def surrogate(**arguments):
+    return lambda fixture: plot_surrogate(fixture("surrogate_step"), **arguments)
+
+
+def of_step(picture, step_class, dim, **options):
+    return lambda _: picture(step_class(model=gaussian_model(dim), **options))
+
+
+def errors_of(**statistics):
+    posterior = {"x": np.zeros((1, 10))}
+    return lambda _: plot_surrogate(result({"posterior": posterior, "sample_stats": statistics}))
+
+
+def efficiency(runs, reference=None):
+    return lambda fixture: plot_efficiency(runs, reference)
+
+
 @pytest.mark.parametrize(
-    ("runs", "reference", "error", "match"),
+    ("call", "error", "match"),
     [
-        (TABLE[["sampler", "error"]], None, ValueError, "no column evaluations"),
-        (TABLE[:0], None, ValueError, "runs is empty"),
-        (TABLE.assign(error=[0.1, 0.0, 1, 1, 1]), None, ValueError, r"runs\['error'\] has 0"),
-        (TABLE.assign(evaluations=np.nan), None, ValueError, r"runs\['evaluations'\] has nan"),
-        ([1.0], None, TypeError, "runs is of type list"),
-        ({"a": 1.0}, REFERENCE, TypeError, r"runs\['a'\] is of type float"),
-        ({}, REFERENCE, ValueError, "runs is empty"),
-        ({"a": some_result()}, None, TypeError, "reference=None"),
-        ({"a": some_result()}, {"z": [1.0]}, ValueError, r"runs\['a'\] has none"),
-        ({"a": some_result()}, {"x": np.zeros((5, 2))}, ValueError, r"reference\['x'\].*\(2,\)"),
-        ({"a": result({"posterior": {"x": VALUES}})}, REFERENCE, ValueError, "'n_evals'"),
+        (proposals(points=np.zeros((4, 2))), ValueError, r"points has shape \(4, 2\).*\(k, 3\)"),
+        (proposals(points=np.zeros((0, 3))), ValueError, r"points has shape \(0, 3\)"),
+        (proposals(points=np.full((1, 3), np.nan)), ValueError, "points has NaN"),
+        (proposals(points="abc"), TypeError, "points='abc'"),
+        (proposals(variables=(0, 3)), ValueError, "no coordinate 3; take 0 to 2"),
+        (proposals(variables=(0, -1)), ValueError, "variables=-1"),
+        (proposals(variables=(0, "y")), ValueError, r"no coordinate 'y'; there are x\[0\]"),
+        (proposals(variables=("x[1]", 1)), ValueError, "two different"),
+        (proposals(variables=(0, 1, 2)), ValueError, "two different"),
+        (proposals(variables="x"), TypeError, "take a pair"),
+        (proposals(level=95), ValueError, "level=95"),
+        (proposals(level=1.0), ValueError, "level=1.0"),
+        (proposals(n_points=0), ValueError, "n_points=0"),
+        (proposals(grid_size=1), ValueError, "grid_size=1"),
+        (proposals(density="kde"), ValueError, "density='kde'"),
+        (proposals(density=3), TypeError, "density=3"),
+        (of_step(plot_proposals, KameleonStep, 1), ValueError, r"moves only x\[0\]"),
+        (of_step(plot_proposals, pm.Metropolis, 2), TypeError, "take a step of pymc_kameleon"),
+        (surrogate(variables=("x[0]", "y")), ValueError, "no coordinate 'y'"),
+        (surrogate(variables=(1, 1)), ValueError, "two different"),
+        (surrogate(variables=1), TypeError, "take a pair"),
+        (surrogate(axes=3), TypeError, "take a pair"),
+        (of_step(plot_surrogate, SurrogateHMCStep, 2), RuntimeError, "has learnt nothing"),
+        (of_step(plot_surrogate, pm.Metropolis, 2), TypeError, "source is of type Metropolis"),
+        (
+            lambda fixture: plot_surrogate(fixture("surrogate_result"), variables=(0, 1)),
+            ValueError,
+            "a result has none to choose",
+        ),
+        (errors_of(accept=np.ones((1, 10))), ValueError, "no statistic 'surrogate_error'"),
+        (errors_of(surrogate_error=np.full((1, 10), np.nan)), ValueError, "NaN in all draws"),
+        (lambda fixture: plot_adaptation(fixture("surrogate_result")), ValueError, "step_size"),
+        (lambda _: plot_adaptation([1.0]), TypeError, "what pm"),
+        (efficiency(TABLE[["sampler", "error"]]), ValueError, "no column evaluations"),
+        (efficiency(TABLE[:0]), ValueError, "runs is empty"),
+        (efficiency(TABLE.assign(error=[0.1, 0.0, 1, 1, 1])), ValueError, r"runs\['error'\] has 0"),
+        (
+            efficiency(TABLE.assign(evaluations=np.nan)),
+            ValueError,
+            r"runs\['evaluations'\] has nan",
+        ),
+        (efficiency([1.0]), TypeError, "runs is of type list"),
+        (efficiency({"a": 1.0}, REFERENCE), TypeError, r"runs\['a'\] is of type float"),
+        (efficiency({}, REFERENCE), ValueError, "runs is empty"),
+        (efficiency({"a": some_result()}), TypeError, "reference=None"),
+        (efficiency({"a": some_result()}, {"z": [1.0]}), ValueError, r"runs\['a'\] has none"),
+        (
+            efficiency({"a": some_result()}, {"x": np.zeros((5, 2))}),
+            ValueError,
+            r"reference\['x'\].*\(2,\)",
+        ),
+        (
+            efficiency({"a": result({"posterior": {"x": VALUES}})}, REFERENCE),
+            ValueError,
+            "'n_evals'",
+        ),
     ],
 )
-def test_bad_arguments_of_efficiency(runs, reference, error, match):
+def test_refusals(request, call, error, match):
     with pytest.raises(error, match=match):
-        plot_efficiency(runs, reference)
+        call(request.getfixturevalue)
     assert not plt.get_fignums()

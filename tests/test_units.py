@@ -97,7 +97,7 @@ def counts(unit):
 
 
 MODELS = (decay, regression, eight_schools, logistic, bounded, cutpoints)
-UNITS = (1e-6, 1e-3, 1e3, 1e6)
+UNITS = (1e-6, 1e6)
 STEPS = {
     "KameleonStep": KameleonStep,
     "FastKameleonStep": FastKameleonStep,
@@ -146,7 +146,7 @@ def test_units_of_a_model_change_nothing(make_model, unit):
     np.testing.assert_allclose(found, expected, rtol=RTOL)
 
 
-@pytest.mark.parametrize("unit", (1e-6, 1e6))
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("name", STEPS)
 def test_units_change_nothing_for_a_step(name, unit):
     expected = in_unit_one(regression, STEPS[name])
@@ -156,7 +156,7 @@ def test_units_change_nothing_for_a_step(name, unit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", (1e-6, 1e6))
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("name", OPTIMISING)
 def test_units_change_no_moments(name, unit):
     """By the z-score of means of effective draws: above 6 with a probability of 2e-9 each."""

@@ -26,13 +26,15 @@ __all__ = ["plot_adaptation", "plot_efficiency", "plot_evidence"]
 
 LINE_STYLES = ("-", "--", ":", "-.")
 
-# tuning
-
 LEARNT = ("scaling", "step_size")
 """Statistics that tuning settles, the first of which a result has is drawn."""
 
 WINDOWS = 50
 """Means of the acceptance are of so many parts of a chain."""
+
+COLUMNS = ("sampler", "evaluations", "error")
+N_COUNTS = 20
+"""Numbers of draws of a result at which its error is computed."""
 
 
 def plot_adaptation(result: Any, *, axes: np.ndarray | None = None) -> np.ndarray:
@@ -108,13 +110,6 @@ def _means(draws, values, size):
     n = len(values) // size
     kept = slice(len(values) - n * size, None)
     return draws[kept].reshape(n, size).mean(axis=1), values[kept].reshape(n, size).mean(axis=1)
-
-
-# errors against evaluations -------------------------------------------------------------------
-
-COLUMNS = ("sampler", "evaluations", "error")
-N_COUNTS = 20
-"""Numbers of draws of a result at which its error is computed."""
 
 
 def plot_efficiency(
@@ -284,9 +279,6 @@ def _squared_errors(name, variable, posterior, reference):
     expected = expected.reshape(len(expected), -1)
     varies = expected.std(axis=0) > 0  # an element that is fixed, as on the diagonal of an LKJ
     return ((means - expected.mean(axis=0)) / np.where(varies, expected.std(axis=0), 1.0)) ** 2
-
-
-# log evidence
 
 
 def plot_evidence(

@@ -34,7 +34,7 @@ from pymc_kameleon import (
     KameleonStep,
     SurrogateHMCStep,
 )
-from pymc_kameleon.distributed.rounds import shared_tuning
+from pymc_kameleon.distributed.run import shared_tuning
 
 __all__ = ["SAMPLERS", "TARGETS", "Step", "add_arguments", "run"]
 

@@ -1,23 +1,41 @@
-"""The only file that knows PyMC 5 from PyMC 6, and ArviZ 0 from ArviZ 1."""
+"""The only file that knows PyMC 5 from PyMC 6, ArviZ 0 from ArviZ 1, and private names of PyMC.
+
+Names that PyMC does not promise to keep are looked up when they are needed: where one is not found,
+there is a slower way that is right, or an error that names it.
+"""
 
 import inspect
+import logging
+from contextlib import nullcontext
 from importlib import import_module
 
 import numpy as np
+import pymc as pm
+from pymc.backends.base import MultiTrace
+from pymc.stats.convergence import log_warning_stats
+from pymc.step_methods.compound import CompoundStep
 from pytensor.compile.builders import OpFromGraph
 
 __all__ = [
     "arviz_statistics",
     "complete_step",
+    "default_tuning",
     "group_dataset",
     "is_result",
     "operation_with_gradient",
     "pareto_k",
     "posterior_result",
+    "private",
+    "progress_bars",
     "result_of_traces",
     "stacked",
+    "steps_of",
     "with_inner_graph",
 ]
+
+_log = logging.getLogger("pymc.kameleon")
+
+# results ------------------------------------------------------------------------------------------
 
 
 def is_result(result) -> bool:
@@ -39,6 +57,18 @@ def stacked(dataset, name: str) -> np.ndarray:
     return values.reshape(-1, *values.shape[2:])
 
 
+def posterior_result(values: dict[str, np.ndarray]):
+    """Make a result whose posterior group holds arrays (chains, draws, ...)."""
+    import arviz
+
+    if "posterior" in inspect.signature(arviz.from_dict).parameters:
+        return arviz.from_dict(posterior=values)
+    return arviz.from_dict({"posterior": values})
+
+
+# graphs -------------------------------------------------------------------------------------------
+
+
 def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph:
     """Operation of a graph, inlined when compiled, with `pullback` as its gradient."""
     known = inspect.signature(OpFromGraph.__init__).parameters
@@ -57,6 +87,9 @@ def with_inner_graph(op, change):
     return copy.clone_with_inner_graph(graph) if is_frozen else copy
 
 
+# ArviZ --------------------------------------------------------------------------------------------
+
+
 def arviz_statistics():
     """Return the module with ArviZ's statistics; from ArviZ 1 on, plots are not imported too."""
     try:
@@ -66,21 +99,11 @@ def arviz_statistics():
 
 
 def pareto_k(log_weights: np.ndarray) -> float:
-    """Shape k of the generalised Pareto distribution of the largest importance weights.
+    """Shape k of the generalised Pareto distribution of the largest importance weights (n,).
 
-    Parameters
-    ----------
-    log_weights : array, shape (n,)
-
-    Returns
-    -------
-    float
-        NaN where no tail can be fitted: fewer than 25 weights, or a tail of equal ones.
-
-    References
-    ----------
-    .. [1] A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance
-       sampling", Journal of Machine Learning Research 25, 2024. arXiv:1507.02646
+    NaN where no tail can be fitted: fewer than 25 weights, or a tail of equal ones. See A. Vehtari,
+    D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance sampling", Journal of
+    Machine Learning Research 25, 2024. arXiv:1507.02646
     """
     if len(log_weights) < 25 or not np.isfinite(np.max(log_weights)):
         return float("nan")
@@ -98,29 +121,88 @@ def pareto_k(log_weights: np.ndarray) -> float:
     return k if np.isfinite(k) else float("nan")
 
 
-def posterior_result(values: dict[str, np.ndarray]):
-    """Make a result whose posterior group holds arrays (chains, draws, ...)."""
-    import arviz
+# names that PyMC does not promise to keep ---------------------------------------------------------
 
-    if "posterior" in inspect.signature(arviz.from_dict).parameters:
-        return arviz.from_dict(posterior=values)
-    return arviz.from_dict({"posterior": values})
+
+def _found(module: str, name: str):
+    """Return what PyMC has under a name, or None in a version that has none."""
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _missing(name: str, instead: str) -> str:
+    return f"PyMC {pm.__version__} has no {name}: {instead}."
+
+
+def private(module: str, name: str, purpose: str):
+    """Return what PyMC has under a name for which there is no other way, or raise an error."""
+    found = _found(module, name)
+    if found is None:
+        instead = f"{purpose} needs it. Take a version that has, as pymc>=5.28,<7"
+        raise ImportError(_missing(f"{module}.{name}", instead))
+    return found
+
+
+def steps_of(step) -> list:
+    """Return the steps that a compound step is made of, or the step itself."""
+    return list(getattr(step, "methods", [step]))
+
+
+def default_tuning(step) -> int:
+    """Draws of tuning that a step asks for; before PyMC 6.3 only those of this package do."""
+    return max(getattr(part, "default_tune_steps", None) or 1000 for part in steps_of(step))
 
 
 def complete_step(model, step, compile_kwargs: dict | None, step_kwargs: dict):
     """Add the steps that PyMC chooses for the variables that `step` leaves."""
-    from pymc.sampling.mcmc import assign_step_methods, instantiate_steppers
-    from pymc.step_methods import CompoundStep
+    # No public function returns the steps that `pymc.sample` chooses.
+    assign = _found("pymc.sampling.mcmc", "assign_step_methods")
+    instantiate = _found("pymc.sampling.mcmc", "instantiate_steppers")
+    if assign is None or instantiate is None:
+        steps = list(step) if isinstance(step, list | tuple) else [step]
+        moved = {variable for part in steps for variable in part.vars}
+        left = ", ".join(v.name for v in model.value_vars if v not in moved)
+        if left:
+            name = "pymc.sampling.mcmc.assign_step_methods, or instantiate_steppers"
+            instead = f"let step= be a function that returns steps of all variables, {left} too"
+            raise RuntimeError(_missing(name, instead))
+    else:
+        provided, selected = assign(model, step)
+        steps = instantiate(
+            model,
+            steps=provided,
+            selected_steps=selected,
+            step_kwargs=step_kwargs,
+            compile_kwargs=compile_kwargs or {},
+        )
+    if not isinstance(steps, list):
+        return steps
+    return steps[0] if len(steps) == 1 else CompoundStep(steps)
 
-    provided, selected = assign_step_methods(model, step)
-    steps = instantiate_steppers(
-        model,
-        steps=provided,
-        selected_steps=selected,
-        step_kwargs=step_kwargs,
-        compile_kwargs=compile_kwargs or {},
+
+class _NoBars(nullcontext):
+    """Bars that are not shown."""
+
+    combined_progress = False
+
+    def update(self, **progress):
+        """Show nothing."""
+
+
+def progress_bars(step, chains: int, draws: int, tune: int, progressbar, progressbar_theme):
+    """Return PyMC's progress bars of several chains; none where it has them by another name."""
+    # Public is the argument of `pymc.sample` only, which moves them itself.
+    manager = _found("pymc.progress_bar", "MCMCProgressBarManager")
+    if manager is None:
+        name = "pymc.progress_bar.MCMCProgressBarManager"
+        _log.info(_missing(name, "there are no progress bars"))
+        return _NoBars()
+    options = {} if progressbar_theme is None else {"progressbar_theme": progressbar_theme}
+    return manager(
+        step_method=step, chains=chains, draws=draws, tune=tune, progressbar=progressbar, **options
     )
-    return CompoundStep(steps) if isinstance(steps, list) else steps
 
 
 def result_of_traces(traces: list, *, tune: int, seconds: float, model, **options):
@@ -129,8 +211,69 @@ def result_of_traces(traces: list, *, tune: int, seconds: float, model, **option
     Chains of different lengths are cut as PyMC cuts those of an interrupted run. `options` are
     those arguments of `pymc.sample` that say what is returned.
     """
-    from pymc.sampling.mcmc import _sample_return
+    # `pymc.to_inference_data` is public; what it converts knows of tuning by private names only.
+    make = _found("pymc.sampling.mcmc", "_sample_return")
+    if make is None:
+        return _result_by_public_names(traces, tune, seconds, model, **options)
+    return make(run=None, traces=traces, tune=tune, t_sampling=seconds, model=model, **options)
 
-    return _sample_return(
-        run=None, traces=traces, tune=tune, t_sampling=seconds, model=model, **options
-    )
+
+def _result_by_public_names(
+    traces,
+    tune,
+    seconds,
+    model,
+    *,
+    discard_tuned_samples,
+    compute_convergence_checks,
+    return_inferencedata,
+    keep_warning_stat,
+    idata_kwargs,
+    quiet,
+):
+    """Do what `_sample_return` does, but that a `MultiTrace` has no report of tuning and time."""
+    discarded = tune if discard_tuned_samples else 0
+    # As many of the longest chains as make the most draws, each as long as the shortest of them.
+    traces = sorted(traces, key=len)
+    useful = [max(0, len(trace) - discarded) for trace in traces]
+    if not any(useful):
+        raise ValueError("Not enough samples to build a trace.")
+    first = int(np.argmax([n * (len(traces) - i) for i, n in enumerate(useful)]))
+    traces, length = traces[first:], useful[first] + discarded
+    tune = min(tune, length)
+
+    found, converted = {}, None
+    for prefix, part in ("", slice(tune, length)), ("warmup_", slice(discarded, tune)):
+        if part.start == part.stop:
+            continue
+        options = {"model": model, "save_warmup": False} | idata_kwargs
+        if prefix:
+            options |= dict.fromkeys({"log_likelihood", "log_prior"} & options.keys(), False)
+        converted = pm.to_inference_data(MultiTrace([trace[part] for trace in traces]), **options)
+        for group in converted.children if hasattr(converted, "children") else converted.groups():
+            data = group_dataset(converted, group)
+            if group in ("posterior", "sample_stats"):
+                data.attrs |= {"sampling_time": seconds, "tuning_steps": tune}
+                found[prefix + group] = data
+            else:
+                found.setdefault(group, data)
+
+    def from_groups():
+        kind = type(converted)
+        return kind.from_dict(found) if hasattr(kind, "children") else kind(**found)
+
+    result = from_groups()
+
+    check = _found("pymc.stats.convergence", "run_convergence_checks")
+    if compute_convergence_checks and check is not None:
+        for warning in check(result, model):
+            if not quiet:
+                log_warning_stats([{"warning": warning}])
+    if not return_inferencedata:
+        return MultiTrace([trace[discarded:length] for trace in traces])
+    if keep_warning_stat:
+        return result
+    for group in {"sample_stats", "warmup_sample_stats"} & found.keys():
+        told = [name for name in found[group].data_vars if str(name).endswith("warning")]
+        found[group] = found[group].drop_vars([*told, "warning_dim_0"], errors="ignore")
+    return from_groups()

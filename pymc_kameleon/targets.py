@@ -26,10 +26,9 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import scipy
-from pymc.distributions.distribution import _support_point
-from pymc.logprob.abstract import _logprob
 from pytensor.tensor.random.op import RandomVariable
 
+from pymc_kameleon._compat import private
 from pymc_kameleon.validation import checked_integer, checked_number
 
 __all__ = ["Banana", "CorrelatedGaussian", "Flower", "Ring", "Target"]
@@ -177,6 +176,13 @@ class Target(ABC):
             raise ValueError(f"draws has shape {np.shape(draws)}: give at least one draw.")
         quantiles = scipy.stats.chi2(self.degrees_of_freedom).ppf(q)
         return np.abs((statistic[:, None] < quantiles).mean(axis=0) - q)
+
+
+# Public is `pymc.CustomDist` only, whose class no other process finds.
+_logprob = private("pymc.logprob.abstract", "_logprob", "a model of pymc_kameleon.targets")
+_support_point = private(
+    "pymc.distributions.distribution", "_support_point", "a model of pymc_kameleon.targets"
+)
 
 
 class _TargetVariable(RandomVariable):

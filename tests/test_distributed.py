@@ -14,6 +14,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from models import values
 from pymc.logprob.abstract import _logprob as logprob
 from pymc.sampling.parallel import ParallelSamplingError
 from pytensor.compile.ops import wrap_py
@@ -27,11 +28,9 @@ from pymc_kameleon import (
     distributed,
 )
 from pymc_kameleon._compat import group_dataset
-from pymc_kameleon.distributed.chain_record import ClientStore
 from pymc_kameleon.distributed.parcel import Parcel, packed
-from pymc_kameleon.distributed.round_store import Found, Known, RoundStore
-from pymc_kameleon.distributed.rounds import shared_tuning, tuning_rounds
-from pymc_kameleon.distributed.workbench import workbench
+from pymc_kameleon.distributed.run import ClientStore, shared_tuning, tuning_rounds
+from pymc_kameleon.distributed.worker import Found, RoundStore, workbench
 
 dask = pytest.importorskip("dask.distributed", reason="Dask is not installed")
 
@@ -55,11 +54,11 @@ def client(cluster):
         yield client
 
 
-def with_likelihood(function, dim=2):
+def with_likelihood(function):
     """x ~ N(0, 1), and a black box that has one argument."""
     operation = wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])(function)
     with pm.Model() as model:
-        pm.Potential("simulator", operation(pm.Normal("x", 0, 1, shape=dim)))
+        pm.Potential("simulator", operation(pm.Normal("x", 0, 1, shape=2)))
     return model
 
 
@@ -80,22 +79,26 @@ def asked(path):
     return [row.tobytes() for row in np.fromfile(path).reshape(-1, 2)]
 
 
+def points_in(store, model):
+    return {np.array(x).tobytes() for x in store.to_dataset(model)["x"].values}
+
+
 def sampled(model, client, **options):
     with model:
         return distributed.sample(client=client, **QUIET | SHORT | options)
 
 
-def draws_of(idata):
-    return group_dataset(idata, "posterior")["x"].values
+def shared(model, client, store=None, **options):
+    store = EvaluationStore() if store is None else store
+    return sampled(model, client, step=SurrogateHMCStep, store=store, **options)
 
 
 @pytest.fixture(scope="module")
 def reference(client, tmp_path_factory):
-    """A run with a store, its file of points and its result."""
+    """A run with a store, its file of points and its draws."""
     path = tmp_path_factory.mktemp("reference")
     store = EvaluationStore(path / "run.sqlite")
-    idata = sampled(logged(path / "asked"), client, step=SurrogateHMCStep, store=store)
-    return path / "asked", store, idata
+    return path / "asked", store, values(shared(logged(path / "asked"), client, store), "x")
 
 
 # one result ---------------------------------------------------------------------------------------
@@ -105,33 +108,27 @@ def reference(client, tmp_path_factory):
 def test_one_seed_is_one_result_whatever_the_number_of_workers(
     cluster, client, reference, tmp_path
 ):
-    *_, expected = reference
     cluster.scale(1)
     while len(client.nthreads()) > 1:
         time.sleep(0.1)
-    model, store = logged(tmp_path / "asked"), EvaluationStore()
-    found = sampled(model, client, step=SurrogateHMCStep, store=store)
-    np.testing.assert_array_equal(draws_of(found), draws_of(expected))
+    found = shared(logged(tmp_path / "asked"), client)
+    np.testing.assert_array_equal(values(found, "x"), reference[-1])
 
 
 @pytest.mark.numerics
 def test_one_seed_is_one_result_where_a_worker_dies(client, reference, tmp_path):
-    *_, expected = reference
-    marker = tmp_path / "killed"
-    n_first = 3 * 40
+    marker, store = tmp_path / "killed", EvaluationStore()
 
     def kill_once(x, n):
-        if n > n_first and not marker.exists():
+        if n > 3 * 40 and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store = EvaluationStore()
     model = logged(tmp_path / "asked", kill_once)
-    found = sampled(model, client, step=SurrogateHMCStep, store=store)
+    found = shared(model, client, store)
     assert marker.exists()
-    np.testing.assert_array_equal(draws_of(found), draws_of(expected))
-    stored = store.to_dataset(model)
-    assert {np.array(x).tobytes() for x in stored["x"].values} == set(asked(tmp_path / "asked"))
+    np.testing.assert_array_equal(values(found, "x"), reference[-1])
+    assert points_in(store, model) == set(asked(tmp_path / "asked"))
 
 
 @pytest.mark.numerics
@@ -140,15 +137,12 @@ def test_without_a_store_the_draws_are_those_of_pymc(client):
         pm.Normal("x", 1.0, 2.0, shape=2)
         pm.Poisson("count", 3.0)
     step = functools.partial(AdaptiveMetropolisStep, ["x"], steps_per_draw=2)
+    options = {"draws": 30, "tune": 50, "chains": 2, "random_seed": 4}
     with model:
-        expected = pm.sample(
-            30, tune=50, chains=2, cores=1, step=step(), random_seed=4, progressbar=False
-        )
-    found = sampled(model, client, step=step, draws=30, tune=50, chains=2, random_seed=4)
+        expected = pm.sample(**options, cores=1, step=step(), progressbar=False)
+    found = sampled(model, client, step=step, **options)
     for name in ("x", "count"):
-        np.testing.assert_array_equal(
-            group_dataset(found, "posterior")[name], group_dataset(expected, "posterior")[name]
-        )
+        np.testing.assert_array_equal(values(found, name), values(expected, name))
 
 
 def assert_alike(found, expected, groups):
@@ -171,11 +165,10 @@ def test_the_result_is_one_of_pymc(client):
         pm.Deterministic("total", rate.sum())
         pm.Poisson("y", rate, observed=[1, 2], dims="place")
     options = {"draws": 20, "tune": 30, "chains": 2, "discard_tuned_samples": False}
-    found = sampled(model, client, step=SurrogateHMCStep, store=EvaluationStore(), **options)
+    found = shared(model, client, **options)
     with model:
-        expected = pm.sample(
-            **options | QUIET, cores=1, step=SurrogateHMCStep(store=EvaluationStore())
-        )
+        step = SurrogateHMCStep(store=EvaluationStore())
+        expected = pm.sample(**options | QUIET, cores=1, step=step)
     groups = ("posterior", "sample_stats", "observed_data", "warmup_posterior")
     assert_alike(found, expected, (*groups, "warmup_sample_stats"))
     assert group_dataset(found, "posterior").attrs["tuning_steps"] == 30
@@ -185,17 +178,10 @@ def test_the_result_is_one_of_pymc(client):
 
 @pytest.mark.numerics
 def test_the_posterior_is_right(client):
-    idata = sampled(
-        with_likelihood(lambda x: np.asarray(-0.5 * np.sum((x - 1.0) ** 2))),
-        client,
-        step=SurrogateHMCStep,
-        store=EvaluationStore(),
-        draws=600,
-        tune=120,
-        chains=2,
-    )
-    models.assert_mean(models.values(idata, "x"), 0.5)
-    models.assert_mean((models.values(idata, "x") - 0.5) ** 2, 0.5)
+    model = with_likelihood(lambda x: np.asarray(-0.5 * np.sum((x - 1.0) ** 2)))
+    x = values(shared(model, client, draws=600, tune=120, chains=2), "x")
+    models.assert_mean(x, np.full(2, 0.5))
+    models.assert_mean((x - 0.5) ** 2, np.full(2, 0.5))
 
 
 # evaluations --------------------------------------------------------------------------------------
@@ -208,8 +194,8 @@ def test_every_evaluation_is_stored_and_none_is_asked_twice(client, reference, t
     assert len(points) == len(set(points)) == store.summary()["evaluations"]
     assert store.summary()["chains"] == SHORT["chains"]
     model = logged(tmp_path / "asked")
-    assert {np.array(x).tobytes() for x in store.to_dataset(model)["x"].values} == set(points)
-    sampled(model, client, step=SurrogateHMCStep, store=store)
+    assert points_in(store, model) == set(points)
+    shared(model, client, store)
     again = asked(tmp_path / "asked")
     assert again and not set(again) & set(points)
     assert store.summary()["evaluations"] == len(points) + len(again)
@@ -230,8 +216,7 @@ def test_evaluations_are_stored_while_chains_run(client, tmp_path):
                 assert time.monotonic() < end
                 time.sleep(0.05)
 
-    model = logged(tmp_path / "asked", wait_for_store)
-    sampled(model, client, step=SurrogateHMCStep, store=store, chains=1, tune=5, draws=5)
+    shared(logged(tmp_path / "asked", wait_for_store), client, store, chains=1, tune=5, draws=5)
     assert store.summary()["evaluations"] == len(asked(tmp_path / "asked"))
 
 
@@ -239,24 +224,23 @@ def test_a_round_store_knows_and_finds():
     store, told = RoundStore(), []
     number = store.model_number({"likelihood": "sum"})
     gradient, points = np.array([0.5, -0.5]), np.array([[1.0, 2.0], [3.0, 4.0]])
-    known = Known(points, np.array([-1.0, np.nan]), [gradient.tobytes(), None])
+    known = [Found.of(points[0], -1.0, gradient=gradient), Found.of(points[1], np.nan)]
     for _ in range(2):
         store.begin(number, known, told.append)
-        assert store.find(number, np.array([1.0, 2.0])) == -1.0
-        assert np.isnan(store.find(number, np.array([3.0, 4.0])))
+        assert store.find(number, points[0]) == -1.0
+        assert np.isnan(store.find(number, points[1]))
         np.testing.assert_array_equal(store.find_with_gradient(number, points[0])[1], gradient)
         assert store.find_with_gradient(number, points[1]) is None
         store.add(number, "a", np.zeros(2), -np.inf, 0.5)
         assert [e.value for e in store.read(number, not_by="")] == [-np.inf]
-        assert store.found == [Found(np.zeros(2).tobytes(), -np.inf, 0.5, None, None)]
+        assert store.found == [Found.of(np.zeros(2), -np.inf, 0.5)]
     assert told == 2 * store.found
 
 
 def test_a_client_store_takes_each_evaluation_once():
     store = EvaluationStore()
-    kept = ClientStore(store, store.model_number({}), "run", 1)
-    numbers = [np.array([float(k)]) for k in range(5)]
-    found = [Found(x.tobytes(), -x[0], 0.0, None, (2 * x).tobytes()) for x in numbers]
+    kept = ClientStore(store, store.model_number({}), "run")
+    found = [tuple(Found.of([k], -k, gradient=[2.0 * k])) for k in range(5)]
     kept.keep(0, 0, 0, found[:2])
     kept.keep(0, 0, 0, found[:3])  # from another worker, where the first one died
     kept.keep(0, 0, 3, found[3:4])
@@ -267,6 +251,9 @@ def test_a_client_store_takes_each_evaluation_once():
     stored = store.read(kept.model)
     assert [e.value for e in stored] == [0.0, -1.0, -2.0, -3.0, -4.0, 0.0, 0.0]
     assert all(e.gradient == 2 * e.point for e in stored)
+    assert [one.point for one in ClientStore(store, kept.model, "next").known] == [
+        e.point.tobytes() for e in stored
+    ]
 
 
 @pytest.mark.numerics
@@ -290,9 +277,7 @@ def test_gradients_go_along(client):
 
 
 def test_threads_of_a_worker_have_workbenches_of_their_own():
-    model = quadratic()
-    parcel = Parcel(model, AdaptiveMetropolisStep, False, None, None, {}, [None])
-    data = packed(parcel)
+    data = packed(Parcel(quadratic(), AdaptiveMetropolisStep, False, None, None, {}, [None]))
     with workbench(data) as first, workbench(data) as second:
         assert first is not second
     with workbench(data) as again:
@@ -333,14 +318,8 @@ def interruptible():
 def test_an_interrupted_run_gives_what_is_finished(client, tmp_path, interruptible):
     step = functools.partial(AdaptiveMetropolisStep, steps_per_draw=1)
     options = {"step": step, "chains": 1, "tune": 20, "draws": 60}
-    expected = draws_of(sampled(logged(tmp_path / "all"), client, **options))
-
-    def wait_late(x, n):
-        if n > 50:
-            time.sleep(0.5)
-
+    expected = values(sampled(logged(tmp_path / "all"), client, **options), "x")
     path = tmp_path / "asked"
-    model = logged(path, wait_late)
 
     def interrupt():
         while not path.exists() or len(asked(path)) < 52:
@@ -349,7 +328,8 @@ def test_an_interrupted_run_gives_what_is_finished(client, tmp_path, interruptib
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    found = draws_of(sampled(model, client, **options))
+    model = logged(path, lambda x, n: time.sleep(0.5) if n > 50 else None)
+    found = values(sampled(model, client, **options), "x")
     thread.join()
     n = found.shape[1]
     assert 25 < n < 60
@@ -378,27 +358,23 @@ def likelihood_of_a_class_made_here(kind):
         x = pm.Normal("x", 0, 1, shape=2)
         if kind == "logp":
             pm.CustomDist("y", x, logp=log_density, random=random, observed=np.ones(2))
-        elif kind == "dist":
-            pm.CustomDist("y", x, logp=log_density, dist=normal, observed=np.ones(2))
         elif kind == "inferred":
             pm.CustomDist("y", x, dist=normal, observed=np.ones(2))
-        elif kind == "class":
-            logprob.register(
-                OwnRV, lambda op, values, rng, size, *p, **_: log_density(values[0], p[0])
-            )
-            Own("y", x, 1.0, observed=np.ones(2))
         else:
-            pm.Normal("y", x, 1.0, observed=np.ones(2))
+            logprob.register(OwnRV, lambda op, v, rng, size, *p, **_: log_density(v[0], p[0]))
+            Own("y", x, 1.0, observed=np.ones(2))
     return model
 
 
-@pytest.mark.parametrize("kind", ["logp", "dist", "inferred", "class"])
+@pytest.mark.parametrize("kind", ["logp", "inferred", "class"])
 def test_distributions_made_by_a_program_are_sent(client, kind):
-    draws = [
-        draws_of(sampled(likelihood_of_a_class_made_here(k), client, step=AdaptiveMetropolisStep))
-        for k in (kind, "normal")
-    ]
-    np.testing.assert_allclose(*draws, rtol=1e-8)
+    with pm.Model() as plain:
+        pm.Normal("y", pm.Normal("x", 0, 1, shape=2), 1.0, observed=np.ones(2))
+    found, expected = (
+        values(sampled(model, client, step=AdaptiveMetropolisStep), "x")
+        for model in (likelihood_of_a_class_made_here(kind), plain)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
 def test_an_error_of_the_likelihood_reaches_the_user(client):
@@ -410,7 +386,7 @@ def test_an_error_of_the_likelihood_reaches_the_user(client):
     # Of the 75 draws' proposals a fifth lies there: none with probability 1e-8.
     store = EvaluationStore()
     with pytest.raises(ParallelSamplingError, match=r"Chain \d failed with.*no solution") as raised:
-        sampled(with_likelihood(fails_far_out), client, step=SurrogateHMCStep, store=store)
+        shared(with_likelihood(fails_far_out), client, store)
     cause = raised.value.__cause__
     assert isinstance(cause, ArithmeticError)
     assert "at a proposal of the chain, x = " in "\n".join(cause.__notes__)
@@ -425,92 +401,110 @@ def quadratic():
     return with_likelihood(lambda x: np.asarray(-0.5 * np.sum(x**2)))
 
 
-def refused(error, match, client=None, model=None, **options):
-    model = quadratic() if model is None else model
-    with model, pytest.raises(error, match=match):
-        distributed.sample(client=client, **SHORT | options)
+def locked_step():
+    lock = threading.Lock()
+    return lambda: AdaptiveMetropolisStep(rng=lock)
 
 
-def test_a_step_that_is_made_already_is_refused():
-    model = quadratic()
-    with model:
-        step = SurrogateHMCStep()
-    message = r"each worker needs its own: write step=SurrogateHMCStep, or step=functools\.partial"
-    refused(TypeError, message, model=model, step=step)
-    refused(TypeError, message, model=model, step=[step])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"step": "kameleon"}, "step='kameleon': pass the class of a step"),
-        (
-            {"step": functools.partial(SurrogateHMCStep, store=3)},
-            r"write distributed\.sample\(store=",
-        ),
-        ({"step": AdaptiveMetropolisStep, "store": "ours"}, "AdaptiveMetropolisStep takes none"),
-        ({"store": "run.sqlite"}, r"store='run\.sqlite': pass EvaluationStore"),
-        ({"cores": 2}, "cores= is for pymc.sample: here the workers"),
-        ({"callback": print}, "callback= is for pymc.sample"),
-        ({"init": "adapt_diag"}, r"init= is for the NUTS of pymc\.sample"),
-        ({"client": "localhost:8786"}, "pass a dask.distributed.Client"),
-        ({"draws": 0.5}, "draws=0.5: take a whole number"),
-    ],
-)
-def test_bad_arguments_are_told(options, message):
-    if options.get("store") == "ours":
-        options = options | {"store": EvaluationStore()}
-    refused(TypeError, message, **options)
-
-
-def test_bad_values_are_told():
-    refused(ValueError, "initvals has 2 starts for chains=3", initvals=[None, None])
-    refused(ValueError, "var_names: the model has no y; it has x", var_names=["y"])
-    refused(ValueError, "random_seed=-1", random_seed=-1)
-
-
-def test_a_closed_client_is_told(cluster):
-    client = dask.Client(cluster, set_as_default=False)
-    client.close()
-    refused(ValueError, "client is closed: pass one that is connected", client)
-
-
-@pytest.mark.numerics
-def test_a_store_of_another_model_is_told(client, reference):
-    _, store, _ = reference
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("x"), observed=1.0)
-    message = r"run\.sqlite has evaluations of another model"
-    refused(ValueError, message, client, model, step=SurrogateHMCStep, store=store)
-
-
-def test_a_step_that_makes_nothing_of_its_store_is_told(client):
-    def make(store):
-        return AdaptiveMetropolisStep()
-
-    refused(
-        TypeError,
-        "store=: make makes 0 steps that use it",
-        client,
-        step=make,
-        store=EvaluationStore(),
-    )
-
-
-def test_what_cannot_be_sent_is_named():
-    model, _ = models.unpicklable_black_box()
-    message = r"The operation BlackBox.* of simulator, because of member in it, cannot be sent"
-    refused(TypeError, message, model=model)
+def locked_model():
     lock = threading.Lock()
 
     def locked(x):
         with lock:
             return np.asarray(-0.5 * np.sum(x**2))
 
-    message = r"FromFunctionOp\{locked\} of simulator, because of lock in it, cannot be sent"
-    refused(TypeError, message, model=with_likelihood(locked))
-    message = r"step=.*because of lock in it, cannot be sent"
-    refused(TypeError, message, step=lambda: AdaptiveMetropolisStep(rng=lock))
+    return with_likelihood(locked)
+
+
+def of_another_model(directory):
+    store = EvaluationStore(directory / "run.sqlite")
+    store.model_number({"likelihood": "another"})
+    return store
+
+
+REFUSED = {  # options, or what makes them of a directory and a client; error and words
+    "no step": ({"step": "kameleon"}, TypeError, "step='kameleon': pass the class of a step"),
+    "a step with a store": (
+        {"step": functools.partial(SurrogateHMCStep, store=3)},
+        TypeError,
+        r"write distributed\.sample\(store=",
+    ),
+    "a step without a store": (
+        lambda *_: {"step": AdaptiveMetropolisStep, "store": EvaluationStore()},
+        TypeError,
+        "AdaptiveMetropolisStep takes none",
+    ),
+    "a step that makes nothing of it": (
+        lambda _, client: {
+            "step": lambda store: AdaptiveMetropolisStep(),
+            "store": EvaluationStore(),
+            "client": client,
+        },
+        TypeError,
+        "store=: <lambda> makes 0 steps that use it",
+    ),
+    "no store": ({"store": "run.sqlite"}, TypeError, r"store='run\.sqlite': pass EvaluationStore"),
+    "a store of another model": (
+        lambda directory, client: {
+            "step": SurrogateHMCStep,
+            "store": of_another_model(directory),
+            "client": client,
+        },
+        ValueError,
+        r"run\.sqlite has evaluations of another model",
+    ),
+    "cores": ({"cores": 2}, TypeError, "cores= is for pymc.sample: here the workers"),
+    "callback": ({"callback": print}, TypeError, "callback= is for pymc.sample"),
+    "init": ({"init": "adapt_diag"}, TypeError, r"init= is for the NUTS of pymc\.sample"),
+    "no client": ({"client": "localhost:8786"}, TypeError, "pass a dask.distributed.Client"),
+    "draws": ({"draws": 0.5}, TypeError, "draws=0.5: take a whole number"),
+    "starts": ({"initvals": [None, None]}, ValueError, "initvals has 2 starts for chains=3"),
+    "names": ({"var_names": ["y"]}, ValueError, "var_names: the model has no y; it has x"),
+    "seed": ({"random_seed": -1}, ValueError, "random_seed=-1"),
+    "an operation": (
+        lambda *_: {"model": models.unpicklable_black_box()[0]},
+        TypeError,
+        r"The operation BlackBox.* of simulator, because of member in it, cannot be sent",
+    ),
+    "a function": (
+        lambda *_: {"model": locked_model()},
+        TypeError,
+        r"FromFunctionOp\{locked\} of simulator, because of lock in it, cannot be sent",
+    ),
+    "what makes the step": (
+        lambda *_: {"step": locked_step()},
+        TypeError,
+        "step=.*because of lock in it, cannot be sent",
+    ),
+}
+
+
+def refused(error, words, **options):
+    with pytest.raises(error, match=words):
+        distributed.sample(**{"model": quadratic()} | SHORT | options)
+
+
+@pytest.mark.parametrize(("options", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_told(options, error, words, tmp_path, request):
+    if callable(options):
+        needs_client = "client" in options.__code__.co_varnames
+        client = request.getfixturevalue("client") if needs_client else None
+        options = options(tmp_path, client)
+    refused(error, words, **options)
+
+
+def test_a_step_that_is_made_already_is_refused():
+    model = quadratic()
+    step = SurrogateHMCStep(model=model)
+    message = r"each worker needs its own: write step=SurrogateHMCStep, or step=functools\.partial"
+    refused(TypeError, message, model=model, step=step)
+    refused(TypeError, message, model=model, step=[step])
+
+
+def test_a_closed_client_is_told(cluster):
+    client = dask.Client(cluster, set_as_default=False)
+    client.close()
+    refused(ValueError, "client is closed: pass one that is connected", client=client)
 
 
 def test_dask_that_is_missing_is_named(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from models import begin
 from pytensor.compile import ops
 
 from pymc_kameleon import (
@@ -40,10 +41,9 @@ def solver(lowest=0.7, highest=1.4):
 
 
 STEPS = {
-    "KameleonStep": KameleonStep,
     "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
-    "search": lambda: KameleonStep(start="optimize"),
-    "surrogate": lambda: KameleonStep(surrogate=GPSurrogate()),
+    "search": lambda **model: KameleonStep(start="optimize", **model),
+    "surrogate": lambda **model: KameleonStep(surrogate=GPSurrogate(), **model),
     "SurrogateHMCStep": SurrogateHMCStep,
 }
 
@@ -51,9 +51,7 @@ STEPS = {
 @pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
 def test_what_fails_while_tuning_is_impossible(make):
     model, calls = solver()
-    with model:
-        step = make()
-    step.setup_chain(np.random.default_rng(1), 300, 1)
+    step = begin(make(model=model), 1, tune=300, draws=1)
     point, found, told = model.initial_point(), [], []
     for _ in range(300):
         point, _ = step.step(point)
@@ -75,10 +73,7 @@ def test_what_fails_while_tuning_is_impossible(make):
 @pytest.mark.parametrize("make", [KameleonStep, AdaptiveMetropolisStep])
 def test_what_fails_after_tuning_ends_the_chain(make):
     model, _ = solver()
-    with model:
-        step = make()
-    step.setup_chain(np.random.default_rng(1), 0, 100)
-    step.tune = False
+    step = begin(make(model=model), 1, tune=0)
     point = model.initial_point()
     message = r"at a proposal of the chain, k = .*: SolverError: no solution .* return -np.inf"
     with pytest.raises(SolverError, match="no solution") as raised:
@@ -89,9 +84,7 @@ def test_what_fails_after_tuning_ends_the_chain(make):
 
 def test_what_fails_at_the_start_is_raised():
     model, _ = solver(lowest=2.0, highest=3.0)
-    with model:
-        step = KameleonStep()
-    step.setup_chain(np.random.default_rng(1), 10, 10)
+    step = begin(KameleonStep(model=model), 1, tune=10)
     with pytest.raises(SolverError, match="no solution for 1"):
         step.step(model.initial_point())
 

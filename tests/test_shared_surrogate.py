@@ -1,10 +1,11 @@
-"""Delayed acceptance with a store: shared while tuning, exact after it, nothing asked twice."""
+"""Chains with a store: shared while they tune, exact after it, nothing asked twice."""
 
 import signal
 
 import models
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from models import FORK, BlackBox, Killed, begin, drive, sample
 from scipy import stats
@@ -26,7 +27,8 @@ from pymc_kameleon.testing import frozen, invariance_p_values
 BOUND = 1e-6
 """Null probability of each p-value below it."""
 
-RANDOM_WALKS = [AdaptiveMetropolisStep, KameleonStep, FastKameleonStep, PCAKameleonStep]
+SCREENED = [AdaptiveMetropolisStep, MALAStep]
+"""Steps with delayed acceptance, without gradients and with them."""
 
 
 class Counted(BlackBox):
@@ -55,6 +57,8 @@ def counted(prior_sd=1.0):
 
 
 def make(cls, model, store, **options):
+    if cls is SurrogateHMCStep:
+        return cls(model=model, store=store, **options)
     surrogate = {k: options.pop(k) for k in ("max_points", "n_initial") if k in options}
     options = {"steps_per_draw": 3} | options
     return cls(model=model, surrogate=GPSurrogate(store=store, **surrogate), **options)
@@ -65,10 +69,24 @@ def driven(step, model, draws, tune, seed=1):
     return drive(step, model.initial_point(), draws, tune)
 
 
+def driven_together(cls, model, store, tune, seed=0, **options):
+    """Two chains that have tuned side by side, and where they are."""
+    steps = [make(cls, model, store, **options) for _ in range(2)]
+    points = [model.initial_point() for _ in steps]
+    for k, step in enumerate(steps):
+        begin(step, seed + k, tune)
+    for _ in range(tune):
+        for k, step in enumerate(steps):
+            points[k], _ = step.step(points[k])
+    return steps, points
+
+
 # kept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", [*RANDOM_WALKS, MALAStep])
+@pytest.mark.parametrize(
+    "cls", [*SCREENED, KameleonStep, FastKameleonStep, PCAKameleonStep, SurrogateHMCStep]
+)
 def test_every_call_is_stored_once_and_statistics_count_calls(cls):
     model, operation = counted()
     store = EvaluationStore()
@@ -80,8 +98,9 @@ def test_every_call_is_stored_once_and_statistics_count_calls(cls):
         assert len(operation.asked) == store.summary()["evaluations"] - before
         assert sum(s["n_evals"] for s in statistics) == len(operation.asked)
         assert statistics[-1]["calls_made"] == len(operation.asked)
-        total = sum(s["n_transitions"] for s in statistics)
-        assert statistics[-1]["calls_saved"] == total - len(operation.asked)
+        if cls is not SurrogateHMCStep:
+            total = sum(s["n_transitions"] for s in statistics)
+            assert statistics[-1]["calls_saved"] == total - len(operation.asked)
     rows = store.read(step.stored.model)
     assert len({row.point.tobytes() for row in rows}) == len(rows)
     for row in rows:
@@ -92,33 +111,21 @@ def test_every_call_is_stored_once_and_statistics_count_calls(cls):
             assert row.gradient is None
 
 
-@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+@pytest.mark.parametrize("cls", [*SCREENED, SurrogateHMCStep])
 def test_what_is_known_is_not_asked_again_and_is_not_counted(cls):
     """A chain that its surrogate does not change is the same again, without a call."""
     model, operation = counted()
-    store, chains = EvaluationStore(), []
-    for _ in range(2):
-        step = make(cls, model, store, n_initial=250, max_points=900, disperse=False)
-        operation.asked.clear()
-        points, statistics, _ = driven(step, model, 40, 30)
-        chains.append((points, len(operation.asked), sum(s["n_evals"] for s in statistics)))
-    (first, asked, n_evals), (second, *counts) = chains
-    assert asked == n_evals > 100
-    assert counts == [0, 0.0]
-    assert statistics[-1]["calls_made"] == 0
-    np.testing.assert_allclose(first, second, rtol=1e-10)
-
-
-def test_surrogate_hmc_counts_calls_and_no_look_ups():
-    model, operation = counted()
     store, found = EvaluationStore(), []
+    hmc = cls is SurrogateHMCStep
+    options = {"steps_per_draw": 5} if hmc else {"n_initial": 250, "max_points": 900}
     for _ in range(2):
-        step = SurrogateHMCStep(model=model, store=store, steps_per_draw=5)
+        step = make(cls, model, store, disperse=False, **options)
         operation.asked.clear()
-        points, statistics, _ = driven(step, model, 40, 0)
+        points, statistics, _ = driven(step, model, 40, 0 if hmc else 30)
         found.append(points)
         n_evals = sum(s["n_evals"] for s in statistics)
         assert n_evals == len(operation.asked) == statistics[-1]["calls_made"]
+        assert (n_evals > 100) == (len(found) == 1)
     assert not operation.asked
     np.testing.assert_allclose(*found, rtol=1e-10)
 
@@ -128,9 +135,8 @@ def test_values_without_gradients_are_asked_again_where_gradients_are_needed():
     store = EvaluationStore()
     driven(make(AdaptiveMetropolisStep, model, store), model, 40, 20)
     values = store.summary()["evaluations"]
-    gradients = make(MALAStep, model, store)
     operation.asked.clear()
-    driven(gradients, model, 40, 20)
+    driven(make(MALAStep, model, store), model, 40, 20)
     assert operation.asked
     walk = make(AdaptiveMetropolisStep, model, store)
     begin(walk, 3, 20)
@@ -140,12 +146,12 @@ def test_values_without_gradients_are_asked_again_where_gradients_are_needed():
     assert len(store.read(walk.stored.model)) >= values + len(operation.asked)
 
 
-def test_a_chain_that_shares_nothing_is_as_without_a_store():
+@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, SurrogateHMCStep])
+def test_a_chain_that_shares_nothing_is_as_without_a_store(cls):
     chains = []
     for store in (None, EvaluationStore()):
         model, _ = models.black_box()
-        step = make(AdaptiveMetropolisStep, model, store)
-        chains.append(driven(step, model, 120, 80, 3)[0])
+        chains.append(driven(make(cls, model, store), model, 120, 80, 3)[0])
     np.testing.assert_array_equal(*chains)
 
 
@@ -164,45 +170,74 @@ def test_a_store_that_is_none_is_refused():
         AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(store="run.sqlite"))
 
 
-def test_state_of_a_chain_does_not_depend_on_the_file():
-    model, _ = counted()
-    first, second = (make(AdaptiveMetropolisStep, model, EvaluationStore()) for _ in range(2))
-    driven(first, model, 30, 20)
-    second.sampling_state = first.sampling_state
-    assert second.stage.count[0] == first.stage.count[0]
+def test_failures_are_stored_and_raised():
+    def fails_far_out(x):
+        if np.sum(np.asarray(x) ** 2) > 9.0:
+            raise ArithmeticError("no solution")
+        return models.negative_half_square(x)
+
+    model, _ = models.black_box(function=fails_far_out)
+    store = EvaluationStore()
+    step = begin(make(SurrogateHMCStep, model, store, disperse=False), 1)
+    with pytest.raises(ArithmeticError, match="no solution"):
+        step.step({"x": np.full(2, 5.0)})
+    (failed,) = store.read(step.stored.model)
+    assert failed.failure.startswith("ArithmeticError: no solution")
+
+
+def test_data_that_change_are_another_model():
+    with pm.Model() as model:
+        y = pm.Data("y", np.array([1.0, 2.0]))
+        x = pm.Normal("x", 0.0, 1.0)
+        pm.Potential("likelihood", -0.5 * pt.sum((x - y) ** 2))
+    step = begin(make(SurrogateHMCStep, model, EvaluationStore()), 1, tune=5)
+    step.step(model.initial_point())
+    model.set_data("y", np.array([1.0, 3.0]))
+    begin(step, 1, tune=5)
+    with pytest.raises(ValueError, match="another model: data or constants differ"):
+        step.step(model.initial_point())
 
 
 # shared -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+@pytest.mark.parametrize("cls", SCREENED)
 def test_chains_that_tune_learn_from_each_other_and_stop_then(cls):
     model, _ = counted()
     store = EvaluationStore()
-    steps = [make(cls, model, store, steps_per_draw=1) for _ in range(2)]
-    points = [model.initial_point() for _ in steps]
-    for k, step in enumerate(steps):
-        begin(step, k, 100)
-    for _ in range(100):
-        for k, step in enumerate(steps):
-            points[k], _ = step.step(points[k])
-    own = [{r.point.tobytes() for r in store.read(1, not_by=s.stored.chain)} for s in steps]
-    for step in steps:
+    steps, points = driven_together(cls, model, store, 100, steps_per_draw=1)
+    foreign = [{r.point.tobytes() for r in store.read(1, not_by=s.stored.chain)} for s in steps]
+    for step, others in zip(steps, foreign, strict=True):
         step.stop_tuning()
-    for step, others in zip(steps, own, strict=True):
         process = step.stage.process
         held = {point.tobytes() for point in process.points[: process.count[0]]}
         assert len(held & others) > 0.2 * len(held)
         assert len(held - others) > 0.2 * len(held)
     before = [step.stage.process.weights.copy() for step in steps]
-    for k, step in enumerate(steps):
-        drive(step, points[k], 30, -1)
-    for step, weights in zip(steps, before, strict=True):
+    for step, point, weights in zip(steps, points, before, strict=True):
+        drive(step, point, 30, -1)
         np.testing.assert_array_equal(step.stage.process.weights, weights)
 
 
+def test_learners_that_tune_learn_from_each_other_and_stop_then():
+    model, _ = models.black_box()
+    steps, points = driven_together(SurrogateHMCStep, model, EvaluationStore(), 150)
+    for step in steps:
+        step.stop_tuning()
+    for step, other in zip(steps, reversed(steps), strict=True):
+        learner = step.learner
+        assert learner.n_own + learner.n_foreign == learner.evaluations.count[0]
+        assert learner.n_fitted == learner.evaluations.count[0]
+        assert 0.7 * other.learner.n_own < learner.n_foreign <= other.learner.n_own
+    held = [(s.learner.regression.weights.copy(), s.learner.evaluations.count[0]) for s in steps]
+    for step, point, (weights, count) in zip(steps, points, held, strict=True):
+        drive(step, point, 30, tune=-1)
+        np.testing.assert_array_equal(step.learner.regression.weights, weights)
+        assert step.learner.evaluations.count[0] == count
+
+
 @pytest.mark.parametrize("tune", [20, 0])
-@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+@pytest.mark.parametrize("cls", SCREENED)
 def test_a_later_run_begins_with_a_trained_surrogate(cls, tune):
     """With another prior, too."""
     model, _ = counted()
@@ -212,7 +247,8 @@ def test_a_later_run_begins_with_a_trained_surrogate(cls, tune):
     step = make(cls, narrow, store)
     operation.asked.clear()
     begin(step, 5, tune)
-    step.stop_tuning() if not tune else None
+    if not tune:
+        step.stop_tuning()
     _, (statistics,) = step.step(narrow.initial_point())
     assert step.stage.is_open[0]
     assert statistics["n_points"] > 30
@@ -223,6 +259,23 @@ def test_a_later_run_begins_with_a_trained_surrogate(cls, tune):
     np.testing.assert_allclose(process.values[: process.count[0]], expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, SurrogateHMCStep])
+def test_a_chain_that_is_continued_does_not_depend_on_the_file_and_reads_nothing_twice(cls):
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    first = make(cls, model, store)
+    _, _, point = driven(first, model, 60, 100)
+    second = make(cls, model, EvaluationStore() if cls is AdaptiveMetropolisStep else store)
+    second.sampling_state = first.sampling_state
+    if cls is AdaptiveMetropolisStep:
+        assert second.stage.count[0] == first.stage.count[0]
+        return
+    drive(second, point, 40, tune=100)
+    assert second.learner.n_foreign == 0
+    known = np.unique(second.learner.evaluations.stored()[0], axis=0)
+    assert len(known) == store.summary()["evaluations"]
+
+
 def test_the_training_set_stays_bounded_and_is_chosen():
     model, _ = counted()
     store, rng = EvaluationStore(), np.random.default_rng(4)
@@ -231,22 +284,20 @@ def test_the_training_set_stays_bounded_and_is_chosen():
         store.add(step.stored.model, "a", point, models.negative_half_square(point), 0.0)
     begin(step, 1, 200)
     point, _ = step.step(model.initial_point())
-    assert step.stage.process.count[0] == 40
+    process = step.stage.process
+    assert process.count[0] == 40
     for more in rng.normal(size=(100, 2)) + 0.5:
         store.add(step.stored.model, "b", more, models.negative_half_square(more), 0.0)
     drive(step, point, 60, 60)
     step.stop_tuning()
     process = step.stage.process
     assert process.count[0] <= 40
-    assert any(
-        process.points[:40].tobytes().find(e.point.tobytes()) >= 0
-        for e in store.read(step.stored.model, after=400)
-    )
+    held = {x.tobytes() for x in process.points[: process.count[0]]}
+    assert held & {e.point.tobytes() for e in store.read(step.stored.model, after=400)}
     u = rng.normal(size=(200, 2)) * 0.5**0.5 + 0.5
     fitted = GPSurrogate().fit(process.points[: process.count[0]], process.values[:40])
-    np.testing.assert_allclose(
-        fitted.predict(u), [models.negative_half_square(x) for x in u], atol=0.05
-    )
+    expected = [models.negative_half_square(x) for x in u]
+    np.testing.assert_allclose(fitted.predict(u), expected, atol=0.05)
 
 
 def test_points_that_say_most_are_chosen():
@@ -263,6 +314,9 @@ def test_points_that_say_most_are_chosen():
     assert typical.mean() > 0.6
 
 
+# where a chain begins -----------------------------------------------------------------------------
+
+
 def test_a_search_is_left_out_where_the_mode_is_known():
     model, operation = counted()
     store, asked = EvaluationStore(), []
@@ -276,14 +330,37 @@ def test_a_search_is_left_out_where_the_mode_is_known():
     assert asked[1] < 10 < asked[0]
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_search_ends_when_another_chain_has_taught_enough(shares):
+    """What that chain evaluated comes between two calls of the search, which takes 55 alone."""
+    model, operation = models.black_box(dim=8)
+    other = make(SurrogateHMCStep, model, EvaluationStore())
+    driven(other, model, 60, 100, 2)
+    taught = other.stored.store.read(other.stored.model)
+    store = EvaluationStore()
+    step = make(SurrogateHMCStep, model, store)
+    asked, original = [], operation.function
+
+    def searching(x):
+        asked.append(x)
+        if len(asked) == 30 and shares:
+            for found in taught:
+                store.add(step.stored.model, "other", found.point, found.value, 0.0)
+        return original(x)
+
+    operation.function = searching
+    begin(step, 1, tune=100)
+    step.step({"x": np.full(8, 6.0)})
+    assert len(asked) < 40 if shares else len(asked) > 50
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_a_chain_begins_at_a_known_point_unless_it_is_told_where(told):
     """Far out it learns from itself alone, until it is near what is known."""
     model, operation = counted()
     store = EvaluationStore()
     driven(make(AdaptiveMetropolisStep, model, store, n_initial=4), model, 120, 100)
-    rows = store.read(1)
-    known = {row.point.tobytes() for row in rows}
+    known = {row.point.tobytes() for row in store.read(1)}
     step = make(AdaptiveMetropolisStep, model, store, steps_per_draw=1)
     begin(step, 8, 200)
     operation.asked.clear()
@@ -294,10 +371,21 @@ def test_a_chain_begins_at_a_known_point_unless_it_is_told_where(told):
         assert not operation.asked or point["x"].tobytes() in known | set(operation.asked)
         assert np.linalg.norm(step.chain.position - 0.5) < 5.0
         return
-    assert np.array(operation.asked[0] == start["x"].tobytes())
+    assert operation.asked[0] == start["x"].tobytes()
     drive(step, point, 200, 200)
     held = step.stage.process.points[: step.stage.process.count[0]]
     assert len({x.tobytes() for x in held} & known) > 20
+
+
+def test_a_chain_that_is_told_to_begin_here_does():
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    driven(make(SurrogateHMCStep, model, store), model, 100, 100)
+    step = begin(make(SurrogateHMCStep, model, store, start="here"), 1, tune=10)
+    before = np.full(2, 2.5)
+    points, _, _ = drive(step, {"x": before}, 1, tune=10)
+    assert step.learner.n_foreign > 100
+    assert np.linalg.norm(points[0] - before) < 1.0
 
 
 # exact --------------------------------------------------------------------------------------------
@@ -305,7 +393,7 @@ def test_a_chain_begins_at_a_known_point_unless_it_is_told_where(told):
 
 @pytest.mark.slow
 @pytest.mark.numerics
-@pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, MALAStep])
+@pytest.mark.parametrize("cls", SCREENED)
 def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations(cls):
     target = Banana(bananicity=0.1, variance=100.0, dim=2)
     rng = np.random.default_rng(30)
@@ -330,30 +418,60 @@ def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations(cls):
 
 @pytest.mark.slow
 @pytest.mark.numerics
+def test_exact_draws_stay_exact_with_a_learner_of_shared_evaluations():
+    target = Banana(bananicity=0.1, variance=100.0, dim=2)
+    store, rng = EvaluationStore(), np.random.default_rng(20)
+    operation = BlackBox(lambda x: float(target.log_density(np.array(x, dtype=float)[None])[0]))
+    with pm.Model() as model:
+        pm.Potential("y", operation(pm.Flat("x", shape=2)))
+    first, second = (make(SurrogateHMCStep, model, store) for _ in range(2))
+    driven(first, model, 150, 150)
+    step = frozen(second, 21)
+    draws = target.draw(3000, rng)
+    step.step({"x": draws[0]})
+    step.learner.difference_share = 0.0
+    step.tune = True
+    step.stop_tuning()
+    assert step.learner.n_foreign > 150
+    found = invariance_p_values(
+        step,
+        draws,
+        target.draw(30_000, rng),
+        {"quantile statistic": target.quantile_statistic},
+    )
+    assert min(found.values()) > BOUND, found
+    accepted = [step.step({"x": x})[1][0]["accepted"] for x in draws[:100]]
+    assert np.mean(accepted) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
 def test_a_long_run_after_shared_tuning_has_the_quantiles_of_the_posterior():
     model, _ = models.black_box()
     store = EvaluationStore()
-    steps = [make(AdaptiveMetropolisStep, model, store, steps_per_draw=5) for _ in range(2)]
-    points = [model.initial_point() for _ in steps]
-    for k, step in enumerate(steps):
-        begin(step, 10 + k, 200)
-    for _ in range(200):
-        for k, step in enumerate(steps):
-            points[k], _ = step.step(points[k])
-    for k, step in enumerate(steps):
+    steps, points = driven_together(
+        AdaptiveMetropolisStep, model, store, 200, seed=10, steps_per_draw=5
+    )
+    for step, point in zip(steps, points, strict=True):
         step.stop_tuning()
-        draws, _, _ = drive(step, points[k], 3000, -1)
+        draws, _, _ = drive(step, point, 3000, -1)
         for probability in (0.05, 0.25, 0.5, 0.75, 0.95):
             quantile = stats.norm.ppf(probability, 0.5, 0.5**0.5)
             models.assert_mean(draws < quantile, np.full(2, probability))
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path):
+# processes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cls", "tune", "draws"), [(SurrogateHMCStep, 40, 600), (AdaptiveMetropolisStep, 100, 1500)]
+)
+def test_a_killed_run_goes_on_where_it_was(tmp_path, cls, tune, draws):
     path = tmp_path / "run.sqlite"
     operation = Killed(models.negative_half_square)
     with pm.Model() as model:
         pm.Potential("simulator", operation(pm.Normal("x", 0, 1, shape=2)))
-    step = make(AdaptiveMetropolisStep, model, EvaluationStore(path))
+    step = make(cls, model, EvaluationStore(path))
     operation.calls, operation.last = 0, 120
     process = FORK.Process(target=lambda: sample(step, model, draws=300, tune=200))
     process.start()
@@ -369,14 +487,19 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
         return models.negative_half_square(x)
 
     operation.function = noted
-    again = make(AdaptiveMetropolisStep, model, store)
+    again = make(cls, model, store)
     asked.clear()
-    idata = sample(again, model, draws=1500, tune=100, discard_tuned_samples=False)
+    idata = sample(again, model, draws=draws, tune=tune, discard_tuned_samples=False)
     assert not seen & set(asked)
     assert len(store.read(step.stored.model)) == 119 + len(asked)
-    assert models.values(idata, "n_points", "warmup_sample_stats")[0, 0] > 50
-    models.assert_mean(models.values(idata, "x"), np.full(2, 0.5))
-    models.assert_mean((models.values(idata, "x") - 0.5) ** 2, np.full(2, 0.5))
+    if cls is SurrogateHMCStep:
+        # It begins with a surrogate: a run that knows nothing asks 60 times before its first draw.
+        assert len(asked) < 700
+    else:
+        assert models.values(idata, "n_points", "warmup_sample_stats")[0, 0] > 50
+    x = models.values(idata, "x")
+    models.assert_mean(x, np.full(2, 0.5))
+    models.assert_mean((x - 0.5) ** 2, np.full(2, 0.5))
 
 
 def test_chains_in_processes_share_one_file():
@@ -384,9 +507,7 @@ def test_chains_in_processes_share_one_file():
     store = EvaluationStore()
     step = make(AdaptiveMetropolisStep, model, store)
     idata = sample(step, model, draws=60, tune=80, chains=2, cores=2, discard_tuned_samples=False)
-    calls = sum(
-        models.values(idata, "n_evals", group).sum()
-        for group in ("sample_stats", "warmup_sample_stats")
-    )
+    groups = "sample_stats", "warmup_sample_stats"
+    calls = sum(models.values(idata, "n_evals", group).sum() for group in groups)
     assert store.summary()["chains"] == 2
     assert store.summary()["evaluations"] == calls

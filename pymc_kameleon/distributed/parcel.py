@@ -11,26 +11,16 @@ import pymc as pm
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.traversal import ancestors
 
+from pymc_kameleon._compat import complete_step, steps_of
 from pymc_kameleon.model.black_box import operations, parts_of
 
-__all__ = ["Parcel", "packed", "unpacked"]
+__all__ = ["Parcel", "made_step", "packed", "stored_densities", "traced", "unpacked"]
 
 
 class Parcel(NamedTuple):
-    """What is the same for all chains and rounds.
+    """What is the same for all chains and rounds: a model, and the arguments of `sample`.
 
-    Attributes
-    ----------
-    model : pymc.Model
-    make_step : callable
-    takes_store : bool
-        Whether the step is made with `store=`.
-    var_names : list of str or None
-    compile_kwargs : dict or None
-    step_kwargs : dict
-        Arguments of the steps that PyMC chooses.
-    initvals : list
-        Start of each chain, as `pymc.sample` takes it.
+    `takes_store` says whether the step is made with `store=`; `initvals` has a start a chain.
     """
 
     model: pm.Model
@@ -40,6 +30,34 @@ class Parcel(NamedTuple):
     compile_kwargs: dict | None
     step_kwargs: dict
     initvals: list
+
+
+def made_step(parcel: Parcel, store=None):
+    """Make the step of a parcel, with those that PyMC chooses for the variables it leaves."""
+    with parcel.model as model:
+        step = parcel.make_step(store=store) if parcel.takes_store else parcel.make_step()
+        return complete_step(model, step, parcel.compile_kwargs, parcel.step_kwargs)
+
+
+def stored_densities(step) -> list:
+    """Return what a step, or those that it is made of, evaluates through a store."""
+    found = [getattr(part, "stored", None) for part in steps_of(step)]
+    return [stored for stored in found if stored is not None]
+
+
+def traced(model: pm.Model, var_names: list[str] | None) -> list:
+    """Return the variables that a trace has, which are all those of the model without names."""
+    if var_names is None:
+        return model.unobserved_value_vars
+    chosen = [v for v in model.unobserved_RVs if v.name in var_names]
+    missing = sorted(set(var_names) - {v.name for v in chosen})
+    if missing:
+        known = ", ".join(v.name for v in model.unobserved_RVs)
+        raise ValueError(f"var_names: the model has no {', '.join(missing)}; it has {known}.")
+    return model.replace_rvs_by_values(chosen)
+
+
+# there and back -----------------------------------------------------------------------------------
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -60,26 +78,8 @@ def _dumps(value) -> bytes:
         return file.getvalue()
 
 
-class Registration(NamedTuple):
-    """What a generic function of PyMC or PyTensor does for a class that workers cannot import.
-
-    Such is the class that `pymc.CustomDist` makes for each distribution, and its log density.
-    """
-
-    module: str
-    name: str
-    type: type
-    function: Callable
-
-
 def packed(parcel: Parcel) -> bytes:
-    """Pickle a parcel, with what is registered for the operations of its model.
-
-    Raises
-    ------
-    TypeError
-        If something in it cannot be pickled, naming it.
-    """
+    """Pickle a parcel, with what is registered for the operations of its model."""
     try:
         return _dumps((parcel, _registrations(parcel.model)))
     except Exception as error:
@@ -91,13 +91,7 @@ def packed(parcel: Parcel) -> bytes:
 
 
 def unpacked(data: bytes) -> Parcel:
-    """Return the parcel.
-
-    Raises
-    ------
-    ImportError
-        If a module is not there, saying how it gets there.
-    """
+    """Return a parcel that was packed, in a process that may lack modules."""
     try:
         parcel, registrations = cloudpickle.loads(data)
         for module, name, type_, function in registrations:
@@ -110,7 +104,11 @@ def unpacked(data: bytes) -> Parcel:
     return parcel
 
 
-def _registrations(model) -> list[Registration]:
+def _registrations(model) -> list[tuple[str, str, type, Callable]]:
+    """Find what generic functions of PyMC or PyTensor do for classes that workers cannot import.
+
+    Such is the class that `pymc.CustomDist` makes for each distribution, and its log density.
+    """
     found = operations([*model.basic_RVs, *model.potentials])
     types = {t for t in map(type, found) if _is_new(t)}
     generic: dict[int, Any] = {
@@ -122,7 +120,7 @@ def _registrations(model) -> list[Registration]:
         and getattr(sys.modules.get(function.__module__), function.__name__, None) is function
     }
     return [
-        Registration(function.__module__, function.__name__, t, function.registry[t])
+        (function.__module__, function.__name__, t, function.registry[t])
         for function in generic.values()
         for t in types & function.registry.keys()
     ]
@@ -136,6 +134,9 @@ def _is_new(type_) -> bool:
     for name in type_.__qualname__.split("."):
         place = getattr(place, name, None)
     return place is not type_
+
+
+# what is at fault ---------------------------------------------------------------------------------
 
 
 def _fails(part) -> bool:
@@ -154,8 +155,7 @@ def _culprit(parcel: Parcel) -> str:
     model, seen = parcel.model, set()
     factors = [*model.potentials, *model.observed_RVs, *model.deterministics, *model.free_RVs]
     for factor in factors:
-        for variable in ancestors([factor]):
-            node = variable.owner
+        for node in (variable.owner for variable in ancestors([factor])):
             if node is None or node in seen:
                 continue
             seen.add(node)
@@ -174,11 +174,9 @@ def _attribute(owner) -> str:
     parts = dict(getattr(owner, "__dict__", {}))
     function = next((part for part in [owner, *parts.values()] if hasattr(part, "__code__")), None)
     if function is not None:
-        names = function.__code__.co_names
-        parts |= {
-            name: function.__globals__[name] for name in names if name in function.__globals__
-        }
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        code, known = function.__code__, function.__globals__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        parts |= {name: known[name] for name in code.co_names if name in known}
         parts |= {name: cell.cell_contents for name, cell in cells}
         parts = {name: part for name, part in parts.items() if part is not function}
     failing = [name for name, part in parts.items() if _fails(part)]

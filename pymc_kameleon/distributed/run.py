@@ -2,20 +2,43 @@
 
 import asyncio
 import contextlib
+import math
+import pickle
 import queue
 
 import numpy as np
+import pymc as pm
+from pymc.backends.ndarray import NDArray
 from pymc.sampling.parallel import ParallelSamplingError
 
-from pymc_kameleon.distributed.chain_record import ChainRecord, ClientStore
-from pymc_kameleon.distributed.progress import Progress
-from pymc_kameleon.distributed.task import run_round, stop, stored, topic
-from pymc_kameleon.distributed.workbench import Part, Task
+from pymc_kameleon._compat import progress_bars
+from pymc_kameleon.distributed.parcel import traced
+from pymc_kameleon.distributed.worker import Found, Part, Task, run_round, same, stop, topic
+from pymc_kameleon.validation import checked_integer
 
-__all__ = ["Run"]
+__all__ = ["ClientStore", "Progress", "Run", "shared_tuning", "trace_of", "tuning_rounds"]
 
 PATIENCE = 0.5
 """Seconds after which the client looks whether it was interrupted."""
+
+POWER, LEAST_TUNING = 0.6, 60
+
+
+def tuning_rounds(tune: int, rounds: int) -> list[int]:
+    """Divide tuning into rounds: draws of each, of which the last is the longest."""
+    rounds = min(checked_integer("rounds", rounds, 1), max(tune, 1))
+    # The last one is double: only there a chain keeps what it learns of itself.
+    length = max(1, tune // (rounds + 1))
+    return [length] * (rounds - 1) + [tune - length * (rounds - 1)]
+
+
+def shared_tuning(tune: int, chains: int) -> int:
+    """Draws of tuning of each of several chains that share what they evaluate, from those of one.
+
+    Each has to learn its own step size and scales, so that it is more than a share of what one
+    chain alone takes.
+    """
+    return min(tune, max(LEAST_TUNING, math.ceil(tune / chains**POWER)))
 
 
 def before_child(seed: np.random.SeedSequence, k: int) -> np.random.SeedSequence:
@@ -28,22 +51,87 @@ def before_child(seed: np.random.SeedSequence, k: int) -> np.random.SeedSequence
     )
 
 
-class Run:
-    """Chains on a cluster.
+class ClientStore:
+    """The user's store, filled with what workers find; the next round begins with what is known."""
 
-    Parameters
-    ----------
-    client : dask.distributed.Client
-    name : str
-        Of this run, of which there is no other.
-    data : bytes
-        A pickled `Parcel`.
-    rng : numpy.random.Generator
-        That of PyMC, which spawns one for each chain.
-    chains : int
-    store : ClientStore or None
-    progress : Progress
-    """
+    def __init__(self, store, model: int, run: str):
+        self.store, self.model, self.run = store, model, run
+        self.known = [
+            Found.of(known.point, known.value, gradient=known.gradient)
+            for known in store.read(model)
+            if known.failure is None
+        ]
+        self._stored: dict[int, tuple[int, int]] = {}  # chain -> its round, and how many of it
+
+    def keep(self, chain: int, number: int, first: int, found: list) -> None:
+        """Store evaluations of a round, the first of which has this place, that are not yet."""
+        last, stored = self._stored.get(chain, (number, 0))
+        if last > number:
+            return
+        if last < number:
+            stored = 0
+        for one in found[max(stored - first, 0) :]:
+            self.store.add(self.model, f"{self.run}-{chain}", *Found(*one).arguments())
+        self._stored[chain] = number, max(stored, first + len(found))
+
+    def learn(self, parts: list[Part]) -> None:
+        """Let the next round know what the chains found in this one, in the order of chains."""
+        self.known += [one for part in parts for one in part.found if one.failure is None]
+
+
+class Progress:
+    """PyMC's bars, one for each chain, moved by messages of workers."""
+
+    def __init__(self, step, chains: int, draws: int, tune: int, progressbar, theme):
+        self.bars = progress_bars(step, chains, draws, tune, progressbar, theme)
+        self.tune, self.total = tune, draws + tune
+        self.shown = [0] * chains
+        self.statistics: list[list[dict] | None] = [None] * chains
+
+    def show(self, chain: int, n: int, statistics: list[dict] | None = None) -> None:
+        """Show that a chain has made `n` draws, and the statistics of the last one."""
+        if statistics:
+            self.statistics[chain] = statistics
+        shown, latest = self.shown[chain], self.statistics[chain]
+        if latest is None or n <= shown:
+            return
+        for draw in range(shown, n):
+            self._update(chain, draw, latest, is_last=False)
+        self.shown[chain] = n
+        if n == self.total and (not self.bars.combined_progress or min(self.shown) == n):
+            self._update(chain, n - 1, latest, is_last=True)
+
+    def _update(self, chain, draw, statistics, is_last):
+        self.bars.update(
+            chain_idx=chain,
+            is_last=is_last,
+            draw=draw,
+            tuning=draw < self.tune,
+            stats=statistics,
+        )
+
+
+def trace_of(parts: list[Part], model: pm.Model, var_names, chain: int, dtypes) -> NDArray:
+    """Return the parts of a chain as one trace of PyMC, with statistics of these types."""
+    like = parts[0].samples if parts else {}
+    trace = NDArray(
+        model=model,
+        vars=traced(model, var_names),
+        fn=lambda *values: values,
+        var_shapes={name: values.shape[1:] for name, values in like.items()},
+        var_dtypes={name: values.dtype for name, values in like.items()},
+    )
+    trace.setup(sum(part.n_draws for part in parts), chain, dtypes)
+    for part in parts:
+        for k in range(part.n_draws):
+            point = {name: part.samples[name][k] for name in trace.varnames}
+            statistics = [{n: v[k] for n, v in of_step.items()} for of_step in part.statistics]
+            trace.record(point, statistics, in_warmup=False)  # no trace of this kind looks at it
+    return trace
+
+
+class Run:
+    """Chains on a cluster, of a packed parcel; `name` is that of no other run."""
 
     def __init__(
         self,
@@ -56,26 +144,17 @@ class Run:
         progress: Progress,
     ):
         self.client, self.name, self.store, self.progress = client, name, store, progress
-        self.data = client.submit(stored, data, key=f"model-{name}")
+        self.data = client.submit(same, data, key=f"model-{name}")
         self.bit_generator = type(rng.bit_generator)
         self.seed = rng.bit_generator.seed_seq
-        self.records = [ChainRecord() for _ in range(chains)]
+        self.chains: list[list[Part]] = [[] for _ in range(chains)]
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
 
-    def sample(self, lengths: list[int], draws: int) -> list[ChainRecord]:
-        """Sample all rounds; of an interrupted run, return what is finished.
+    def sample(self, lengths: list[int], draws: int) -> list[list[Part]]:
+        """Sample rounds of these lengths and then so many draws; return the parts of each chain.
 
-        Parameters
-        ----------
-        lengths : list of int
-            Tuning draws of each round.
-        draws : int
-            Draws after tuning, in the last one.
-
-        Raises
-        ------
-        ParallelSamplingError
-            If a chain fails.
+        Of an interrupted run they are what is finished. If a chain fails there is a
+        ParallelSamplingError.
         """
         self.client.subscribe_topic(topic(self.name), lambda event: self.inbox.put(event[1]))
         futures: dict = {}
@@ -105,27 +184,28 @@ class Run:
             with contextlib.suppress(Exception):
                 self.client.cancel(list(futures.values()))
                 self.client.unsubscribe_topic(topic(self.name))
-        return self.records
+        return self.chains
 
     def _known(self, number):
         if self.store is None:
             return None
-        return self.client.submit(stored, self.store.known(), key=f"known-{number}-{self.name}")
+        known = pickle.dumps(self.store.known)
+        return self.client.submit(same, known, key=f"known-{number}-{self.name}")
 
     def _tasks(self, number, rounds, tune, draws):
-        for chain, record in enumerate(self.records):
+        for chain, parts in enumerate(self.chains):
             seed = before_child(self.seed, chain)
             if rounds > 1:
                 seed = before_child(*seed.spawn(1), number)
-            start = record.parts[-1].point if record.parts else None
+            start = parts[-1].point if parts else None
             yield Task(self.name, chain, number, self.bit_generator, seed, tune, draws, start)
 
     def _gather(self, futures, number):
         """Wait for a round, taking in messages."""
         for chain, future in futures.items():
             future.add_done_callback(lambda _, chain=chain: self.inbox.put(chain))
-        parts: dict[int, Part] = {}
-        while len(parts) < len(futures):
+        made: dict[int, Part] = {}
+        while len(made) < len(futures):
             try:
                 found = self.inbox.get(timeout=PATIENCE)
             except queue.Empty:
@@ -133,25 +213,29 @@ class Run:
             if isinstance(found, dict):
                 self._take(found, number)
             else:
-                parts[found] = self._result(found, futures[found])
-                self._keep(found, number, parts[found])
-        for chain, record in enumerate(self.records):
-            record.parts.append(parts[chain])
+                made[found] = self._result(found, futures[found])
+                self._keep(found, number, made[found])
+        for chain, parts in enumerate(self.chains):
+            parts.append(made[chain])
         if self.store is not None:
-            self.store.learn([parts[chain] for chain in range(len(parts))])
+            self.store.learn([parts[-1] for parts in self.chains])
 
     def _take(self, message, number):
         chain = message["chain"]
         if self.store is not None:
             self.store.keep(chain, message["round"], message["first"], message["found"])
         if message["round"] == number:
-            done = self.records[chain].n_draws
-            self.progress.show(chain, done + message["draws"], message["statistics"])
+            self.progress.show(
+                chain, self._n_draws(chain) + message["draws"], message["statistics"]
+            )
 
     def _keep(self, chain, number, part):
         if self.store is not None:
             self.store.keep(chain, number, 0, part.found)
-        self.progress.show(chain, self.records[chain].n_draws + part.n_draws)
+        self.progress.show(chain, self._n_draws(chain) + part.n_draws)
+
+    def _n_draws(self, chain):
+        return sum(part.n_draws for part in self.chains[chain])
 
     def _result(self, chain, future):
         try:
@@ -173,13 +257,12 @@ class Run:
             for chain, of_round, part in of_worker or []
             if of_round == number
         }
-        for chain, record in enumerate(self.records):
-            if len(record.parts) > number:
+        for chain, parts in enumerate(self.chains):
+            if len(parts) > number:
                 continue
-            future = futures.get(chain)
-            part = unfinished.get(chain)
+            future, part = futures.get(chain), unfinished.get(chain)
             if future is not None and future.status == "finished":
                 part = future.result()
             if part is not None:
                 self._keep(chain, number, part)
-                record.parts.append(part)
+                parts.append(part)

@@ -3,9 +3,13 @@
 import functools
 import inspect
 import logging
+import os
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pymc.model import Model, modelcontext
@@ -13,12 +17,16 @@ from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pymc.util import get_random_generator
 
-from pymc_kameleon._compat import result_of_traces
-from pymc_kameleon.distributed.chain_record import ClientStore
-from pymc_kameleon.distributed.cluster import connected
-from pymc_kameleon.distributed.parcel import Parcel, packed
-from pymc_kameleon.distributed.rounds import shared_tuning, tuning_rounds
-from pymc_kameleon.distributed.workbench import made_step, stored_densities, traced
+from pymc_kameleon._compat import default_tuning, result_of_traces
+from pymc_kameleon.distributed.parcel import Parcel, made_step, packed, stored_densities, traced
+from pymc_kameleon.distributed.run import (
+    ClientStore,
+    Progress,
+    Run,
+    shared_tuning,
+    trace_of,
+    tuning_rounds,
+)
 from pymc_kameleon.steps import KameleonStep, SurrogateHMCStep
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.validation import checked_integer
@@ -27,9 +35,23 @@ __all__ = ["sample"]
 
 _log = logging.getLogger("pymc.kameleon")
 
-OF_THE_CLUSTER = ("cores", "blas_cores", "mp_ctx")
-NOT_ON_WORKERS = ("callback", "trace")
 OF_NUTS = ("nuts_sampler", "nuts_sampler_kwargs", "init", "n_init", "jitter_max_retries", "backend")
+REFUSED = {
+    **dict.fromkeys(
+        ("cores", "blas_cores", "mp_ctx"),
+        "is for pymc.sample: here the workers of the cluster say how many chains run at once, one "
+        "a thread. Leave it out.",
+    ),
+    **dict.fromkeys(
+        ("callback", "trace"), "is for pymc.sample: it cannot follow chains on workers."
+    ),
+    **dict.fromkeys(
+        OF_NUTS,
+        "is for the NUTS of pymc.sample: write it into the step, "
+        "step=functools.partial(pm.NUTS, ...).",
+    ),
+}
+"""Arguments of `pymc.sample`, and why they are none here."""
 
 
 def sample(
@@ -129,9 +151,11 @@ def sample(
     """
     draws = checked_integer("draws", draws, 1)
     chains = checked_integer("chains", chains, 1)
+    rounds = checked_integer("rounds", rounds, 1)
     if tune is not None:
         tune = checked_integer("tune", tune, 0)
-    _refuse_others(step_kwargs)
+    for name in REFUSED.keys() & step_kwargs.keys():
+        raise TypeError(f"{name}= {REFUSED[name]}")
     model = modelcontext(model)
     if step is None:
         step = KameleonStep if store is None else SurrogateHMCStep
@@ -150,36 +174,39 @@ def sample(
         raise ValueError("random_seed=-1: take a number of at least 0, or None for any.")
     rng = get_random_generator(random_seed)
     data, name = packed(parcel), uuid.uuid4().hex
-    with connected(client, chains) as connection:
-        from pymc_kameleon.distributed.progress import Progress
-        from pymc_kameleon.distributed.run import Run
-
-        made = _made_here(parcel, step, store)
-        kept, rounds = None, checked_integer("rounds", rounds, 1)
+    with _connected(client, chains) as connection:
+        # On the client too, so that what is wrong is told before anything runs.
+        made = made_step(parcel, store)
+        kept, is_shared = None, store is not None and chains > 1
         if store is not None:
-            (stored,) = stored_densities(made)
-            kept = ClientStore(store, stored.model, name, stored.target.dim)
-        is_shared = store is not None and chains > 1
+            found = stored_densities(made)
+            if len(found) != 1:
+                raise TypeError(
+                    f"store=: {_name(step)} makes {len(found)} steps that use it. Pass it on to "
+                    "one, as SurrogateHMCStep(store=store)."
+                )
+            kept = ClientStore(store, found[0].model, name)
         if tune is None:
-            tune = _tuning_of(made)
+            tune = default_tuning(made)
             tune = shared_tuning(tune, chains) if is_shared else tune
         lengths = tuning_rounds(tune, rounds if is_shared else 1)
         if not quiet:
             n = len(connection.nthreads())
             _log.info("Sampling %d chains on a Dask cluster, now of %d workers", chains, n)
         bar = False if quiet else progressbar
+        progress = Progress(made, chains, draws, tune, bar, progressbar_theme)
         begin = time.time()
-        with Progress(made, chains, draws, tune, bar, progressbar_theme) as progress:
+        with progress.bars:
             run = Run(connection, name, data, rng, chains, kept, progress)
-            records = run.sample(lengths, draws)
+            sampled = run.sample(lengths, draws)
         seconds = time.time() - begin
-    if not quiet:
-        for record in records:
-            record.log_warnings(log_warning_stats)
+    for parts in sampled if not quiet else []:
+        for of_step in parts[-1].statistics if parts else []:
+            log_warning_stats([{"warning": told} for told in of_step.get("warning", []) if told])
     return result_of_traces(
         [
-            record.trace(model, parcel.var_names, chain, made.stats_dtypes)
-            for chain, record in enumerate(records)
+            trace_of(parts, model, parcel.var_names, chain, made.stats_dtypes)
+            for chain, parts in enumerate(sampled)
         ],
         tune=tune,
         seconds=seconds,
@@ -191,22 +218,6 @@ def sample(
         idata_kwargs=idata_kwargs or {},
         quiet=quiet,
     )
-
-
-def _refuse_others(given):
-    for name in given:
-        if name in OF_THE_CLUSTER:
-            raise TypeError(
-                f"{name}= is for pymc.sample: here the workers of the cluster say how many chains "
-                "run at once, one a thread. Leave it out."
-            )
-        if name in NOT_ON_WORKERS:
-            raise TypeError(f"{name}= is for pymc.sample: it cannot follow chains on workers.")
-        if name in OF_NUTS:
-            raise TypeError(
-                f"{name}= is for the NUTS of pymc.sample: write it into the step, "
-                "step=functools.partial(pm.NUTS, ...)."
-            )
 
 
 def _check_step(step, store):
@@ -251,17 +262,6 @@ def _name(step) -> str:
     return getattr(step, "__name__", repr(step))
 
 
-def _made_here(parcel, step, store):
-    """Make the step on the client, so that what is wrong is told before anything runs."""
-    made = made_step(parcel, store)
-    if store is not None and len(stored_densities(made)) != 1:
-        raise TypeError(
-            f"store=: {_name(step)} makes {len(stored_densities(made))} steps that use it. Pass it "
-            "on to one, as SurrogateHMCStep(store=store)."
-        )
-    return made
-
-
 def _of_each_chain(initvals, chains):
     if initvals is None or isinstance(initvals, dict):
         return [initvals] * chains
@@ -274,6 +274,56 @@ def _of_each_chain(initvals, chains):
     return initvals
 
 
-def _tuning_of(step) -> int:
-    parts = getattr(step, "methods", [step])
-    return max(getattr(part, "default_tune_steps", None) or 1000 for part in parts)
+# the cluster --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _connected(client, n_workers: int):
+    """Give a client that is checked; without one, that of a local cluster that ends with it."""
+    try:
+        import dask.distributed as dask
+    except ImportError as error:
+        raise ImportError(
+            'pymc_kameleon.distributed.sample needs Dask: pip install "pymc_kameleon[distributed]".'
+        ) from error
+    if client is None:
+        with (
+            _local_cluster(dask, min(n_workers, os.cpu_count() or 1)) as cluster,
+            dask.Client(cluster, set_as_default=False) as own,
+        ):
+            yield own
+        return
+    if not isinstance(client, dask.Client):
+        raise TypeError(
+            f"client={client!r}: pass a dask.distributed.Client, as Client(cluster) of your "
+            "cluster or Client('scheduler:8786'), or leave it out for a cluster on this machine."
+        )
+    if client.asynchronous:
+        raise ValueError("client is asynchronous: pass one that was made with asynchronous=False.")
+    if client.status != "running":
+        raise ValueError(
+            f"client is {client.status}: pass one that is connected, as Client(cluster), and close "
+            "it after sampling."
+        )
+    yield client
+
+
+@contextmanager
+def _local_cluster(dask, n_workers):
+    """Give a cluster of processes on this machine, which Ctrl-C does not end before its time."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+    try:
+        cluster = dask.LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=":0"
+        )
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+    try:
+        yield cluster
+    finally:
+        try:
+            cluster.close()
+        except Exception as error:  # Dask's own, where a worker has died; the draws are here
+            _log.warning("The local cluster did not close as it should: %r", error)

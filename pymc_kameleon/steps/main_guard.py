@@ -5,7 +5,12 @@ import linecache
 import sys
 from types import FrameType
 
+from pymc.sampling.parallel import ParallelSamplingError
+
 __all__ = ["require_main_guard"]
+
+SENDER = ParallelSamplingError.__module__
+"""Module that sends steps to new processes, known by the error that users catch."""
 
 
 def require_main_guard() -> None:
@@ -23,7 +28,7 @@ def require_main_guard() -> None:
     is_sent, line = False, None
     main = sys.modules["__main__"]
     while frame is not None:
-        is_sent = is_sent or frame.f_globals.get("__name__") == "pymc.sampling.parallel"
+        is_sent = is_sent or frame.f_globals.get("__name__") == SENDER
         if frame.f_globals is main.__dict__ and frame.f_code.co_name == "<module>":
             line = frame.f_lineno
         frame = frame.f_back

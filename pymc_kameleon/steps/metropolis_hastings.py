@@ -35,7 +35,7 @@ from pymc_kameleon.steps.report import (
 from pymc_kameleon.steps.start import N_READ, begin_tuning, checked_start, find_start
 from pymc_kameleon.steps.surrogate_stage import screening
 from pymc_kameleon.store import EvaluationStore
-from pymc_kameleon.store.stored_density import StoredDensity
+from pymc_kameleon.stored_density import StoredDensity
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share

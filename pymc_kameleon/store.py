@@ -1,11 +1,15 @@
 """Every evaluation of a likelihood in an SQLite file, which several processes read and write."""
 
+import functools
+import hashlib
 import json
 import logging
 import os
+import re
 import sqlite3
 import tempfile
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,14 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 import xarray as xr
-from pytensor.graph.basic import Variable
-from pytensor.graph.op import Op
+from pytensor.compile.ops import FromFunctionOp
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.traversal import ancestors, toposort
 
+from pymc_kameleon.model.black_box import CheckedOperation, parts_of
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.store.fingerprint import describe
-from pymc_kameleon.store.wrapped import stored_function
 
-__all__ = ["EvaluationStore", "StoredEvaluation", "as_bytes"]
+__all__ = ["EvaluationStore"]
 
 _log = logging.getLogger("pymc.kameleon")
 
@@ -36,6 +42,8 @@ CREATE TABLE IF NOT EXISTS evaluations (
 );
 CREATE INDEX IF NOT EXISTS by_point ON evaluations (model, point);
 """
+
+AT_POINT = "FROM evaluations WHERE model = ? AND point = ? AND failure IS NULL"
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
@@ -138,15 +146,13 @@ class EvaluationStore:
             If the file has other models only, naming what differs, unless `new_model`.
         """
         text = json.dumps(dict(description), sort_keys=True)
-        known = {
-            found: number for number, found in self._execute("SELECT id, description FROM models")
-        }
+        known = dict(self._execute("SELECT description, id FROM models"))
         if text in known:
             return known[text]
         if known and not self.new_model:
             differences = [
-                [name for name in description if json.loads(other).get(name) != description[name]]
-                for other in known
+                [name for name in description if other.get(name) != description[name]]
+                for other in map(json.loads, known)
             ]
             fewest = min(differences, key=len)
             raise ValueError(
@@ -187,20 +193,15 @@ class EvaluationStore:
         gradient : array, shape (d,), optional
             Of the log-likelihood.
         """
+        command = (
+            "INSERT INTO evaluations "
+            "(model, chain, point, value, failure, seconds, finished, gradient) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        known = None if gradient is None else as_bytes(gradient)
+        row = (model, chain, as_bytes(point), float(value), failure, seconds, time.time(), known)
         try:
-            self._execute(
-                "INSERT INTO evaluations "
-                "(model, chain, point, value, failure, seconds, finished, gradient) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                model,
-                chain,
-                as_bytes(point),
-                float(value),
-                failure,
-                seconds,
-                time.time(),
-                None if gradient is None else as_bytes(gradient),
-            )
+            self._execute(command, *row)
         except ValueError as error:
             if not self._has_failed:
                 _log.warning("%s Sampling goes on, and evaluations are lost.", error)
@@ -208,22 +209,14 @@ class EvaluationStore:
 
     def find(self, model: int, point: np.ndarray) -> float | None:
         """Return the log-likelihood at exactly this point (d,), or None if it is not known."""
-        found = self._execute(
-            "SELECT value FROM evaluations WHERE model = ? AND point = ? AND failure IS NULL",
-            model,
-            as_bytes(point),
-        )
+        found = self._execute(f"SELECT value {AT_POINT}", model, as_bytes(point))
         return _number(found[0][0]) if found else None
 
     def find_with_gradient(self, model: int, point: np.ndarray) -> tuple[float, np.ndarray] | None:
         """Return log-likelihood and gradient (d,) at exactly this point, or None if not known."""
-        found = self._execute(
-            "SELECT value, gradient FROM evaluations "
-            "WHERE model = ? AND point = ? AND failure IS NULL AND gradient IS NOT NULL",
-            model,
-            as_bytes(point),
-        )
-        return (_number(found[0][0]), np.frombuffer(found[0][1])) if found else None
+        command = f"SELECT value, gradient {AT_POINT} AND gradient IS NOT NULL"
+        found = self._execute(command, model, as_bytes(point))
+        return (_number(found[0][0]), _array(found[0][1])) if found else None
 
     def read(
         self, model: int, after: int = 0, not_by: str = "", most: int | None = None
@@ -250,11 +243,7 @@ class EvaluationStore:
         )
         return [
             StoredEvaluation(
-                number,
-                np.frombuffer(point),
-                _number(value),
-                failure,
-                None if gradient is None else np.frombuffer(gradient),
+                number, np.frombuffer(point), _number(value), failure, _array(gradient)
             )
             for number, point, value, failure, gradient in reversed(rows)
         ]
@@ -265,7 +254,7 @@ class EvaluationStore:
         Returns
         -------
         dict
-            Numbers of `models`, `chains` and `evaluations`; of these `nonfinite` and `failed`; and
+            Numbers of `models`, `chains` and `evaluations`, of these `nonfinite` and `failed`, and
             the `seconds` that all took.
         """
         ((models,),) = self._execute("SELECT COUNT(*) FROM models")
@@ -306,7 +295,13 @@ class EvaluationStore:
             If the file has evaluations of other functions or models only; and, when an operation is
             applied, if it has not one scalar output.
         """
-        return stored_function(self, function, name)
+        if not callable(function):
+            raise TypeError(
+                f"function={function!r}: pass a callable that returns one number, or a PyTensor Op."
+            )
+        values = _Values(self, _function_name(function) if name is None else name)
+        kind = _StoredOp if isinstance(function, Op) else _StoredFunction
+        return kind(function, values)
 
     def timed(
         self,
@@ -434,6 +429,10 @@ def as_bytes(numbers: np.ndarray) -> bytes:
     return np.asarray(numbers, dtype=np.float64).tobytes()
 
 
+def _array(numbers: bytes | None):
+    return None if numbers is None else np.frombuffer(numbers)
+
+
 def _number(value: float | None) -> float:
     """SQLite has no NaN."""
     return np.nan if value is None else value
@@ -443,3 +442,148 @@ def _delete(path: Path, process: int) -> None:
     if os.getpid() == process:
         for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
             name.unlink(missing_ok=True)
+
+
+# which model --------------------------------------------------------------------------------------
+
+
+def describe(target) -> dict[str, str]:
+    """Describe what evaluations of two models have to share to be those of one likelihood.
+
+    These are the variables with shapes and transforms, and digests of the data and of the graph of
+    the likelihood. A black box is known by its name, not by what it does.
+    """
+    model, graphs = target.model, target.likelihood_graphs()
+    transforms = [model.rvs_to_transforms[model.values_to_rvs[value]] for value in target.vars]
+    variables = [
+        f"{value.name}{list(shape)} by "
+        f"{'no transform' if transform is None else type(transform).__name__}"
+        for value, shape, transform in zip(target.vars, target.shapes, transforms, strict=True)
+    ]
+    leaves = [v for v in ancestors(graphs) if v.owner is None]
+    data = [_digest(v) for v in leaves if isinstance(v, Constant | SharedVariable)]
+    return {
+        "variables": "; ".join(variables),
+        "data or constants": _digest_of("\n".join(data)),
+        "likelihood": _digest_of("\n".join(_lines(graphs))),
+    }
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(leaf) -> str:
+    value = np.asarray(leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True))
+    if value.dtype == object:
+        return _without_addresses(str(value))
+    digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    return f"{value.dtype}{value.shape}{digest}"
+
+
+def _lines(graphs: Sequence) -> list[str]:
+    """One line for each operation of the graphs: its name, and where its inputs come from."""
+    numbers: dict = {}
+    lines = []
+
+    def number(variable):
+        if variable not in numbers:
+            is_input = variable.owner is None and not isinstance(variable, Constant)
+            name = variable.name if is_input else ""
+            numbers[variable] = f"{len(numbers)}{name}:{variable.type}"
+        return numbers[variable]
+
+    for node in toposort(graphs):
+        inputs = ", ".join(number(variable) for variable in node.inputs)
+        outputs = ", ".join(number(variable) for variable in node.outputs)
+        lines.append(f"{outputs} = {_without_addresses(str(node.op))}({inputs})")
+        if isinstance(node.op, HasInnerGraph):
+            lines += _lines(node.op.inner_outputs)
+    return [*lines, *(number(graph) for graph in graphs)]
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+", "", text)
+
+
+# functions and operations that look for their value first -----------------------------------------
+
+
+def _function_name(function) -> str:
+    named = parts_of(function)[0] if isinstance(function, FromFunctionOp) else function
+    if isinstance(named, Op) or not hasattr(named, "__qualname__"):
+        named = type(named)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+class _Values:
+    """Values of one function in a store."""
+
+    def __init__(self, store: EvaluationStore, name: str):
+        self.store, self.name = store, name
+        self.model = store.model_number({"function": name})
+        self._chain, self._process = "", 0
+
+    def __getstate__(self):
+        return self.__dict__ | {"_process": 0}
+
+    def at(self, arguments, evaluate: Callable[[], float]) -> float:
+        """Return the value that is stored for `arguments`, or else that of `evaluate`, stored."""
+        point = np.concatenate([np.ravel(argument) for argument in arguments])
+        known = self.store.find(self.model, point)
+        if known is not None:
+            return known
+        if self._process != os.getpid():
+            self._chain, self._process = uuid.uuid4().hex, os.getpid()
+        return self.store.timed(self.model, self._chain, point, evaluate)
+
+
+class _StoredFunction:
+    """What `EvaluationStore.wrap` returns of a function."""
+
+    def __init__(self, function: Callable[..., float], values: _Values):
+        functools.update_wrapper(self, function)
+        self._function, self._values = function, values
+
+    def __call__(self, *arguments) -> float:
+        return self._values.at(arguments, lambda: float(self._function(*arguments)))
+
+
+class _StoredOp(Op):
+    """What `EvaluationStore.wrap` returns of an operation with one scalar output."""
+
+    def __init__(self, op: Op, values: _Values):
+        self._checked, self._values = CheckedOperation(op), values
+
+    @property
+    def op(self) -> Op:
+        """The operation itself."""
+        return self._checked.op
+
+    def __str__(self):
+        return f"Stored{{{self._values.name}}}"
+
+    def make_node(self, *inputs):
+        node = self.op.make_node(*inputs)
+        if [output.type.ndim for output in node.outputs] != [0]:
+            raise ValueError(
+                f"{self.op} has outputs {[str(output.type) for output in node.outputs]}: wrap an "
+                "operation with one scalar output, the log-likelihood."
+            )
+        return Apply(self, node.inputs, [output.type() for output in node.outputs])
+
+    def perform(self, node, inputs, outputs):
+        def evaluate():
+            self._checked.perform(node, inputs, outputs)
+            return float(outputs[0][0])
+
+        value = self._values.at(inputs, evaluate)
+        outputs[0][0] = np.asarray(value, dtype=node.outputs[0].dtype)
+
+    def pullback(self, inputs, outputs, cotangents):
+        """Gradient of the operation, where it has one."""
+        derive = getattr(self.op, "pullback", self.op.L_op)
+        return derive(inputs, outputs, cotangents)
+
+    # The name that PyTensor 2 calls.
+    L_op = pullback

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.store.evaluation_store import EvaluationStore, StoredEvaluation
-from pymc_kameleon.store.fingerprint import describe
+from pymc_kameleon.store import EvaluationStore, describe
 
 __all__ = ["FromOthers", "StoredDensity"]
 
@@ -15,13 +14,8 @@ __all__ = ["FromOthers", "StoredDensity"]
 class FromOthers(NamedTuple):
     """What others evaluated, with the prior of this model.
 
-    Attributes
-    ----------
-    points : array, shape (n, d)
-    values : array, shape (n, 3) or (n, 3 + 2 d)
-        What `StoredDensity.into` writes.
-    log_densities : array, shape (n,)
-        -inf where they are not finite.
+    These are points (n, d), what `StoredDensity.into` writes at them (n, 3) or (n, 3 + 2 d), and
+    log densities (n,), -inf where they are not finite.
     """
 
     points: np.ndarray
@@ -30,27 +24,10 @@ class FromOthers(NamedTuple):
 
 
 class StoredDensity:
-    """Terms of a log density; a log-likelihood that is known is not evaluated again.
+    """Terms of the log density `target`; a log-likelihood that is known is not evaluated again.
 
-    Parameters
-    ----------
-    target : LogDensity
-    store : EvaluationStore
-    gradients : bool
-        Whether the gradients of log prior and log-likelihood follow the terms.
-
-    Attributes
-    ----------
-    n_evaluated : int
-        Evaluations of the chain.
-
-    Raises
-    ------
-    TypeError
-        If the store is none.
-    ValueError
-        If the store has other models only, or the likelihood depends on variables that another step
-        moves.
+    With `gradients`, those of log prior and log-likelihood follow the terms. `n_evaluated` counts
+    the evaluations of the chain.
     """
 
     is_compilable = False
@@ -74,13 +51,7 @@ class StoredDensity:
         self.identify()
 
     def identify(self) -> None:
-        """Find the number of the model, with its present data, in the store.
-
-        Raises
-        ------
-        ValueError
-            If the store has other models only.
-        """
+        """Find the number of the model, with its present data, in the store."""
         self.model = self.store.model_number(describe(self.target))
 
     def begin_chain(self) -> None:
@@ -146,18 +117,18 @@ class StoredDensity:
     def from_others(self, most: int, growth: float = 1.0) -> FromOthers:
         """Return what other chains and runs have stored since the last call, without failures.
 
-        Parameters
-        ----------
-        most : int
-            Of more than these, the last ones; so many at most are read.
-        growth : float
-            Factor by which the evaluations of this chain grow until the next reading is due.
+        Of more than `most`, the last ones. The next reading is due when the evaluations of this
+        chain have grown by the factor `growth`.
         """
         read = self.store.read(self.model, self._last, not_by=self.chain, most=most)
         if read:
             self._last = read[-1].number
         self._next_reading = max(self.n_evaluated + 1, growth * self.n_evaluated)
-        usable = [found for found in read if self._can_learn(found)]
+        usable = [
+            one
+            for one in read
+            if one.failure is None and not (self.gradients and one.gradient is None)
+        ]
         dim = self.target.dim
         points = np.array([found.point for found in usable]).reshape(-1, dim)
         values = np.zeros((len(usable), N_TERMS + 2 * dim * self.gradients))
@@ -168,16 +139,10 @@ class StoredDensity:
         found = FromOthers(points, values, log_densities)
         if self._returned is not None:
             parts = zip(self._returned, found, strict=True)
-            found, self._returned = (
-                FromOthers(*(np.concatenate(part)[-most:] for part in parts)),
-                None,
-            )
+            found = FromOthers(*(np.concatenate(part)[-most:] for part in parts))
+            self._returned = None
         return found
 
     def put_back(self, found: FromOthers) -> None:
         """Let what was read be the first that is returned the next time."""
         self._returned = found
-
-    def _can_learn(self, evaluation: StoredEvaluation) -> bool:
-        has_all = not self.gradients or evaluation.gradient is not None
-        return has_all and evaluation.failure is None

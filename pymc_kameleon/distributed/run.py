@@ -14,7 +14,6 @@ from pymc.sampling.parallel import ParallelSamplingError
 from pymc_kameleon._compat import progress_bars
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.distributed.worker import Found, Part, Task, run_round, same, stop, topic
-from pymc_kameleon.validation import checked_integer
 
 __all__ = ["ClientStore", "Progress", "Run", "shared_tuning", "trace_of", "tuning_rounds"]
 
@@ -26,7 +25,7 @@ POWER, LEAST_TUNING = 0.6, 60
 
 def tuning_rounds(tune: int, rounds: int) -> list[int]:
     """Divide tuning into rounds: draws of each, of which the last is the longest."""
-    rounds = min(checked_integer("rounds", rounds, 1), max(tune, 1))
+    rounds = min(rounds, max(tune, 1))
     # The last one is double: only there a chain keeps what it learns of itself.
     length = max(1, tune // (rounds + 1))
     return [length] * (rounds - 1) + [tune - length * (rounds - 1)]

@@ -101,7 +101,7 @@ class RoundStore(EvaluationStore):
     def __init__(self):
         self.path, self.new_model = ":memory:", True
         self.found: list[Found] = []
-        self.tell: Callable[[Found], None] = self.found.append
+        self.tell: Callable[[Found], None] | None = None
         self._reset()
 
     def begin(self, model: int, known: list[Found], tell: Callable[[Found], None]) -> None:
@@ -116,7 +116,8 @@ class RoundStore(EvaluationStore):
         super().add(model, chain, point, value, seconds, failure, gradient)
         found = Found.of(point, value, seconds, failure, gradient)
         self.found.append(found)
-        self.tell(found)
+        if self.tell is not None:
+            self.tell(found)
 
     def _connect(self):
         # A worker runs the rounds of one chain after the other, in threads of its choice.

@@ -15,8 +15,11 @@ from pymc.backends.base import MultiTrace
 from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import CompoundStep
 from pytensor.compile.builders import OpFromGraph
+from rich.progress import TextColumn
+from rich.table import Column
 
 __all__ = [
+    "CalledByPyMC",
     "arviz_statistics",
     "complete_step",
     "default_tuning",
@@ -180,6 +183,36 @@ def complete_step(model, step, compile_kwargs: dict | None, step_kwargs: dict):
     if not isinstance(steps, list):
         return steps
     return steps[0] if len(steps) == 1 else CompoundStep(steps)
+
+
+class CalledByPyMC:
+    """What PyMC calls on a step by names that are private, or others in each version.
+
+    A step has `_start_chain`, with numbers of draws that are None where PyMC does not say, and
+    `_progress_columns`, name -> title and format of what is shown.
+    """
+
+    def set_rng(self, rng):
+        """Start a new chain (PyMC before 6.3)."""
+        self._start_chain(rng, None, None)
+
+    def setup_chain(self, rng, tune, draws):
+        """Start a new chain (PyMC 6.3 and later)."""
+        self._start_chain(rng, int(tune), int(draws))
+
+    # There is no public way to say what a progress bar shows; by other names it shows the draws.
+
+    def _progressbar_config(self, n_chains=1):
+        shown = self._progress_columns()
+        columns = [
+            TextColumn(f"{{task.fields[{name}]:{form}}}", table_column=Column(title, ratio=1))
+            for name, (title, form) in shown.items()
+        ]
+        return columns, {name: [0.0] * n_chains for name in shown}
+
+    def _make_progressbar_update_functions(self):
+        shown = self._progress_columns()
+        return (lambda statistics: {name: statistics[name] for name in shown},)
 
 
 class _NoBars(nullcontext):

@@ -9,7 +9,13 @@ import pytest
 import xarray as xr
 
 from pymc_kameleon import AdaptiveMetropolisStep
-from pymc_kameleon._compat import complete_step, group_dataset, progress_bars, result_of_traces
+from pymc_kameleon._compat import (
+    CalledByPyMC,
+    complete_step,
+    group_dataset,
+    progress_bars,
+    result_of_traces,
+)
 from pymc_kameleon.distributed.run import trace_of
 from pymc_kameleon.distributed.worker import Part
 from pymc_kameleon.targets import densities
@@ -113,6 +119,32 @@ def test_without_progress_bars_a_run_goes_on(monkeypatch, caplog):
     with bars:
         bars.update(chain_idx=0, is_last=True, draw=14, tuning=False, stats=[{}])
     assert "has no pymc.progress_bar.MCMCProgressBarManager" in caplog.text
+
+
+def test_a_chain_begins_alike_by_the_names_of_both_versions():
+    with pm.Model():
+        pm.Normal("x")
+        step = AdaptiveMetropolisStep()
+    generators = [np.random.default_rng(3) for _ in range(2)]
+    states = []
+    step.set_rng(generators[0])
+    states.append((step.rng, step.expected_tune, step.expected_draws))
+    step.setup_chain(generators[1], np.int64(7), 9)
+    states.append((step.rng, step.expected_tune, step.expected_draws))
+    assert states == [(generators[0], None, None), (generators[1], 7, 9)]
+
+
+@pytest.mark.parametrize("name", ["_progressbar_config", "_make_progressbar_update_functions"])
+def test_a_step_samples_where_progress_bars_ask_by_other_names(monkeypatch, name):
+    """PyMC's own then say what is shown, the draws alone."""
+    monkeypatch.delattr(CalledByPyMC, name)
+    with pm.Model():
+        pm.Normal("x")
+        step = AdaptiveMetropolisStep()
+    columns, shown = step._progressbar_config(2)
+    (update,) = step._make_progressbar_update_functions()
+    assert len(columns) == len(shown) or name == "_make_progressbar_update_functions"
+    assert isinstance(update(dict.fromkeys(step._progress_columns(), 0.0)), dict)
 
 
 @pytest.mark.parametrize(

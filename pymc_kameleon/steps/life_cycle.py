@@ -13,10 +13,9 @@ from pymc.step_methods.arraystep import ArrayStepShared
 from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
 from pymc.vartypes import discrete_types
-from rich.progress import TextColumn
-from rich.table import Column
 
 from pymc_kameleon.mcmc.saved_state import check_like
+from pymc_kameleon._compat import CalledByPyMC
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
 
@@ -43,7 +42,7 @@ def all_or_nothing(changed):
         raise
 
 
-class Step(ArrayStepShared):
+class Step(CalledByPyMC, ArrayStepShared):
     """Base of all steps: a subclass gives what is abstract here, and `astep`.
 
     Parameters
@@ -102,16 +101,10 @@ class Step(ArrayStepShared):
         require_main_guard()
         return self.__dict__.copy()
 
-    def set_rng(self, rng):
-        """Start a new chain (PyMC before 6.3)."""
+    def _start_chain(self, rng, tune, draws):
         self.rng = get_random_generator(rng, copy=False)
-        self._begin_chain(None)
-
-    def setup_chain(self, rng, tune, draws):
-        """Start a new chain (PyMC 6.3 and later)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._begin_chain(int(tune))
-        self.expected_draws = int(draws)
+        self._begin_chain(tune)
+        self.expected_draws = draws
 
     def reset_tuning(self):
         """Forget what was learnt, keeping whether and for how long the chain is about to tune."""
@@ -217,19 +210,3 @@ class Step(ArrayStepShared):
     @abstractmethod
     def _progress_columns(self) -> dict[str, tuple[str, str]]:
         """Statistics to show while sampling: name -> title and format."""
-
-    def _progressbar_config(self, n_chains=1):
-        shown = self._progress_columns()
-        columns = [
-            TextColumn(f"{{task.fields[{name}]:{form}}}", table_column=Column(title, ratio=1))
-            for name, (title, form) in shown.items()
-        ]
-        return columns, {name: [0.0] * n_chains for name in shown}
-
-    def _make_progressbar_update_functions(self):
-        shown = self._progress_columns()
-
-        def update(statistics):
-            return {name: statistics[name] for name in shown}
-
-        return (update,)

@@ -22,7 +22,7 @@ REFERENCES = {(3.0, 0.0): (-222.390, -222.355, None), (4.85, 5.1): (-111.001, -1
 
 
 def add_arguments(parser):
-    parser.add_argument("--sequential", action="store_true", help="the sequential schedule as well")
+    """There are none."""
 
 
 def usps_file() -> Path | None:
@@ -45,7 +45,7 @@ def timed(function, *arguments, **options):
     return result, time.perf_counter() - start
 
 
-def compare(inputs, labels, setting, arguments) -> list[dict]:
+def compare(inputs, labels, setting) -> list[dict]:
     """Rows of one prior, the time of whose factorisation counts as well."""
     likelihood, references = Probit(labels), REFERENCES[setting]
     prior, prior_seconds = timed(squared_exponential, inputs, *setting)
@@ -53,21 +53,14 @@ def compare(inputs, labels, setting, arguments) -> list[dict]:
     rows = []
     mode, seconds = timed(laplace_approximation, prior, likelihood)
     rows.append(common | row("Laplace", mode, prior_seconds + seconds, references[0]))
-    for schedule in ("parallel", "sequential") if arguments.sequential else ("parallel",):
-        result, seconds = timed(
-            expectation_propagation_approximation, prior, likelihood, schedule=schedule
-        )
-        new = row(f"EP, {schedule}", result, prior_seconds + seconds, references[1])
-        rows.append(common | new | mark(new["seconds"], BOUND))
-        corrected, seconds = timed(result.second_order_log_evidence)
-        second = {
-            "method": "  second order",
-            "seconds": seconds,
-            "log evidence": f"{corrected:.4f}",
-        }
-        if references[2] is not None:
-            second["reference"] = f"{references[2]:.4f}"
-        rows.append(common | second)
+    result, seconds = timed(expectation_propagation_approximation, prior, likelihood)
+    new = row("EP", result, prior_seconds + seconds, references[1])
+    rows.append(common | new | mark(new["seconds"], BOUND))
+    corrected, seconds = timed(result.second_order_log_evidence)
+    second = {"method": "  second order", "seconds": seconds, "log evidence": f"{corrected:.4f}"}
+    if references[2] is not None:
+        second["reference"] = f"{references[2]:.4f}"
+    rows.append(common | second)
     return rows
 
 
@@ -93,6 +86,6 @@ def run(arguments):
         "result, with kernel matrix and factorisation, from no sites; the second order's are its "
         "own. Iterations: Newton steps, or sweeps over all sites.",
     )
-    rows = [row for setting in REFERENCES for row in compare(inputs, labels, setting, arguments)]
+    rows = [row for setting in REFERENCES for row in compare(inputs, labels, setting)]
     show(rows)
     write(rows, lines, arguments.output / "latent-gp-ep.csv")

@@ -15,16 +15,16 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.joint import moves
 from pymc_kameleon.latent_gp.joint import target as target_module
-from pymc_kameleon.latent_gp.joint import transition
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
+from pymc_kameleon.latent_gp.joint.moves import move_hyperparameters, slices
 from pymc_kameleon.latent_gp.joint.pilots import approximate
 from pymc_kameleon.latent_gp.joint.sites import constant_sites, fit_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_density_terms
-from pymc_kameleon.latent_gp.joint.transition import move_hyperparameters, slices
-from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, UnfactorisedPrior
+from pymc_kameleon.latent_gp.prior import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.mcmc import run
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import Standardization
@@ -177,7 +177,7 @@ def test_calibration_sees_a_missing_determinant(monkeypatch):
         return log_prior, log_likelihood, last - point.conditional.log_root_determinant
 
     monkeypatch.setattr(target_module, "log_density_terms", without)
-    monkeypatch.setattr(transition, "log_density_terms", without)
+    monkeypatch.setattr(moves, "log_density_terms", without)
     p_values = calibration_p_values("probit", n_data=N_PLANTED)
     assert min(p_values.values()) < FALSE_ALARM, p_values
 

@@ -335,7 +335,7 @@ def test_a_likelihood_that_does_not_factorise():
 
 
 def test_too_many_values(monkeypatch):
-    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.model.MOST_VALUES", 5)
+    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.joint_model.MOST_VALUES", 5)
     refused(
         lambda: pm.Poisson("y", pt.exp(latent(amplitude=unknown())), observed=COUNTS),
         r"f_rotated_ has 6 values.*pm.gp.HSGP",

@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_kameleon.latent_gp import expectation_propagation, interface, laplace
-from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
+from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
 from tests.models import BlackBox, negative_half_square
 
 N = 5

@@ -38,7 +38,7 @@ from pymc_kameleon.latent_gp.evidence.temperature_transitions import (
     SliceTransition,
     learn_step_sizes,
 )
-from pymc_kameleon.latent_gp.gaussian_algebra import Sites, factorised, with_sites
+from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.samplers.whitened_hmc import hamiltonian
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget

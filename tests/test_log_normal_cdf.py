@@ -8,8 +8,8 @@ import pytensor.tensor as pt
 import pytest
 from scipy.special import erf, gammaln
 
-from pymc_kameleon.latent_gp.model.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
-from pymc_kameleon.latent_gp.model.reading import LatentFunction
+from pymc_kameleon.latent_gp.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
+from pymc_kameleon.latent_gp.reading import LatentFunction
 
 pytestmark = pytest.mark.numerics
 

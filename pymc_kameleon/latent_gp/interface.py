@@ -19,7 +19,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
 )
 from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
 from pymc_kameleon.latent_gp.evidence.estimators import Evidence, estimate_log_evidence
-from pymc_kameleon.latent_gp.model.reading import LatentFunction
+from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.validation import checked_choice
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
 
 __all__ = ["FactorisingLikelihood", "TemperedTarget", "annealed", "annealed_from_prior_form"]
 

@@ -14,7 +14,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
-from pymc_kameleon.latent_gp.gaussian_algebra import Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian_sites import Sites, with_sites
 from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.layout import floats

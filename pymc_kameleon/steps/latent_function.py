@@ -13,7 +13,7 @@ from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon._threads import threads_for
-from pymc_kameleon.latent_gp.model.reading import LatentFunction
+from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.steps.mixing import KeptDraws

@@ -3,37 +3,33 @@
 Minka (2001), in the notation of Rasmussen & Williams (2006), section 3.6.
 """
 
-from typing import Literal
-
 import numpy as np
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.latent_gp.approximations.approximation import (
     GaussianApproximation,
-    SiteProduct,
     approximation_of,
 )
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import TiltedMoments, probit_moments
 from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
-from pymc_kameleon.latent_gp.approximations.site_updates import ParallelSweep, SequentialSweep
-from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments, probit_moments
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteProduct, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
-from pymc_kameleon.validation import (
-    checked_choice,
-    checked_integer,
-    checked_number,
-    checked_share,
-)
+from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
 __all__ = ["PropagationState", "best_seen", "expectation_propagation_approximation"]
+
+SMALLEST_SHARE = 1e-3
+"""Share of an update below which a sweep makes no progress."""
+
+SHORT_SHARE = 0.02
+"""Share of an update below which it is made though it is far worse than the sites before."""
 
 
 def expectation_propagation_approximation(
     prior: Gaussian,
     likelihood: FactorisingLikelihood,
     *,
-    schedule: Literal["parallel", "sequential"] = "parallel",
     damping: float = 0.0,
     tolerance: float = 1e-6,
     max_sweeps: int = 200,
@@ -49,13 +45,9 @@ def expectation_propagation_approximation(
         N(m, K).
     likelihood : FactorisingLikelihood
         Moments are closed form where it has `probit_labels`, and quadrature otherwise.
-    schedule : {"parallel", "sequential"}
-        All sites at a time, with one factorisation a sweep; or one after the other with a rank-one
-        update of the covariance each, for a probit likelihood only (algorithm 3.5). The fixed
-        point is the same.
     damping : float
-        Share of a site's old parameters that an update keeps, from 0 to below 1. The parallel
-        schedule keeps more by itself when the sites oscillate.
+        Share of a site's old parameters that an update keeps, from 0 to below 1. All sites are
+        updated at a time, and more is kept where they oscillate.
     tolerance : float
         Converged when no tilted mean differs from the marginal's by more, in its standard
         deviations, and no tilted log standard deviation.
@@ -80,8 +72,7 @@ def expectation_propagation_approximation(
     Raises
     ------
     ValueError
-        If an argument is out of its range, `sites` leave no Gaussian, or the sequential schedule
-        is chosen for a likelihood that is not probit.
+        If an argument is out of its range, or `sites` leave no Gaussian.
     FloatingPointError
         If the quadrature does not settle.
 
@@ -101,12 +92,6 @@ def expectation_propagation_approximation(
     no negative precision (see `GaussianApproximation.n_floored`). Where such a posterior has
     several modes, expectation propagation may have several fixed points, or find none.
     """
-    checked_choice("schedule", schedule, ("parallel", "sequential"))
-    if schedule == "sequential" and likelihood.probit_labels is None:
-        raise ValueError(
-            "schedule='sequential' is for a probit likelihood only, whose moments are closed form: "
-            "take schedule='parallel'."
-        )
     if checked_share("damping", damping) == 1.0:
         raise ValueError("damping=1 keeps the old sites for ever: take a number in [0, 1).")
     checked_number("tolerance", tolerance, above=0.0)
@@ -126,9 +111,7 @@ def expectation_propagation_approximation(
             "The prior and the cavities of `sites` are not all Gaussian, because some precisions "
             "are negative: leave `sites` out."
         ) from error
-    share = 1.0 - damping
-    sweep = ParallelSweep(share) if schedule == "parallel" else SequentialSweep(share)
-    state, n_sweeps = best_seen(state, sweep, tolerance, max_sweeps)
+    state, n_sweeps = best_seen(state, 1.0 - damping, tolerance, max_sweeps)
     converged = bool(state.residual < tolerance)
     if not converged:
         warn_user(
@@ -150,18 +133,6 @@ def expectation_propagation_approximation(
     )
 
 
-def best_seen(state, sweep, tolerance: float, max_sweeps: int):
-    """Sweep until the residual is below the tolerance; return the best state and the sweeps."""
-    best, n_sweeps = state, 0
-    while not best.residual < tolerance and n_sweeps < max_sweeps:
-        before, state = state, sweep(state)
-        if state is before:
-            break
-        n_sweeps += 1
-        best = state if state.residual < best.residual else best
-    return best, n_sweeps
-
-
 class PropagationState:
     """Sites, the Gaussian that they make, its cavities and their tilted moments.
 
@@ -177,19 +148,15 @@ class PropagationState:
     def __init__(self, prior, likelihood, sites, n_nodes, tolerance):
         self.prior, self.likelihood, self.sites = prior, likelihood, sites
         self.n_nodes, self.tolerance = n_nodes, tolerance
-        self.product = SiteProduct(prior, sites)
-        mean, variance = self.product.mean, self.product.variance
-        share = 1.0 - sites.precision * variance
-        if not np.all(share > 0):
+        self.product = product = SiteProduct(prior, sites)
+        if not np.all(product.shares > 0):
             raise LinAlgError("A cavity has no positive variance.")
-        self.natural_slope = self.product.slope
-        self.cavity_variance = variance / share
-        self.cavity_mean = mean - self.cavity_variance * self.natural_slope
+        self.cavity_mean, self.cavity_variance = product.cavities()
         self.tilted = self.moments(self.cavity_mean, self.cavity_variance)
-        change = self.cavity_variance * (self.tilted.slope - self.natural_slope)
-        ratio = self.tilted.shrinkage / share
+        change = self.cavity_variance * (self.tilted.slope - product.slope)
+        ratio = self.tilted.shrinkage / product.shares
         self.residual = np.max(
-            np.maximum(np.abs(change) / np.sqrt(variance), np.abs(np.log(ratio)) / 2)
+            np.maximum(np.abs(change) / np.sqrt(product.variance), np.abs(np.log(ratio)) / 2)
         )
 
     def moments(self, mean, variance) -> TiltedMoments:
@@ -201,17 +168,60 @@ class PropagationState:
             return self.likelihood.tilted_moments(mean, variance)
         return quadrature_moments(self.likelihood, mean, variance, self.n_nodes, self.tolerance)
 
-    def with_sites(self, sites):
-        """Return the state of other sites."""
-        return PropagationState(self.prior, self.likelihood, sites, self.n_nodes, self.tolerance)
+    def updated(self, share: float) -> "PropagationState":
+        """Return the state of sites of which a share is what the tilted moments make of them."""
+        old, tilted = self.sites, self.tilted
+        # Sites that turn the cavities' moments into the tilted ones (eq. 3.59).
+        precision = tilted.curvature / tilted.shrinkage
+        shift = (tilted.slope + self.cavity_mean * tilted.curvature) / tilted.shrinkage
+        sites = Sites(
+            old.precision + share * (precision - old.precision),
+            old.shift + share * (shift - old.shift),
+        )
+        new = PropagationState(self.prior, self.likelihood, sites, self.n_nodes, self.tolerance)
+        # Log-concave terms find their way back from anywhere. Others must not wander off to nearly
+        # improper cavities; but not every good update improves the worst site.
+        is_usable = np.all(precision >= 0) or new.residual < 2.0 * self.residual
+        if not is_usable and share >= SHORT_SHARE:
+            raise LinAlgError("The sites are far worse than those before.")
+        return new
 
     def log_evidence(self) -> float:
         """Log of the normaliser: see `expectation_propagation_approximation`."""
-        slope, variance = self.natural_slope, self.cavity_variance
+        product = self.product
         return float(
             self.tilted.log_normaliser.sum()
-            - 0.5 * slope @ (self.product.mean - self.prior.mean)
-            + 0.5 * variance @ slope**2
-            - self.product.half_log_determinant
-            + 0.5 * np.log1p(self.sites.precision * variance).sum()
+            - 0.5 * product.slope @ (product.mean - self.prior.mean)
+            + 0.5 * self.cavity_variance @ product.slope**2
+            - product.half_log_determinant
+            - 0.5 * np.log(product.shares).sum()  # 1 + precision * cavity variance = 1 / share
         )
+
+
+def best_seen(
+    state: PropagationState, largest_share: float, tolerance: float, max_sweeps: int
+) -> tuple[PropagationState, int]:
+    """Sweep until the residual is below the tolerance; return the best state and the sweeps.
+
+    The share of an update that is made follows the residual. There are no more sweeps where no
+    share of it is valid.
+    """
+    best, share, n_better, n_sweeps = state, largest_share, 0, 0
+    while not best.residual < tolerance and n_sweeps < max_sweeps:
+        before = state
+        while state is before:
+            if share < SMALLEST_SHARE:
+                return best, n_sweeps
+            try:
+                state = before.updated(share)
+            except (LinAlgError, FloatingPointError):
+                share *= 0.5
+        n_sweeps += 1
+        if not state.residual <= before.residual:
+            share, n_better = max(0.5 * share, 2.0 * SMALLEST_SHARE), 0
+        elif n_better < 2:
+            n_better += 1
+        else:
+            share, n_better = min(1.5 * share, largest_share), 0
+        best = state if state.residual < best.residual else best
+    return best, n_sweeps

@@ -1,17 +1,16 @@
 """Laplace's approximation: a Gaussian about the mode, with the curvature there."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, cholesky
+from scipy.linalg import LinAlgError
 
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.latent_gp.approximations.approximation import (
     GaussianApproximation,
-    SiteProduct,
     approximation_of,
 )
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteFactor, SiteProduct, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number
 
@@ -81,7 +80,7 @@ def laplace_approximation(
     if start is not None:
         start = checked_array("start", start, (prior.size,), "a latent function to begin at")
         offset = start - prior.mean
-        weights = cho_solve((prior.cholesky, True), offset, check_finite=False)
+        weights = -prior.score(start)
     if not np.isfinite(_log_posterior(prior, likelihood, weights, offset)):
         raise ValueError(
             "The log-likelihood is not finite at the "
@@ -100,97 +99,6 @@ def laplace_approximation(
             f"the next one is {found.residual:.2g} standard deviations long (tolerance "
             f"{tolerance:g}). Take more max_iterations, another start, or expectation propagation."
         )
-    return _gaussian_at_mode(prior, likelihood, found, converged)
-
-
-@dataclass(frozen=True)
-class NewtonMode:
-    """Posterior mode of the latent function as Newton's method has left it.
-
-    Attributes
-    ----------
-    offset : array, shape (N,)
-        f - m.
-    weights : array, shape (N,)
-        K^-1 (f - m), found without an inverse.
-    next_step, next_weights_step : array, shape (N,)
-        What Newton's method would add to them.
-    residual : float
-        Length of that in standard deviations of the approximation.
-    n_iterations : int
-    """
-
-    offset: np.ndarray
-    weights: np.ndarray
-    next_step: np.ndarray
-    next_weights_step: np.ndarray
-    residual: float
-    n_iterations: int
-
-
-def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -> NewtonMode:
-    """Search the posterior mode by Newton's method from f = m + `offset`, offset = K weights.
-
-    Parameters
-    ----------
-    prior : Gaussian
-        N(m, K). K may be singular: its Cholesky factor is not needed.
-    likelihood : FactorisingLikelihood
-    weights, offset : array, shape (N,)
-    tolerance : float
-        As for `laplace_approximation`; so is `max_iterations`.
-
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If I + W^1/2 K W^1/2 is not positive definite, because K is no covariance.
-    """
-    value = _log_posterior(prior, likelihood, weights, offset)
-    residual, n_iterations = np.inf, 0
-    while n_iterations < max_iterations:
-        _, slope, second, _ = likelihood.terms(prior.mean + offset)
-        change, offset_change, residual = _newton_step(prior, weights, offset, slope, -second)
-        if residual < tolerance:
-            break
-        n_iterations += 1
-        share = 1.0
-        while True:
-            new_weights, new_offset = weights + share * change, offset + share * offset_change
-            new_value = _log_posterior(prior, likelihood, new_weights, new_offset)
-            # At the mode a step gains less than what rounding takes.
-            is_uphill = new_value >= value - 1e-10 * (1.0 + abs(value))
-            if is_uphill or share < SMALLEST_STEP:
-                break
-            share *= 0.5
-        if not is_uphill:
-            break
-        weights, offset, value = new_weights, new_offset, new_value
-    return NewtonMode(offset, weights, offset_change, change, float(residual), n_iterations)
-
-
-def _log_posterior(prior, likelihood, weights, offset):
-    """Return log p(y | f) - (f - m)^T K^-1 (f - m) / 2 for f = m + offset, offset = K weights."""
-    with np.errstate(all="ignore"):
-        total = likelihood.value(prior.mean + offset) - 0.5 * weights @ offset
-    return total if np.isfinite(total) else -np.inf
-
-
-def _newton_step(prior, weights, offset, slope, curvature):
-    """Change of weights, of the offset, and the length of the latter in standard deviations."""
-    curvature = np.maximum(curvature, 0.0)
-    roots = np.sqrt(curvature)
-    inner = roots[:, None] * prior.covariance * roots
-    inner[np.diag_indices_from(inner)] += 1.0
-    factor = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
-    gradient = slope - weights
-    projected = cho_solve((factor, True), roots * (prior.covariance @ gradient), check_finite=False)
-    # b - W^1/2 B^-1 W^1/2 K b - a, with b = W K a + l', is the same for the gradient l' - a alone.
-    change = gradient - roots * projected
-    offset_change = prior.covariance @ change
-    return change, offset_change, np.sqrt(max(gradient @ offset_change, 0.0))
-
-
-def _gaussian_at_mode(prior, likelihood, found, converged):
     mode = prior.mean + found.offset
     values, slope, second, _ = likelihood.terms(mode)
     sites = Sites(-second, slope - second * mode)
@@ -215,3 +123,66 @@ def _gaussian_at_mode(prior, likelihood, found, converged):
         n_iterations=found.n_iterations,
         residual=found.residual,
     )
+
+
+class NewtonMode(NamedTuple):
+    """Posterior mode of the latent function as Newton's method has left it.
+
+    At f = m + `offset`, where `weights` = K^-1 (f - m) are found without an inverse, the next step
+    would add `next_step` and `next_weights_step`; `residual` is its length in standard deviations
+    of the approximation.
+    """
+
+    offset: np.ndarray
+    weights: np.ndarray
+    next_step: np.ndarray
+    next_weights_step: np.ndarray
+    residual: float
+    n_iterations: int
+
+
+def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -> NewtonMode:
+    """Search the posterior mode by Newton's method from f = m + `offset`, offset = K weights.
+
+    K may be singular: the prior's Cholesky factor is not needed. The tolerance and the maximum are
+    those of `laplace_approximation`.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        If I + W^1/2 K W^1/2 is not positive definite, because K is no covariance.
+    """
+    covariance = prior.covariance
+    value = _log_posterior(prior, likelihood, weights, offset)
+    residual, n_iterations = np.inf, 0
+    while n_iterations < max_iterations:
+        _, slope, second, _ = likelihood.terms(prior.mean + offset)
+        inner = SiteFactor(covariance, np.maximum(-second, 0.0))
+        gradient = slope - weights
+        # b - W^1/2 B^-1 W^1/2 K b - a, with b = W K a + l', is the same for the gradient alone.
+        step = gradient - inner.roots * inner.solved(inner.roots * (covariance @ gradient))
+        offset_step = covariance @ step
+        residual = float(np.sqrt(max(gradient @ offset_step, 0.0)))
+        if residual < tolerance:
+            break
+        n_iterations += 1
+        share = 1.0
+        while True:
+            new_weights, new_offset = weights + share * step, offset + share * offset_step
+            new_value = _log_posterior(prior, likelihood, new_weights, new_offset)
+            # At the mode a step gains less than what rounding takes.
+            is_uphill = new_value >= value - 1e-10 * (1.0 + abs(value))
+            if is_uphill or share < SMALLEST_STEP:
+                break
+            share *= 0.5
+        if not is_uphill:
+            break
+        weights, offset, value = new_weights, new_offset, new_value
+    return NewtonMode(offset, weights, offset_step, step, residual, n_iterations)
+
+
+def _log_posterior(prior, likelihood, weights, offset):
+    """Return log p(y | f) - (f - m)^T K^-1 (f - m) / 2 for f = m + offset, offset = K weights."""
+    with np.errstate(all="ignore"):
+        total = likelihood.value(prior.mean + offset) - 0.5 * weights @ offset
+    return total if np.isfinite(total) else -np.inf

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import expit
 
-from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import TiltedMoments
 
 __all__ = ["quadrature_moments"]
 

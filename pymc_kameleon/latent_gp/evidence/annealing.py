@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import logsumexp
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.tempered_target import (
     FactorisingLikelihood,
     TemperedTarget,

@@ -34,7 +34,7 @@ from pymc_kameleon.latent_gp.evidence.temperature_transitions import (
     TemperedTransition,
     learn_step_sizes,
 )
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer
 

@@ -32,24 +32,18 @@ Given f, eta is drawn from what q says of it: a draw eta', and f' where it takes
 eta = eta' + L^T B (v - v') = eta' + [C^-1 (f - f'); S (f - f')] (Matheron's rule).
 """
 
-import math
 from functools import cached_property
 
 import numpy as np
-from scipy.linalg import LinAlgError
-from scipy.linalg.blas import dtrsv
 
-from pymc_kameleon.latent_gp.gaussian_algebra import (
-    LEAST_ROOT,
-    Gaussian,
-    Sites,
-    cholesky_overwriting,
-    inner_matrix,
-)
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteFactor, Sites, solve_root
 from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
 __all__ = ["ConditionalGaussian"]
+
+LEAST_TOLD = 1e-8
+"""What a site says beside the prior from which a division by S keeps 12 digits of the function."""
 
 
 class ConditionalGaussian:
@@ -63,40 +57,40 @@ class ConditionalGaussian:
         C, in C order. Above the diagonal it is not read.
     sites : Sites
         With no negative precision.
-    inner : array, shape (N, N)
-        What `inner_matrix` returned for the covariance and these sites. It is overwritten.
-
-    Attributes
-    ----------
-    sites : Sites
-    log_root_determinant : float
-        log |L L^T| / 2 = -log |B| / 2.
-
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If a factor is not finite.
+    inner : SiteFactor
+        A, for the covariance and these sites.
     """
 
-    def __init__(self, prior_mean: np.ndarray, root: np.ndarray, sites: Sites, inner: np.ndarray):
-        self._prior_mean, self._root, self.sites = prior_mean, root, sites
-        self._factor = cholesky_overwriting(inner)
-        self._roots, self._pull = np.empty((2, prior_mean.size))
-        self.log_root_determinant, self._divides = _begin(
-            self._factor, sites.precision, sites.shift, prior_mean, self._roots, self._pull
+    def __init__(
+        self, prior_mean: np.ndarray, root: np.ndarray, sites: Sites, inner: SiteFactor
+    ) -> None:
+        self._prior_mean, self._root, self.sites, self._inner = prior_mean, root, sites, inner
+        self._pull, self._inverse_roots = np.empty((2, prior_mean.size))
+        self._divides = _begin(
+            sites.precision,
+            sites.shift,
+            prior_mean,
+            inner.roots,
+            inner.told,
+            self._pull,
+            self._inverse_roots,
         )
-        if not math.isfinite(self.log_root_determinant):
-            raise LinAlgError("The precision of the latent function is not finite.")
 
     @classmethod
     def of(cls, prior: Gaussian, sites: Sites) -> "ConditionalGaussian":
         """Multiply a prior, which is kept, by sites."""
-        return cls(prior.mean, prior.cholesky, sites, inner_matrix(prior.covariance, sites))
+        inner = SiteFactor(prior.covariance, sites.precision)
+        return cls(prior.mean, prior.cholesky, sites, inner)
 
     @property
     def size(self) -> int:
         """N."""
-        return self._roots.size
+        return self._pull.size
+
+    @property
+    def log_root_determinant(self) -> float:
+        """Log |L L^T| / 2 = -log |B| / 2."""
+        return -self._inner.half_log_determinant
 
     @property
     def mean(self) -> np.ndarray:
@@ -105,7 +99,7 @@ class ConditionalGaussian:
 
     def whitened(self, f: np.ndarray) -> np.ndarray:
         """Return v = C^-1 (f - m), shape (N,), of a function `f` (N,)."""
-        return self._solved(f - self._prior_mean)
+        return solve_root(self._root, f - self._prior_mean)
 
     def log_ratio(self, f: np.ndarray) -> float:
         """Log of N(v; 0, I) over q(v), where the function is `f` (N,)."""
@@ -117,8 +111,8 @@ class ConditionalGaussian:
         """Draw eta, shape (2, N), given that the function is `f` (N,)."""
         eta = rng.standard_normal((2, self.size))
         apart = f - self.restored(eta)
-        eta[0] += self._solved(apart)
-        eta[1] += self._roots * apart
+        eta[0] += solve_root(self._root, apart)
+        eta[1] += self._inner.roots * apart
         return eta
 
     def restored(self, eta: np.ndarray) -> np.ndarray:
@@ -133,12 +127,8 @@ class ConditionalGaussian:
         if not self._divides:
             own = own.copy()
         w, images = np.empty((2, *own.shape))
-        _map_into(self._root, self._factor, self._roots, self._divides, own, of_sites, w, images)
+        _map_into(*self._factors(), own, of_sites, w, images)
         return images
-
-    def _solved(self, x):
-        """C^-1 x, shape (N,)."""
-        return dtrsv(self._root.T, x, lower=0, trans=1)
 
     @cached_property
     def _centre(self):
@@ -146,31 +136,24 @@ class ConditionalGaussian:
         return self._restored(np.zeros((2, self.size)))[:2]
 
     def _restored(self, eta):
-        out = np.empty((3, self.size))
-        _restore_into(
-            self._root,
-            self._factor,
-            self._roots,
-            self._divides,
-            self._pull,
-            self._prior_mean,
-            eta,
-            np.empty((4, 2, self.size)),
-            out,
-        )
+        out, room = np.empty((3, self.size)), np.empty((4, 2, self.size))
+        _restore_into(*self._factors(), self._pull, self._prior_mean, eta, room, out)
         return out
+
+    def _factors(self):
+        inner = self._inner
+        return self._root, inner.lower, inner.roots, self._inverse_roots, self._divides
 
 
 @jit
-def _begin(factor, precision, shift, prior_mean, roots, pull):
-    """Write S and s; return -log |B| / 2, and whether all of S may divide."""
-    total, least = 0.0, np.inf
+def _begin(precision, shift, prior_mean, roots, told, pull, inverse_roots):
+    """Write s, and 1 / S or 0 where S may not divide; return whether all of it may."""
+    divides = True
     for i in range(roots.size):
-        total -= math.log(factor[i, i])
-        roots[i] = math.sqrt(precision[i])
         pull[i] = shift[i] - precision[i] * prior_mean[i]
-        least = min(least, roots[i])
-    return total, least > LEAST_ROOT
+        inverse_roots[i] = 1.0 / roots[i] if told[i] > LEAST_TOLD else 0.0
+        divides = divides and told[i] > LEAST_TOLD
+    return divides
 
 
 @jit(fastmath=SIMD)
@@ -184,7 +167,7 @@ def _quadratic(f, prior_mean, mean, residual, precision):
 
 
 @jit_inner(fastmath=SIMD)
-def _map_into(root, factor, roots, divides, own, of_sites, w, out):
+def _map_into(root, factor, roots, inverse_roots, divides, own, of_sites, w, out):
     """Write w and C L [e; e'] for the rows e of `own` and e' of `of_sites`.
 
     `own` is overwritten unless all of S `divides`. A row of a matrix serves all of them before the
@@ -198,7 +181,7 @@ def _map_into(root, factor, roots, divides, own, of_sites, w, out):
     solve_upper_rows(factor, size, w)
     for k in range(n):
         for i in range(size):
-            out[k, i] = (w[k, i] + of_sites[k, i]) / roots[i]
+            out[k, i] = (w[k, i] + of_sites[k, i]) * inverse_roots[i]
     if divides:
         return
     for i in range(size):  # v = e - C^T S w
@@ -207,13 +190,13 @@ def _map_into(root, factor, roots, divides, own, of_sites, w, out):
             for j in range(i + 1):
                 own[k, j] -= entry * root[i, j]
     for i in range(size):
-        if roots[i] <= LEAST_ROOT:
+        if inverse_roots[i] == 0.0:
             for k in range(n):
                 out[k, i] = dot(root[i], own[k], i + 1)
 
 
 @jit(fastmath=SIMD)
-def _restore_into(root, factor, roots, divides, pull, prior_mean, eta, room, out):
+def _restore_into(root, factor, roots, inverse_roots, divides, pull, prior_mean, eta, room, out):
     """Write the mean of f, r, and f where the standardised function is `eta`.
 
     The mean takes little time as a second vector.
@@ -223,14 +206,14 @@ def _restore_into(root, factor, roots, divides, pull, prior_mean, eta, room, out
     for i in range(size):
         own[0, i], of_sites[0, i] = eta[0, i], eta[1, i]
         own[1, i] = 0.0
-        of_sites[1, i] = pull[i] / roots[i] if roots[i] > LEAST_ROOT else 0.0
+        of_sites[1, i] = pull[i] * inverse_roots[i]
     if not divides:
         for i in range(size):
-            if roots[i] <= LEAST_ROOT:
+            if inverse_roots[i] == 0.0:
                 for j in range(i + 1):
                     own[1, j] += pull[i] * root[i, j]
-    _map_into(root, factor, roots, divides, own, of_sites, w, moved)
+    _map_into(root, factor, roots, inverse_roots, divides, own, of_sites, w, moved)
     for i in range(size):
         out[0, i] = prior_mean[i] + moved[1, i]
-        out[1, i] = (0.0 if roots[i] > LEAST_ROOT else pull[i]) - roots[i] * w[1, i]
+        out[1, i] = (pull[i] if inverse_roots[i] == 0.0 else 0.0) - roots[i] * w[1, i]
         out[2, i] = out[0, i] + moved[0, i]

@@ -9,7 +9,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
-from pymc_kameleon.latent_gp.gaussian_algebra import Gaussian, Sites
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites
 from pymc_kameleon.mcmc.layout import floats
 
 __all__ = ["MOST_PILOTS", "Pilot", "Pilots", "approximate", "no_pilots"]

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.linalg import solve
 
 from pymc_kameleon.kernels import Gaussian
-from pymc_kameleon.latent_gp.gaussian_algebra import Sites
+from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.layout import flags, floats

@@ -26,9 +26,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pymc_kameleon.latent_gp.gaussian_algebra import Sites, inner_matrix
+from pymc_kameleon.latent_gp.gaussian_sites import SiteFactor, Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.model.prior_at import FreeVariable, PriorAt, UnfactorisedPrior
+from pymc_kameleon.latent_gp.prior import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 
 __all__ = ["HyperparameterModel", "JointPoint", "JointTarget", "log_density_terms", "log_posterior"]
@@ -155,6 +155,7 @@ class JointTarget:
     def _gaussians(self, x):
         self.model.set_hyperparameters(x)
         prior, sites = self.model.unfactorised_prior(), self.sites(x)
-        inner = inner_matrix(prior.covariance, sites)  # before its memory is the factor's
+        # Before its memory is the factor's.
+        inner = SiteFactor(prior.covariance, sites.precision)
         root, variable = prior.factorised_in_place()
         return variable, ConditionalGaussian(prior.mean, root, sites, inner)

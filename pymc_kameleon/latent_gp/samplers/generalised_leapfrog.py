@@ -4,8 +4,6 @@ Equations 13 to 15 of Paquet & Fraccaro (2018). An implicit sub-step is reversib
 equation is solved, and where the way back finds the solution that it came from.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from pymc_kameleon.latent_gp.samplers.riemannian_metric import (
@@ -20,7 +18,6 @@ __all__ = [
     "SOLUTION_TOLERANCE",
     "Diverged",
     "IntegrationError",
-    "LeapfrogStep",
     "NotConverged",
     "NotReversible",
     "leapfrog_step",
@@ -37,13 +34,7 @@ MAX_ITERATIONS = 100
 
 
 class IntegrationError(ArithmeticError):
-    """A step that cannot be made: its trajectory is rejected.
-
-    Attributes
-    ----------
-    n_fixed_point : int
-        Iterations made before it failed.
-    """
+    """A step that cannot be made, after `n_fixed_point` iterations: its trajectory is rejected."""
 
     def __init__(self, n_fixed_point: int = 0):
         super().__init__(f"after {n_fixed_point} iterations")
@@ -62,46 +53,30 @@ class Diverged(IntegrationError):
     """The target or its metric is not finite where the step leads."""
 
 
-class LeapfrogStep(NamedTuple):
-    """Where a step leads.
-
-    Attributes
-    ----------
-    geometry : LocalGeometry
-        At the new position.
-    momentum : array, shape (N,)
-    n_fixed_point : int
-        Iterations of the two implicit equations, without those of the checks.
-    """
-
-    geometry: LocalGeometry
-    momentum: np.ndarray
-    n_fixed_point: int
-
-
 def leapfrog_step(
     geometry: LocalGeometry,
     momentum: np.ndarray,
     step_size: float,
     n_fixed_point: int | None = None,
-) -> LeapfrogStep:
+) -> tuple[LocalGeometry, np.ndarray, int]:
     """Half a step of the momentum, a step of the position, half a step of the momentum.
 
-    Parameters
-    ----------
-    geometry : LocalGeometry
-        At the present position.
-    momentum : array, shape (N,)
-    step_size : float
-        Negative for a step back in time.
-    n_fixed_point : int or None
-        Number of plain fixed-point iterations of each implicit equation, without any check, as in
-        the paper; then the step is not reversible unless it is short. None solves the equations
-        and checks the way back.
+    Equations 13 to 15. A negative `step_size` is a step back in time. `n_fixed_point` plain
+    iterations of each implicit equation are made without any check, as in the paper, and then the
+    step is not reversible unless it is short; None solves the equations and checks the way back.
+
+    Returns
+    -------
+    LocalGeometry
+        At the new position.
+    array, shape (N,)
+        The momentum there.
+    int
+        Iterations of the two implicit equations, without those of the checks.
 
     Raises
     ------
-    NotConverged, NotReversible, Diverged
+    IntegrationError
     """
     half = 0.5 * step_size
     is_checked = n_fixed_point is None
@@ -133,7 +108,7 @@ def leapfrog_step(
                 raise NotReversible(count) from error
             _check_return(start, geometry.position, _position_scale(geometry, start), count)
             _check_return(back, middle, _momentum_scale(there, end - middle), count)
-    return LeapfrogStep(there, end, count)
+    return there, end, count
 
 
 def _solve_momentum(geometry, momentum, half_step, n_fixed_point):

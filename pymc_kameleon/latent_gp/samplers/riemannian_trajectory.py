@@ -15,6 +15,7 @@ from pymc_kameleon.latent_gp.samplers.generalised_leapfrog import (
 )
 from pymc_kameleon.latent_gp.samplers.riemannian_metric import LocalGeometry
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.validation import checked_integer, checked_number
 
 __all__ = [
     "DualAveraging",
@@ -54,35 +55,18 @@ class RiemannianSettings:
     soft_floor: float = 0.0
 
     def __post_init__(self):
-        if not (math.isfinite(self.step_size) and self.step_size > 0):
-            raise ValueError(f"step_size must be positive, but it is {self.step_size}.")
-        if self.n_steps < 1:
-            raise ValueError(f"n_steps must be 1 or more, but it is {self.n_steps}.")
-        if self.n_fixed_point is not None and self.n_fixed_point < 1:
-            raise ValueError(f"n_fixed_point must be 1 or more, but it is {self.n_fixed_point}.")
-        if not (math.isfinite(self.soft_floor) and self.soft_floor >= 0):
-            raise ValueError(f"soft_floor must be 0 or positive, but it is {self.soft_floor}.")
-
-    @classmethod
-    def paper(
-        cls, step_size: float = 0.1, n_steps: int = 10, n_fixed_point: int = 5
-    ) -> "RiemannianSettings":
-        """Return the settings of the paper: ten steps of 0.1, five iterations without a check.
-
-        Not exact: five iterations do not solve the implicit equations.
-        """
-        return cls(step_size, n_steps, n_fixed_point, random_length=False)
+        checked_number("step_size", self.step_size, above=0)
+        checked_integer("n_steps", self.n_steps, 1)
+        if self.n_fixed_point is not None:
+            checked_integer("n_fixed_point", self.n_fixed_point, 1)
+        checked_number("soft_floor", self.soft_floor, at_least=0)
 
 
 class RiemannianState(NamedTuple):
-    """Where a chain is, and what is known there.
+    """Where a chain is, and what is known there, of the target of the last transition.
 
-    Attributes
-    ----------
-    position : array, shape (N,)
-    geometry : LocalGeometry or None
-        Of the target of the last transition. It is used again if the next one has the same
-        position, likelihood, scale and floor, and the same `Gaussian` object.
+    The geometry is used again if the next transition has the same position, likelihood, scale and
+    floor, and the same `Gaussian` object.
     """
 
     position: np.ndarray
@@ -140,7 +124,9 @@ def transition(
     n_steps = settings.n_steps
     if settings.random_length:
         n_steps = int(rng.integers(1, n_steps + 1))
-    start = _geometry(target, state, settings.soft_floor)
+    start = state.geometry
+    if start is None or not start.is_of(target, state.position, settings.soft_floor):
+        start = LocalGeometry(target, state.position, settings.soft_floor)
     momentum = start.draw_momentum(rng)
     initial_energy = start.energy(momentum)
     here, failure, iterations, n_leapfrog = start, None, 0, 0
@@ -174,22 +160,6 @@ def transition(
     )
 
 
-def _geometry(target, state, soft_floor):
-    """Return what is known of this target at the state, or find it."""
-    known = state.geometry
-    if (
-        known is not None
-        and np.array_equal(known.position, state.position)
-        and known.soft_floor == soft_floor
-        and known.target.base is target.base
-        and known.target.likelihood is target.likelihood
-        and known.target.scale == target.scale
-        and target.sites is None
-    ):
-        return known
-    return LocalGeometry(target, state.position, soft_floor)
-
-
 @dataclass
 class DualAveraging:
     """Learn a step size that gives a target acceptance (Hoffman & Gelman 2014, section 3.2.1).
@@ -197,19 +167,9 @@ class DualAveraging:
     The iterates are drawn towards the initial step size, not to ten times as much: a step that is
     too long costs a hundred iterations of an implicit equation before it fails.
 
-    Attributes
-    ----------
-    initial : float
-        First step size.
-    target_accept : float
-        Mean acceptance probability wanted, failures counted as 0.
-    log_step : float
-        Iterate.
-    log_average : float
-        Its weighted average, in which the first iterates fade.
-    shortfall : float
-        Weighted mean of what acceptance lacked.
-    n_updates : int
+    `target_accept` is the mean acceptance probability that is wanted, failures counted as 0;
+    `shortfall` a weighted mean of what it lacked; `log_average` one of the iterates `log_step`, in
+    which the first of them fade.
     """
 
     initial: float = 0.4

@@ -10,9 +10,12 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import log_ndtr
 
-from pymc_kameleon.latent_gp.approximations.logit_moments import log_expit, logit_moments
-from pymc_kameleon.latent_gp.approximations.tilted_moments import TiltedMoments
-from pymc_kameleon.latent_gp.model.log_normal_cdf import with_stable_normal_cdf
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import (
+    TiltedMoments,
+    log_expit,
+    logit_moments,
+)
+from pymc_kameleon.latent_gp.log_normal_cdf import with_stable_normal_cdf
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.black_box import black_boxes
 from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction

@@ -5,8 +5,8 @@ from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
-from pymc_kameleon.latent_gp.model.prior_at import PriorAt, UnfactorisedPrior
-from pymc_kameleon.latent_gp.model.reading import LatentFunction, free_variable
+from pymc_kameleon.latent_gp.prior import PriorAt, UnfactorisedPrior
+from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues

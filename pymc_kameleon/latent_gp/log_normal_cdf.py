@@ -19,7 +19,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scipy.special import log_ndtr
 
 from pymc_kameleon._compat import operation_with_gradient
-from pymc_kameleon.latent_gp.approximations.tilted_moments import REST, TAIL, THIRD
+from pymc_kameleon.latent_gp.approximations.binary_likelihoods import REST, TAIL, THIRD
 
 __all__ = ["log_normal_cdf", "with_stable_normal_cdf"]
 

@@ -14,8 +14,8 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.latent_gp.model.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.model.prior import ModelPrior
+from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
+from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
 

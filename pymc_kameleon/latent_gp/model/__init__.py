@@ -1,1 +1,0 @@
-"""Prior and likelihood of a latent function, read from a PyMC model."""

@@ -179,11 +179,13 @@ def of_conditional(prior, sites):
     found = ConditionalGaussian.of(prior, sites)
     units = np.eye(2 * prior.size).reshape(-1, 2, prior.size).transpose(1, 0, 2)
     images = found.images(np.ascontiguousarray(units))
+    f = found.restored(np.random.default_rng(1).standard_normal((2, prior.size)))
     return {
         "offset": found.mean - prior.mean,
         "covariance": images.T @ images,
         "half_log_determinant": -found.log_root_determinant,
         "log_ratio": found.log_ratio(prior.mean),
+        "log_ratio_at": (f, found.log_ratio(f)),
     }
 
 
@@ -255,6 +257,12 @@ def test_every_form_of_the_product(case, form):
         return
     bound = tolerance(form, name)
     for key, value in FORMS[form](prior, sites).items():
+        if key == "log_ratio_at":
+            f, value = value
+            h = f - prior.mean - exact.offset
+            expected = 0.5 * sites.precision @ h**2 - (h + 0.5 * exact.offset) @ exact.slope
+            assert abs(value - expected + exact.half_log_determinant) < max(bound, 1e-4)
+            continue
         if key == "cavities":
             variance = exact.sd**2 / exact.shares
             expected = exact.offset - variance * exact.slope

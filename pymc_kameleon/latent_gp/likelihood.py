@@ -29,35 +29,14 @@ PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 class ModelLikelihood:
     """Log likelihood of the values of a latent function, as the sum of one term for each value.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    name : str
-        Of the latent function.
-    terms : dict
-        Name of a variable -> its log density, for the variables that depend on the function.
-    function : tensor variable, shape (N,), float64
-        The values of the latent function in the terms' graphs.
-    size : int
-        N.
-    centre : array, shape (N,)
-        Where the likelihood is probed: the prior mean at the model's initial point.
-    compile_kwargs : dict or None
-        As for `ModelFunction`.
+    `terms` are the log densities of the variables that depend on the function `name`, by their own
+    names, and graphs of `function` (N,), float64. The likelihood is probed about `centre` (N,), the
+    prior mean at the model's initial point.
 
-    Attributes
-    ----------
-    size : int
-    names : list of str
-        Of the variables whose log densities depend on the function.
-    n_outputs : int
-        Length of what `compiled_value` returns.
-    has_gradient : bool
-        Whether there are derivatives; without, only `value` and `elementwise` serve.
-    has_curvature : bool
-        Whether any second derivative is not 0; those of -|y - f| are, and Laplace's approximation
-        knows nothing then.
-    probit_labels, logit_labels : array (N,) of -1 and +1, or None
+    `compiled_value`, whose `n_outputs` are 0, the value, 0 and every observation's, is behind
+    `value`. `has_curvature` is whether any second derivative is not 0; those of -|y - f| are, and
+    Laplace's approximation knows nothing then. Without a gradient only `value` and `elementwise`
+    serve.
 
     Raises
     ------
@@ -77,7 +56,7 @@ class ModelLikelihood:
         flat = pt.concatenate([t.flatten() for t in graphs])
         total = _simplified(flat.sum())
         zero = pt.constant(0.0)
-        self._value = self._compile([zero, total, zero, flat], function)
+        self.compiled_value = self._compile([zero, total, zero, flat], function)
         self._no_gradient = self._structure = None
         try:
             derivatives = _derivatives(total, function)
@@ -94,17 +73,9 @@ class ModelLikelihood:
     def data_changed(self, centre: np.ndarray) -> None:
         """Find anew which observations there are, and which value each of them belongs to.
 
-        Parameters
-        ----------
-        centre : array, shape (N,)
-            Where the likelihood is probed.
-
-        Raises
-        ------
-        ValueError
-            If the data do not fit each other, or as when the likelihood was made.
+        It raises what making a likelihood does, and ValueError if the data do not fit each other.
         """
-        self._value.check_data(centre, f"The log likelihood of {self.name}")
+        self.compiled_value.check_data(centre, f"The log likelihood of {self.name}")
         self._counts = self._count(centre)
         self.n_outputs = N_TERMS + int(sum(self._counts))
         self._owners = None
@@ -119,43 +90,27 @@ class ModelLikelihood:
         """Whether derivatives are known."""
         return self._no_gradient is None
 
-    @property
-    def compiled_value(self) -> ModelFunction:
-        """The function behind `value`: 0, the value and 0, and then every observation's."""
-        return self._value
-
     def value(self, f: np.ndarray) -> float:
         """Sum of l_n at `f` (N,)."""
         out = np.empty(self.n_outputs)
-        self._value.into_compiled(f, out)
+        self.compiled_value.into_compiled(f, out)
         return float(out[1])
 
     def elementwise(self, f: np.ndarray) -> np.ndarray:
-        """Values l_n (N,) at `f` (N,).
-
-        Raises
-        ------
-        ValueError
-            If the model does not give the terms one by one, only their sum.
-        """
+        """Values l_n (N,) at `f` (N,); ValueError if the model gives only their sum."""
         if self._owners is None:
             raise ValueError(
                 f"The log likelihood of {self.name} is known as a whole only, not for each element "
                 "of the function. Write it without summing: a pm.Potential may be a vector."
             )
         out = np.empty(self.n_outputs)
-        self._value.into(f, out)
+        self.compiled_value.into(f, out)
         return self._summed(out[N_TERMS:])
 
     def terms(self, f: np.ndarray) -> np.ndarray:
         """Values and first three derivatives at `f` (N,): an array (4, N).
 
         Where the terms are known as a whole only, each value is an N-th of their sum.
-
-        Raises
-        ------
-        NotImplementedError
-            If the likelihood has no gradient.
         """
         self.require_gradient()
         out = np.empty(3 * self.size + self.n_outputs - N_TERMS)
@@ -197,7 +152,7 @@ class ModelLikelihood:
         if log_probability in self._known_labels:
             return self._known_labels[log_probability]
         labels = self._find_labels(log_probability)
-        if not self._value.shared():  # they are the same until the data change
+        if not self.compiled_value.shared():  # they are the same until the data change
             self._known_labels[log_probability] = labels
         return labels
 
@@ -226,7 +181,7 @@ class ModelLikelihood:
             probes = centre + scale * rng.standard_normal((2, self.size))
             values = np.empty((2, self.n_outputs))
             for f, value in zip(probes, values, strict=True):
-                self._value.into(f, value)
+                self.compiled_value.into(f, value)
             values = values[:, N_TERMS:]
             if np.all(np.isfinite(values)):
                 return probes

@@ -38,14 +38,7 @@ COMPARISONS = (scalar.EQ, scalar.GE, scalar.GT, scalar.LE, scalar.LT)
 def log_normal_cdf(z):
     """Symbolic log Phi(z), which can be differentiated three times.
 
-    Parameters
-    ----------
-    z : tensor variable
-
-    Returns
-    -------
-    tensor variable
-        Relative error of value and derivatives at most 3e-9 at every z from -1e4 up.
+    The relative error of value and derivatives is at most 3e-9 at every z from -1e4 up.
     """
     return _derivative(0, z)
 
@@ -109,14 +102,6 @@ def with_stable_normal_cdf(graphs: list) -> list:
     written with erf or erfc, as `pm.math.invprobit` does, or as the exponential of
     `pm.logcdf(pm.Normal.dist(...), z)`; this itself is found too: its value holds in the tails, but
     its derivatives cancel.
-
-    Parameters
-    ----------
-    graphs : list of tensor variables
-
-    Returns
-    -------
-    list of tensor variables
     """
     replacements = {}
     for variable in ancestors(graphs):

@@ -34,13 +34,8 @@ covariance need not be positive definite everywhere."""
 class FreeVariable:
     """The model's free variable v behind a latent function: f = offset + matrix v.
 
-    Attributes
-    ----------
-    offset : array (N,) or None
-    matrix : array (N, N) or None
-        None if f is v.
-    is_triangular : bool
-        Whether the matrix is lower triangular; what is above its diagonal is then not read.
+    f is v itself where there are no offset (N,) and matrix (N, N). What is above the diagonal of a
+    matrix that is lower triangular is not read.
     """
 
     offset: np.ndarray | None
@@ -76,17 +71,10 @@ class PriorAt(NamedTuple):
 
 
 class UnfactorisedPrior(NamedTuple):
-    """The same before its covariance is factorised.
+    """The same before its covariance, in C order and of nobody else, is factorised.
 
-    Attributes
-    ----------
-    mean : array (N,)
-    covariance : array (N, N)
-        In C order, and of nobody else.
-    is_root : bool
-        Whether f = mean + C v for the free variable v, where C is the Cholesky factor; else f is v.
-    known : PriorAt or None
-        Where the model has a factor of the covariance, in some other form.
+    If it `is_root`, f = mean + C v for the free variable v, where C is the Cholesky factor; else f
+    is v. Where the model has a factor of the covariance in some other form, all is `known`.
     """
 
     mean: np.ndarray
@@ -95,26 +83,14 @@ class UnfactorisedPrior(NamedTuple):
     known: PriorAt | None = None
 
     def factorised_in_place(self) -> tuple[np.ndarray, FreeVariable]:
-        """Return C (N, N), in place of the covariance on the diagonal and below, and v.
-
-        Raises
-        ------
-        scipy.linalg.LinAlgError
-            If the covariance is not positive definite. Of NaN the factor may be NaN.
-        """
+        """Return C (N, N), in place of the covariance on the diagonal and below, and v."""
         if self.known is not None:
             return self.known.gaussian.cholesky, self.known.variable
         root = cholesky_overwriting(self.covariance)
         return root, self._variable(root)
 
     def factorised(self, name: str) -> PriorAt:
-        """Return the prior of a function of this name, and keep the covariance.
-
-        Raises
-        ------
-        ValueError
-            As `gaussian_sites.factorised`.
-        """
+        """Return the prior of a function of this name, and keep the covariance."""
         if self.known is not None:
             return self.known
         gaussian = factorised(self.mean, self.covariance, name)
@@ -130,24 +106,9 @@ class ModelPrior:
     The free variable v is f itself (`pm.MvNormal`) or has a Gaussian prior of which f is an affine
     function (`pm.gp.Latent` samples v ~ N(0, I) and sets f = m + L v).
 
-    Parameters
-    ----------
-    model : pymc.Model
-    name : str
-        Of the latent function.
-    variable : random variable
-        v, of shape (N,).
-    function : tensor variable or None
-        f in terms of the model's value variables; None if it is v.
-    others : dict
-        Value variables that do not belong to f -> shared variables.
-    compile_kwargs : dict or None
-        As for `ModelFunction`.
-
-    Attributes
-    ----------
-    gaussian : Gaussian
-        Of f, at the present values of the other variables.
+    `variable` is the random variable v (N,), `function` f in terms of the model's value variables,
+    or None if it is v, and `others` the value variables that do not belong to f, with their shared
+    variables. `gaussian` is at the values of these at the last `refresh`.
 
     Raises
     ------
@@ -164,13 +125,10 @@ class ModelPrior:
         self._is_independent = isinstance(variable.owner.op, NormalRV)
         parameters = variable.owner.op.dist_params(variable.owner)
         mean, spread = model.replace_rvs_by_values([pt.as_tensor(p) for p in parameters])
-        if not self._is_independent:
-            spread_length = (self.size, self.size)
-        else:
-            spread_length = (self.size,)
+        spread_shape = (self.size,) if self._is_independent else (self.size, self.size)
         given = [
             pt.broadcast_to(mean, (self.size,)),
-            pt.broadcast_to(spread, spread_length).flatten(),
+            pt.broadcast_to(spread, spread_shape).flatten(),
         ]
         root = None if self._is_identity else _covariance_root(function, value, others, self.size)
         self._takes_covariance = root is not None
@@ -186,22 +144,10 @@ class ModelPrior:
         else:
             affine = [function, jacobian(function, value, vectorize=True).flatten()]
         replaced = clone_replace([*given, *affine], replace=others, rebuild_strict=False)
-        self._function = ModelFunction(
-            model, replaced, value, self.size, compile_kwargs, apart=True
-        )
+        self.function = ModelFunction(model, replaced, value, self.size, compile_kwargs, apart=True)
         self._covariances = _factorised_matrices(function, others)
         self._check_affine()
         self.refresh()
-
-    def _lengths(self):
-        n = self.size
-        lengths = [n, n if self._is_independent else n * n]
-        return [*lengths, n] if self._is_identity else [*lengths, n, n * n]
-
-    @property
-    def function(self) -> ModelFunction:
-        """The compiled function behind the moments."""
-        return self._function
 
     @property
     def gaussian(self) -> Gaussian:
@@ -211,10 +157,7 @@ class ModelPrior:
     def refresh(self) -> None:
         """Compute the prior at the present values of the other variables.
 
-        Raises
-        ------
-        ValueError
-            If the covariance is not positive definite.
+        It raises ValueError if the covariance is not positive definite.
         """
         try:
             self.at = self.evaluate()
@@ -222,23 +165,11 @@ class ModelPrior:
             raise self._not_positive_definite() from error
 
     def evaluate(self) -> PriorAt:
-        """Return the prior at the present values of the other variables, and keep what there was.
-
-        Raises
-        ------
-        ValueError, scipy.linalg.LinAlgError
-            If the covariance is not positive definite.
-        """
+        """Return the prior at the present values of the other variables, but do not keep it."""
         return self.unfactorised().factorised(self.name)
 
     def unfactorised(self) -> UnfactorisedPrior:
-        """Return what `evaluate` does, as far as it is known without factorising a covariance.
-
-        Raises
-        ------
-        ValueError, scipy.linalg.LinAlgError
-            If the model factorises a covariance that is not positive definite.
-        """
+        """Return what `evaluate` does, as far as it is known without factorising a covariance."""
         mean, spread, offset, matrix = self._evaluate(np.zeros(self.size))
         if self._is_identity and not self._is_independent:
             covariance = self._own(spread).reshape(self.size, self.size)
@@ -250,7 +181,7 @@ class ModelPrior:
 
     def _own(self, array):
         """Return an array that may be overwritten: a black box may keep the one that it returns."""
-        return array.copy() if self._function.has_black_box else array
+        return array.copy() if self.function.has_black_box else array
 
     def _by_factors(self, mean, spread, offset, matrix):
         if self._takes_covariance:
@@ -286,8 +217,12 @@ class ModelPrior:
 
         Where the model has the Jacobian's product with its transpose, that is in its place.
         """
+        n = self.size
+        lengths = [n, n if self._is_independent else n * n, n, n * n]
+        if self._is_identity:
+            lengths.pop()
         try:
-            mean, spread, offset, *matrix = self._function.arrays(v, self._lengths())
+            mean, spread, offset, *matrix = self.function.arrays(v, lengths)
         except LinAlgError as error:
             raise self._not_positive_definite() from error
         if self._is_identity:

@@ -25,19 +25,9 @@ __all__ = ["LatentFunction", "free_variable"]
 def free_variable(model, var) -> tuple:
     """Find a latent function and the free random variable behind it.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    var : variable or str
-        The latent function (as `pm.gp.Latent(...).prior` or `pm.MvNormal` returned it) or the free
-        variable behind it, or the name of either.
-
-    Returns
-    -------
-    random variable
-        The free one.
-    deterministic variable or None
-        The function; None if it is the free variable itself.
+    `var` is the latent function, as `pm.gp.Latent(...).prior` or `pm.MvNormal` returned it, or the
+    free variable behind it, or the name of either. The function that is returned is None if it is
+    the free variable itself.
 
     Raises
     ------
@@ -94,27 +84,9 @@ def free_variable(model, var) -> tuple:
 class LatentFunction:
     """Everything about a latent function f that its samplers and approximations need.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    var : variable or str
-        As for `free_variable`.
-    initial_point : dict or None
-        Values of the other variables; default `model.initial_point()`.
-    compile_kwargs : dict or None
-        As for `ModelFunction`.
-
-    Attributes
-    ----------
-    name : str
-    size : int
-        N.
-    value_variable : variable
-        What `pm.sample` moves.
-    shared : dict
-        Value variables of the other free variables -> shared variables.
-    prior : ModelPrior
-    likelihood : ModelLikelihood
+    `initial_point` has the values of the other variables, by default `model.initial_point()`.
+    `value_variable` is what `pm.sample` moves; `shared` are the value variables of the other free
+    variables, with their shared variables.
 
     Raises
     ------
@@ -146,10 +118,8 @@ class LatentFunction:
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed.
 
-        Raises
-        ------
-        ValueError
-            If the prior's covariance has ceased to be positive definite, or new data do not fit.
+        It raises ValueError if the prior's covariance has ceased to be positive definite, or new
+        data do not fit.
         """
         prior_changed = self._seen_prior.changed()
         if self._seen_prior.are_data_new:
@@ -164,13 +134,7 @@ class LatentFunction:
         return prior_changed or likelihood_changed
 
     def recompute(self) -> None:
-        """Compute the prior anew, though nothing may have changed since the last `refresh`.
-
-        Raises
-        ------
-        ValueError
-            If its covariance is not positive definite.
-        """
+        """Compute the prior anew, though nothing may have changed since the last `refresh`."""
         self.prior.refresh()
 
     def set_point(self, point: dict[str, np.ndarray]) -> None:

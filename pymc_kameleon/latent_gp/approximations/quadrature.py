@@ -31,17 +31,9 @@ PANEL_END = 3.0
 def quadrature_moments(likelihood, mean, variance, n_nodes=33, tolerance=1e-6) -> TiltedMoments:
     """Moments for any factorising likelihood, by adaptive quadrature.
 
-    Parameters
-    ----------
-    likelihood : FactorisingLikelihood
-        Asked once per node for all terms. Its slope may jump, as that of -|y - f|.
-    mean, variance : array, shape (N,)
-        m and v of the cavities.
-    n_nodes : int
-        Nodes of the first rule, which is refined where it must be.
-    tolerance : float
-        Largest change of a moment (log Z; mean and standard deviation in units of the latter) from
-        one refinement to the next, for all terms.
+    The slope of a term may jump, as that of -|y - f| does. The rule of `n_nodes` is refined, where
+    it must be, until no moment of any term (log Z; mean and standard deviation in units of the
+    latter) changes by more than `tolerance` from one refinement to the next.
 
     Raises
     ------

@@ -20,28 +20,10 @@ MOST_VALUES = 10_000
 class JointModel:
     """A latent function of a PyMC model, and the continuous variables that it depends on.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    vars : list or None
-        The latent function, and hyperparameters if not all of them are to be moved.
-    initial_point, compile_kwargs
-        As for `LatentFunction`.
-
-    Attributes
-    ----------
-    function : LatentFunction
-        Its `shared` variables are those of the hyperparameters too.
-    hyperparameters : list
-        Value variables of theta, in the model's order.
-    shapes : list of tuple
-        Their shapes.
-    dim : int
-        Length d of theta, raveled.
-    scales : array, shape (d,)
-        Of the prior of theta.
-    others : dict
-        Value variables moved by other steps -> shared variables.
+    `vars` names the latent function, and hyperparameters if not all of them are to be moved. The
+    value variables of theta are `hyperparameters`, in the model's order, of `shapes`, `dim` numbers
+    in all, and `scales` (d,) those of their prior. `others` are the value variables that other
+    steps move, with their shared variables.
 
     Raises
     ------
@@ -80,13 +62,7 @@ class JointModel:
         return self.function.likelihood
 
     def refresh(self) -> bool:
-        """Follow the other variables, at the theta set last; return whether anything changed.
-
-        Raises
-        ------
-        ValueError
-            As for `LatentFunction.refresh`.
-        """
+        """Follow the other variables, at the theta set last; return whether anything changed."""
         function_changed = self.function.refresh()
         return self._seen_log_prior.changed() or function_changed
 
@@ -114,10 +90,7 @@ class JointModel:
     def prior(self) -> PriorAt:
         """Return the prior of the function at the theta set last.
 
-        Raises
-        ------
-        ValueError, scipy.linalg.LinAlgError
-            If its covariance is not positive definite.
+        It raises ValueError or LinAlgError if its covariance is not positive definite.
         """
         return self.function.prior.evaluate()
 
@@ -173,17 +146,7 @@ class JointModel:
 def named_variables(model, vars):
     """Split what a user named into the latent function and the value variables of hyperparameters.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    vars : list, variable, str or None
-
-    Returns
-    -------
-    variable
-        The latent function.
-    list of value variables, or None
-        None if no hyperparameter was named, which means all of them.
+    These are None if no hyperparameter was named, which means all of them.
 
     Raises
     ------

@@ -31,23 +31,9 @@ def move_hyperparameters(
 ) -> JointPoint:
     """Make a Metropolis-Hastings transition of theta, with the function carried along at fixed eta.
 
-    Parameters
-    ----------
-    target : JointTarget
-        Holds an eta of the point.
-    point : JointPoint
-    chain : Chain
-        Of theta; at the point.
-    learner : Learner
-        Its proposal and its mixture of moves are used.
-    rng : numpy.random.Generator
-    adapts : bool
-        Whether the learner learns from the transition.
-
-    Returns
-    -------
-    JointPoint
-        The one that was given if the proposal was rejected.
+    `target` holds an eta of the point, `chain` is that of theta, at the point, and the learner's
+    proposal and mixture of moves are used; it learns if it `adapts`. The point that was given is
+    returned if the proposal was rejected.
     """
     chain.value[:] = log_density_terms(point)
     accepted = chain.outcome[ACCEPTED]
@@ -78,24 +64,11 @@ def point_of_draw(
 def slices(
     target: JointTarget, point: JointPoint, rng: np.random.Generator, n: int
 ) -> tuple[JointPoint, int]:
-    """Move the function by elliptical slices about its conditional Gaussian, at fixed theta.
+    """Move the function by `n` elliptical slices about its conditional Gaussian, at fixed theta.
 
-    They are those of eta, of which the function is a linear function, about N(0, I).
-
-    Parameters
-    ----------
-    target : JointTarget
-        Holds an eta of the point, and then of the one that is returned.
-    point : JointPoint
-    rng : numpy.random.Generator
-    n : int
-        Slices.
-
-    Returns
-    -------
-    JointPoint
-    int
-        Likelihood evaluations.
+    They are those of eta, of which the function is a linear function, about N(0, I). `target` holds
+    an eta of the point, and then of the one that is returned, with the number of likelihood
+    evaluations.
     """
     target.model.set_hyperparameters(point.x)
     conditional, likelihood, sites = (

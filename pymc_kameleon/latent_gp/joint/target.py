@@ -37,10 +37,7 @@ __all__ = ["HyperparameterModel", "JointPoint", "JointTarget", "log_density_term
 class HyperparameterModel(Protocol):
     """Prior and likelihood of a latent function as functions of its hyperparameters theta (d,).
 
-    Attributes
-    ----------
-    likelihood : FactorisingLikelihood
-        At the hyperparameters that were set last.
+    The likelihood is that at the hyperparameters that were set last.
     """
 
     likelihood: FactorisingLikelihood
@@ -59,17 +56,9 @@ class HyperparameterModel(Protocol):
 
 
 class JointPoint(NamedTuple):
-    """Hyperparameters, a latent function, and what is known of the model there.
+    """Hyperparameters x (d,), a function f (N,), and what is known of the model there.
 
-    Attributes
-    ----------
-    x : array, shape (d,)
-    function : array, shape (N,)
-        f.
-    variable : FreeVariable
-        The model's, behind f.
-    conditional : ConditionalGaussian
-    log_prior, log_likelihood : float
+    `variable` is the model's, behind f.
     """
 
     x: np.ndarray
@@ -94,20 +83,9 @@ def log_posterior(point: JointPoint) -> float:
 class JointTarget:
     """The density of theta at a fixed eta, as `mcmc.run` evaluates it in plain Python.
 
-    Parameters
-    ----------
-    model : HyperparameterModel
-    sites : callable
-        Gaussian sites as a function of theta (d,). It must not depend on anything else.
-
-    Attributes
-    ----------
-    eta : array, shape (2, N)
-        The standardised function, since `hold`.
-    proposed : JointPoint
-        Of the last evaluation that succeeded.
-    n_failed : int
-        Evaluations at which a covariance was not positive definite.
+    The Gaussian `sites` are a function of theta (d,), and must not depend on anything else. `eta`
+    (2, N) is the standardised function, since `hold`; `proposed` the point of the last evaluation
+    that succeeded; `n_failed` counts those at which a covariance was not positive definite.
     """
 
     def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
@@ -143,10 +121,7 @@ class JointTarget:
     def point(self, x: np.ndarray, f: np.ndarray) -> JointPoint:
         """Return the point of hyperparameters `x` (d,) and function `f` (N,).
 
-        Raises
-        ------
-        ValueError, scipy.linalg.LinAlgError
-            If a covariance is not positive definite there.
+        It raises ValueError or LinAlgError if a covariance is not positive definite there.
         """
         variable, conditional = self._gaussians(x)
         log_prior, likelihood = self.model.log_prior(x), self.model.likelihood.value(f)

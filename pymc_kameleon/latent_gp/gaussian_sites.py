@@ -9,8 +9,8 @@ which may be singular, and keeps the digits where sites of all sizes stand side 
 .. math:: \Sigma = K - K S A^{-1} S K,\quad S \Sigma S = I - A^{-1},\quad
     |K^{-1} + W| = |A| / |K|.
 
-That of B = I + L^T W L = U U^T with an upper triangular U (`whitened_precision_root`) is of the
-precision in the coordinates L^-1 (f - m). L U^-T is the lower triangular factor of the covariance,
+That of B = I + L^T W L (`whitened_precision`) is of the precision in the coordinates L^-1 (f - m).
+Where B = U U^T for an upper triangular U, L U^-T is the lower triangular factor of the covariance,
 which keeps the small eigenvalues of an ill-conditioned K; and precisions may be negative.
 """
 
@@ -33,7 +33,7 @@ __all__ = [
     "cholesky_overwriting",
     "factorised",
     "solve_root",
-    "whitened_precision_root",
+    "whitened_precision",
     "with_sites",
 ]
 
@@ -188,13 +188,10 @@ def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
     return product, float(log_integral - half_log_determinant)
 
 
-def whitened_precision_root(prior: Gaussian, sites: Sites) -> np.ndarray:
-    """Upper triangular U (N, N) of U U^T = I + L^T diag(precision) L, with K = L L^T.
+def whitened_precision(prior: Gaussian, sites: Sites) -> np.ndarray:
+    """B = I + L^T diag(precision) L, an array (N, N) in C order, with K = L L^T.
 
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If the negative precisions outweigh the rest, so that the product is no Gaussian.
+    It is positive definite but where negative precisions outweigh the rest: there is no Gaussian.
     """
     precision, root = sites.precision, prior.cholesky
     positive = np.sqrt(np.maximum(precision, 0.0))[:, None] * root
@@ -204,13 +201,13 @@ def whitened_precision_root(prior: Gaussian, sites: Sites) -> np.ndarray:
         negative = np.sqrt(-precision[is_negative])[:, None] * root[is_negative]
         inner -= negative.T @ negative
     inner[np.diag_indices_from(inner)] += 1.0
-    # Reversed, a lower triangular factor is an upper triangular one.
-    return np.asfortranarray(cholesky_of(inner[::-1, ::-1])[::-1, ::-1])
+    return inner
 
 
 def _product_root(prior, sites):
     """Lower triangular factor (N, N) of the product's covariance, and log |I + K W| / 2."""
-    upper = whitened_precision_root(prior, sites)
+    # Reversed, a lower triangular factor is an upper triangular one.
+    upper = cholesky_of(whitened_precision(prior, sites)[::-1, ::-1])[::-1, ::-1]
     factor = solve_triangular(upper, prior.cholesky.T, lower=False, check_finite=False).T
     return factor, float(np.log(np.diagonal(upper)).sum())
 

@@ -19,7 +19,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     best_seen,
 )
 from pymc_kameleon.latent_gp.approximations.laplace import newton_mode
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, whitened_precision_root
+from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, cholesky_of, whitened_precision
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_number
 
@@ -153,7 +153,7 @@ class ImportanceDensity:
     """Gaussian q = prior x sites, in whitened coordinates v, f = m + L v with K = L L^T.
 
     There the prior is N(0, I), and q has the mean `centre` (N,) and the precision F F^T, F =
-    `factor` (N, N) being upper triangular.
+    `factor` (N, N) being lower triangular.
     """
 
     prior: Gaussian
@@ -165,15 +165,15 @@ class ImportanceDensity:
     @classmethod
     def product(cls, prior: Gaussian, sites: Sites) -> "ImportanceDensity":
         """Multiply a prior by Gaussian sites, none of whose precisions is negative."""
-        factor = whitened_precision_root(prior, sites)
+        factor = cholesky_of(whitened_precision(prior, sites))
         shift = prior.cholesky.T @ (sites.shift - sites.precision * prior.mean)
-        half = solve_triangular(factor, shift, check_finite=False)
-        centre = solve_triangular(factor, half, trans="T", check_finite=False)
+        half = solve_triangular(factor, shift, lower=True, check_finite=False)
+        centre = solve_triangular(factor, half, lower=True, trans="T", check_finite=False)
         return cls(prior, centre, factor, float(np.log(np.diagonal(factor)).sum()))
 
     def draw(self, z: np.ndarray) -> np.ndarray:
         """Turn standard normals (N, n) into draws v (N, n) of q."""
-        step = solve_triangular(self.factor, z, trans="T", check_finite=False)
+        step = solve_triangular(self.factor, z, lower=True, trans="T", check_finite=False)
         return self.centre[:, None] + step
 
     def log_ratio(self, v: np.ndarray, z: np.ndarray) -> np.ndarray:

@@ -64,8 +64,9 @@ class ConditionalGaussian:
     def __init__(
         self, prior_mean: np.ndarray, root: np.ndarray, sites: Sites, inner: SiteFactor
     ) -> None:
-        self._prior_mean, self._root, self.sites, self._inner = prior_mean, root, sites, inner
-        self._pull, self._inverse_roots = np.empty((2, prior_mean.size))
+        self._prior_mean, self._root, self.sites, self._roots = prior_mean, root, sites, inner.roots
+        self.log_root_determinant = -inner.half_log_determinant  # log |L L^T| / 2 = -log |B| / 2
+        self._pull, inverse_roots = np.empty((2, prior_mean.size))
         self._divides = _begin(
             sites.precision,
             sites.shift,
@@ -73,8 +74,9 @@ class ConditionalGaussian:
             inner.roots,
             inner.told,
             self._pull,
-            self._inverse_roots,
+            inverse_roots,
         )
+        self._factors = root, inner.lower, inner.roots, inverse_roots, self._divides
 
     @classmethod
     def of(cls, prior: Gaussian, sites: Sites) -> "ConditionalGaussian":
@@ -86,11 +88,6 @@ class ConditionalGaussian:
     def size(self) -> int:
         """N."""
         return self._pull.size
-
-    @property
-    def log_root_determinant(self) -> float:
-        """Log |L L^T| / 2 = -log |B| / 2."""
-        return -self._inner.half_log_determinant
 
     @property
     def mean(self) -> np.ndarray:
@@ -112,7 +109,7 @@ class ConditionalGaussian:
         eta = rng.standard_normal((2, self.size))
         apart = f - self.restored(eta)
         eta[0] += solve_root(self._root, apart)
-        eta[1] += self._inner.roots * apart
+        eta[1] += self._roots * apart
         return eta
 
     def restored(self, eta: np.ndarray) -> np.ndarray:
@@ -127,7 +124,7 @@ class ConditionalGaussian:
         if not self._divides:
             own = own.copy()
         w, images = np.empty((2, *own.shape))
-        _map_into(*self._factors(), own, of_sites, w, images)
+        _map_into(*self._factors, own, of_sites, w, images)
         return images
 
     @cached_property
@@ -137,12 +134,8 @@ class ConditionalGaussian:
 
     def _restored(self, eta):
         out, room = np.empty((3, self.size)), np.empty((4, 2, self.size))
-        _restore_into(*self._factors(), self._pull, self._prior_mean, eta, room, out)
+        _restore_into(*self._factors, self._pull, self._prior_mean, eta, room, out)
         return out
-
-    def _factors(self):
-        inner = self._inner
-        return self._root, inner.lower, inner.roots, self._inverse_roots, self._divides
 
 
 @jit

@@ -90,15 +90,17 @@ def slope(function, x, step):
 CASES = pytest.mark.parametrize(
     ("name", "beta", "with_sites"),
     [
-        (name, beta, with_sites)
-        for name in (*LOG_CONCAVE, "student_t")
-        for beta, with_sites in ((0.3, False), (0.3, True), (1.0, False))
+        ("probit", 1.0, False),
+        ("logit", 0.3, True),
+        ("poisson", 0.3, False),
+        ("student_t", 0.3, True),
+        ("student_t", 1.0, False),
     ],
 )
 
 
 @CASES
-def test_metric_inverse_and_determinant_are_those_of_the_dense_matrices(name, beta, with_sites):
+def test_geometry_is_that_of_the_dense_matrices(name, beta, with_sites):
     target, f, floor = problem(name, 12, beta, with_sites)
     geometry = LocalGeometry(target, f, floor)
     dense = dense_metric(geometry)
@@ -113,15 +115,8 @@ def test_metric_inverse_and_determinant_are_those_of_the_dense_matrices(name, be
     np.testing.assert_allclose(metric.velocity(p), inverse @ p, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(metric.leverage, geometry.curvature * np.diag(inverse), atol=1e-10)
     np.testing.assert_allclose(metric.log_determinant, np.linalg.slogdet(dense)[1], rtol=1e-9)
-
-
-@CASES
-def test_log_density_is_that_of_the_target(name, beta, with_sites):
-    target, f, floor = problem(name, 12, beta, with_sites)
-    geometry = LocalGeometry(target, f, floor)
-    np.testing.assert_allclose(
-        geometry.log_density, target.base.log_density(f) + target.log_ratio(f)
-    )
+    log_density = target.base.log_density(f) + target.log_ratio(f)
+    np.testing.assert_allclose(geometry.log_density, log_density)
     score = target.base.score(f) + target.log_ratio_terms(f)[1]
     np.testing.assert_allclose(geometry.score, score, rtol=1e-9, atol=1e-9)
 
@@ -245,8 +240,10 @@ def starts(name, count, seed=7):
         yield geometry, geometry.draw_momentum(rng)
 
 
-@pytest.mark.parametrize("step_size", [0.1, 0.3, 0.5, 0.8])
-@pytest.mark.parametrize("name", [*LOG_CONCAVE, "student_t"])
+@pytest.mark.parametrize(
+    ("name", "step_size"),
+    [("probit", 0.8), ("logit", 0.5), ("poisson", 0.1), ("poisson", 0.8), ("student_t", 0.3)],
+)
 def test_each_implicit_sub_step_returns(name, step_size, monkeypatch):
     """The equations are checked by dense algebra, the way back by the same solver."""
     calls = []

@@ -179,13 +179,12 @@ class EllipticalSliceStep(LatentFunctionStep):
         if is_due:
             self._fit(prior, likelihood)
             self._target = None
-        if self._target is None:
-            if self.center == "prior":
-                self._target = TemperedTarget(prior, likelihood)
-            else:
-                sites = Sites(self.site_precision, self.site_shift)
-                base, _ = with_sites(prior, sites)
-                self._target = TemperedTarget(base, likelihood, 1.0, sites)
+        if self._target is None and self.center == "prior":
+            self._target = TemperedTarget(prior, likelihood)
+        elif self._target is None:
+            sites = Sites(self.site_precision, self.site_shift)
+            base, _ = with_sites(prior, sites)
+            self._target = TemperedTarget(base, likelihood, 1.0, sites)
         if is_due and self.tune:
             self._leave_tails()
         return self._target
@@ -205,9 +204,9 @@ class EllipticalSliceStep(LatentFunctionStep):
     def _fit(self, prior, likelihood):
         """Fit the sites, from prior and likelihood and not from the function's values."""
         sites, reason = _sites(self.center, prior, likelihood)
-        if reason is not None and "center_told" not in self.report:
-            self.report["center_told"] = 1
-            self._warn_later(
+        if reason is not None:
+            self._warn_once(
+                "center",
                 WarningType.BAD_PARAMS,
                 f"The Gaussian that centres the ellipses of {self.function.name} is a poor one, "
                 f"which costs speed but no correctness: {reason}",

@@ -17,6 +17,7 @@ from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.steps.mixing import KeptDraws
+from pymc_kameleon.steps.report import Report
 
 __all__ = ["LatentFunctionState", "LatentFunctionStep", "OtherVariables"]
 
@@ -33,7 +34,7 @@ class LatentFunctionState(StepMethodState):
     draw: int
     position: Annotated[np.ndarray, floats("N")] | None
     returned: np.ndarray | None
-    report: dict[str, float]
+    report: Report
     configuration: str = field(metadata={"frozen": True})
 
 
@@ -89,7 +90,7 @@ class LatentFunctionStep(Step):
         self.expected_tune = expected_tune
         self.draw = 0
         self.position = self.returned = None
-        self.report = {"unmoved": 0}
+        self.report = Report()
         self.draws = KeptDraws()
         self._begin_learning()
         self._forget_model()
@@ -176,21 +177,22 @@ class LatentFunctionStep(Step):
     def _report(self, statistics, moved):
         """Add a warning to `statistics`, at most one of each kind in a chain."""
         report, name = self.report, self.function.name
-        report["unmoved"] = 0 if moved else report["unmoved"] + 1
-        if not self.tune and report["unmoved"] >= STUCK_AFTER and "stuck" not in report:
-            report["stuck"] = 1
-            self._warn_later(
-                WarningType.CONVERGENCE,
-                f"The chain of {name} is stuck: it has not moved in the last {report['unmoved']} "
-                "draws. Tune longer, or start elsewhere (initvals=...).",
-            )
+        report.unmoved = 0 if moved else report.unmoved + 1
         if not self.tune:
+            if report.unmoved >= STUCK_AFTER:
+                self._warn_once(
+                    "stuck",
+                    WarningType.CONVERGENCE,
+                    f"The chain of {name} is stuck: it has not moved in the last {report.unmoved} "
+                    "draws. Tune longer, or start elsewhere (initvals=...).",
+                )
             self.draws.record(self._watched())
             message = self.draws.complaint(self, self.draw, self._watched_names)
-            if message is not None and "stuck" not in report:
-                self._warn_later(WarningType.CONVERGENCE, message)
-        if "pending" in report:
-            statistics["warning"] = SamplerWarning(*report.pop("pending"), "warn")
+            if message is not None and "stuck" not in report.told:
+                self._warn_once("mixing", WarningType.CONVERGENCE, message)
+        if report.pending is not None:
+            statistics["warning"] = SamplerWarning(*report.pending, "warn")
+            report.pending = None
 
     @property
     def _elements(self):
@@ -203,19 +205,18 @@ class LatentFunctionStep(Step):
     def _watched_names(self):
         return [f"{self.function.name}[{i}]" for i in self._elements]
 
-    def _warn_later(self, kind, message):
-        """Give a warning with the next statistics."""
-        self.report["pending"] = (kind, message)
+    def _warn_once(self, name, kind, message):
+        """Give a warning with the next statistics, if none of this name was given in the chain."""
+        if name not in self.report.told:
+            self.report.told.add(name)
+            self.report.pending = kind, message
 
 
 class OtherVariables:
     """Follows the other variables, for a step and its shallow copies, which share the function.
 
-    A copy is told by the version that another one has seen a change before it.
-
-    Parameters
-    ----------
-    function : LatentFunction or JointModel
+    A copy is told by the version that another one has seen a change before it. `function` is a
+    `LatentFunction` or a `JointModel`.
     """
 
     def __init__(self, function):

@@ -326,12 +326,11 @@ class LatentGPStep(LatentGPTuning):
         return elements + super()._watched_names()
 
     def _count_failures(self, n_failed):
-        report = self.report
-        report["failed"] = report.get("failed", 0) + int(n_failed)
-        share = report["failed"] / self.transition
-        if self.transition >= 500 and share > FAILURES and "failures_told" not in report:
-            report["failures_told"] = 1
-            self._warn_later(
+        self.report.failed += int(n_failed)
+        share = self.report.failed / self.transition
+        if self.transition >= 500 and share > FAILURES:
+            self._warn_once(
+                "failed",
                 WarningType.BAD_PARAMS,
                 f"At {share:.0%} of the hyperparameters proposed so far the covariance of "
                 f"{self.function.name} was not positive definite, and they were rejected. The "

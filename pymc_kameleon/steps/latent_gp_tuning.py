@@ -188,9 +188,9 @@ class LatentGPTuning(LatentFunctionStep):
             pilot = approximate(self.joint, self._point.x, method)
         if pilot is not None:
             self.sites = constant_sites(pilot.sites, self.joint.dim)
-        elif not self.n_fits and "center_told" not in self.report:
-            self.report["center_told"] = 1
-            self._warn_later(
+        elif not self.n_fits:
+            self._warn_once(
+                "center",
                 WarningType.BAD_PARAMS,
                 f"No Gaussian was found that is like the posterior of {self.function.name}, so "
                 "hyperparameters move at a fixed whitened function: slowly, where data say much.",

@@ -53,6 +53,7 @@ class RiemannianHMCState(LatentFunctionState):
 
     averaging: DualAveraging
     step_size: float
+    trajectories: int
 
 
 @with_shared_parameters
@@ -227,7 +228,7 @@ class RiemannianHMCStep(LatentFunctionStep):
     def _begin_learning(self):
         self.averaging = DualAveraging(self.first_step_size, self.target_accept)
         self.step_size = self.first_step_size
-        self.report |= {"trajectories": 0, "failures": 0, "acceptance": 0.0}
+        self.trajectories = 0
 
     def _model_changed(self, prior_changed):
         self._target = self._geometry = self.soft_floor = None
@@ -282,25 +283,25 @@ class RiemannianHMCStep(LatentFunctionStep):
                 self.step_size = max(self.averaging.step_size, SMALLEST_STEP_SIZE)
             return
         report = self.report
-        report["trajectories"] += 1
-        report["failures"] += any(getattr(outcome, name) for name in FAILURES)
-        report["acceptance"] += (outcome.acceptance - report["acceptance"]) / report["trajectories"]
-        if report["trajectories"] < 100 or "told" in report:
+        self.trajectories += 1
+        report.failed += any(getattr(outcome, name) for name in FAILURES)
+        report.acceptance += (outcome.acceptance - report.acceptance) / self.trajectories
+        if self.trajectories < 100 or "trajectories" in report.told:
             return
-        failures = report["failures"] / report["trajectories"]
+        failures = report.failed / self.trajectories
         if failures > SHARE_OF_FAILURES:
-            report["told"] = 1
-            self._warn_later(
+            self._warn_once(
+                "trajectories",
                 WarningType.BAD_PARAMS,
                 f"{failures:.0%} of the trajectories of {self.function.name} failed (see the "
                 "statistics not_converged, not_reversible and diverged) and were rejected. Take a "
                 f"step_size below {self.step_size:.3g}, or tune longer.",
             )
-        elif self.adapt_step_size and not 0.3 < report["acceptance"] / self.target_accept < 1.24:
-            report["told"] = 1
-            self._warn_later(
+        elif self.adapt_step_size and not 0.3 < report.acceptance / self.target_accept < 1.24:
+            self._warn_once(
+                "trajectories",
                 WarningType.BAD_ACCEPTANCE,
-                f"The acceptance of {self.function.name} is {report['acceptance']:.2f}, far from "
+                f"The acceptance of {self.function.name} is {report.acceptance:.2f}, far from "
                 f"its target {self.target_accept:.2f}. Tune longer.",
             )
 

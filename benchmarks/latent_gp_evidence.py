@@ -15,7 +15,7 @@ from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Probit
 from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.evidence.estimators import estimate_log_evidence
+from pymc_kameleon.latent_gp.evidence import estimate_log_evidence
 from pymc_kameleon.plots import plot_evidence
 
 __all__ = ["add_arguments", "run"]

@@ -32,11 +32,7 @@ from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
     RiemannianState,
     transition,
 )
-from pymc_kameleon.latent_gp.tempered_target import (
-    TemperedTarget,
-    annealed,
-    annealed_from_prior_form,
-)
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, annealed_from_prior_form
 from tests.latent_likelihoods import Logit, Normal, Poisson, Probit, StudentT, squared_exponential
 
 pytestmark = pytest.mark.numerics
@@ -410,7 +406,7 @@ def test_bad_settings_and_targets_are_refused():
         with pytest.raises(ValueError, match=next(iter(options))):
             RiemannianSettings(**options)
     target, f, _ = problem("probit")
-    tilted = annealed(target.base, target.likelihood, Sites.flat(30), 0.5)
+    tilted = TemperedTarget(target.base, target.likelihood, 0.5, Sites.flat(30))
     with pytest.raises(ValueError, match="annealed_from_prior_form"):
         LocalGeometry(tilted, f)
     with pytest.raises(FloatingPointError, match="not finite"):

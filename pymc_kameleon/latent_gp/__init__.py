@@ -5,7 +5,7 @@ Approximations and log evidence of a PyMC model; the steps that sample such mode
 """
 
 from pymc_kameleon.latent_gp.approximations.approximation import GaussianApproximation
-from pymc_kameleon.latent_gp.evidence.evidence_result import Evidence
+from pymc_kameleon.latent_gp.evidence import Evidence
 from pymc_kameleon.latent_gp.interface import expectation_propagation, laplace, log_evidence
 
 __all__ = [

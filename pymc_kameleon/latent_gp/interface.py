@@ -18,7 +18,7 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
-from pymc_kameleon.latent_gp.evidence.estimators import Evidence, estimate_log_evidence
+from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
 from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.validation import checked_choice
@@ -27,6 +27,12 @@ __all__ = ["expectation_propagation", "laplace", "log_evidence"]
 
 MOST_READINGS = 4
 """Models that are kept compiled, so that calls at many hyperparameters compile once."""
+
+NO_OPTIONS = {
+    "n_rungs": "is called n_temperatures.",
+    "spacing": "is learnt: leave it out.",
+}
+"""What earlier versions took, and what to do instead."""
 
 
 def laplace(
@@ -115,12 +121,27 @@ def log_evidence(
     method : {"ais", "tempering"}
         Annealed importance sampling, or parallel tempering.
     start : {"ep", "laplace", "prior"} or GaussianApproximation
-        Gaussian at which the path to the posterior begins.
-    transition : {"slice", "rmhmc", "hmc"}
-        What moves the particles at each temperature.
+        Gaussian at which the path to the posterior begins: a good one makes it short, and any gives
+        the right answer.
+    transition : {"slice", "hmc", "rmhmc"}
+        What leaves each temperature invariant: elliptical slice sampling about that Gaussian,
+        Hamiltonian Monte Carlo whitened by it, or Riemannian Hamiltonian Monte Carlo.
     **options
-        See `estimate_log_evidence`: `n_temperatures`, `n_particles`, `cores`, `random_seed`,
-        `progressbar`, and others.
+        n_temperatures : int
+            Temperatures, 0 and 1 included; default 100, and 20 for tempering. A pilot pass learns
+            where, and step sizes: swaps of all neighbours are rejected equally often.
+        n_particles : int
+            Independent particles, default 64; replicates of the whole tempering, default 4.
+        n_moves : int
+            Transitions a temperature of each particle, default 1; of annealed importance sampling.
+        n_draws, n_tune : int
+            Iterations of each replicate kept, and before them, default 1000 and 500; of tempering.
+        estimator : {"stepping_stones", "thermodynamic_integration"}
+            Which estimate of tempering is `log_evidence`; both are in the report.
+        cores : int
+            Processes. The result for one seed does not depend on their number.
+        random_seed : int, Generator or None
+        progressbar : bool
 
     Returns
     -------
@@ -130,11 +151,26 @@ def log_evidence(
 
     Raises
     ------
-    ValueError
-        As for `laplace`, and for an unknown start, method or transition.
+    ValueError, TypeError
+        As for `laplace`, and for a bad argument.
+
+    Warns
+    -----
+    UserWarning
+        If the effective size of the weights is small, the tail of 100 weights or more is heavy (a
+        Pareto k above 0.7), or neighbouring temperatures hardly ever swap.
+
+    Notes
+    -----
+    Begin with expectation propagation and the slice: for a probit likelihood of 767 observations
+    400 temperatures and 64 particles give a standard error of 0.06 in 18 seconds. From a prior that
+    is much wider than the posterior the slice makes small moves and the weights degenerate; there
+    take "hmc". Hundreds of temperatures cost less than they save, as long as a few dozen particles
+    are left to tell the standard error.
     """
-    if "n_rungs" in options:
-        raise TypeError("n_rungs is called n_temperatures.")
+    for name, advice in NO_OPTIONS.items():
+        if name in options:
+            raise TypeError(f"{name} {advice}")
     approximate: dict[str, Callable] = {
         "prior": lambda prior, likelihood: None,
         "laplace": laplace_approximation,

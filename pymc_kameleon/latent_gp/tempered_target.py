@@ -7,7 +7,7 @@ import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
 
-__all__ = ["FactorisingLikelihood", "TemperedTarget", "annealed", "annealed_from_prior_form"]
+__all__ = ["FactorisingLikelihood", "TemperedTarget", "annealed_from_prior_form"]
 
 
 class FactorisingLikelihood(Protocol):
@@ -38,14 +38,8 @@ class FactorisingLikelihood(Protocol):
 class TemperedTarget:
     """Density proportional to base(x) exp(scale sum_n (l_n(x_n) - log site_n(x_n))).
 
-    Attributes
-    ----------
-    base : Gaussian
-    likelihood : FactorisingLikelihood
-    scale : float
-        Inverse temperature, 0 to 1.
-    sites : Sites or None
-        What the base has taken from the likelihood already, and gives back; None is nothing.
+    `scale` is the inverse temperature, 0 to 1; `sites` what the base has taken from the likelihood
+    already, and gives back (None is nothing).
     """
 
     base: Gaussian
@@ -71,15 +65,10 @@ class TemperedTarget:
         return self.scale * terms
 
 
-def annealed(base: Gaussian, likelihood, sites: Sites, beta: float) -> TemperedTarget:
-    """Temperature `beta` of the path from `base` = prior x sites (0) to the posterior (1)."""
-    return TemperedTarget(base, likelihood, beta, sites)
-
-
 def annealed_from_prior_form(
     prior: Gaussian, likelihood, sites: Sites, beta: float
 ) -> TemperedTarget:
-    """Write the same target as a Gaussian times likelihood^beta, with no sites given back.
+    """Write a temperature from prior x sites to the posterior as a Gaussian times likelihood^beta.
 
     A log-concave likelihood then has a non-negative curvature at every temperature, which the
     Riemannian metric needs.

@@ -28,20 +28,13 @@ def elliptical_slice(
     most_evaluations: int = MOST_EVALUATIONS,
     n_transitions: int = 1,
 ) -> tuple[np.ndarray, float, int]:
-    """Make transitions that leave base(x) exp(log_ratio(x)) invariant.
+    """Make transitions from `x` (N,) that leave base(x) exp(log_ratio(x)) invariant.
 
-    Compiled where the likelihood is a model's that can be called from compiled code.
-
-    Parameters
-    ----------
-    target : TemperedTarget
-    x : array, shape (N,)
-    value : float
-        ``target.log_ratio(x)``.
-    rng : Generator
-    most_evaluations : int
-        Evaluations of the log importance ratio after which a transition stays where it is.
-    n_transitions : int
+    `value` is ``target.log_ratio(x)``. A transition stays where it is after `most_evaluations` of
+    the log importance ratio, and that keeps it reversible: given the slice, a move and its reverse
+    reject the same number of angles with the same density (Murray et al., section 2.3), so the
+    moves of each number obey detailed balance by themselves. Those beyond the bound become a stay,
+    its own reverse.
 
     Returns
     -------
@@ -52,13 +45,6 @@ def elliptical_slice(
     n_evaluations : int
         How often the log importance ratio was evaluated; one a transition is an angle accepted at
         once.
-
-    Notes
-    -----
-    Giving up keeps the transition reversible: given the slice, a move and its reverse reject the
-    same number of angles with the same density (Murray et al., section 2.3), so the moves of each
-    number obey detailed balance by themselves. Those beyond the bound become a stay, its own
-    reverse.
     """
     directions = target.base.directions(rng, n_transitions)
     uniforms = rng.random((n_transitions, 1 + most_evaluations))
@@ -74,32 +60,20 @@ def slices_along(
 ) -> tuple[np.ndarray, float, int, np.ndarray]:
     """Make the transitions of `elliptical_slice` with given random numbers.
 
-    Parameters
-    ----------
-    target, x, value
-        As for `elliptical_slice`.
-    directions : array, shape (n, N)
-        Draws of the base about its mean.
-    uniforms : array, shape (n, 1 + most evaluations)
-
-    Returns
-    -------
-    x, value, n_evaluations
-        As from `elliptical_slice`.
-    angles : array, shape (n,)
-        By which each transition moved, towards its direction; 0 if it did not.
+    `directions` (n, N) are draws of the base about its mean, `uniforms` have shape
+    (n, 1 + most evaluations). The angles (n,) by which each transition moved towards its direction
+    are the last result; 0 if it did not.
     """
     base, likelihood = target.base, target.likelihood
     sites = Sites.flat(base.size) if target.sites is None else target.sites
     moved, counts = np.array(x, dtype=float), np.zeros(2, dtype=np.int64)
     angles = np.zeros(len(directions))
     function = getattr(likelihood, "compiled_value", None)
-    n_outputs = getattr(likelihood, "n_outputs", N_TERMS)
     table = None if function is None else function.compiled()
-    if table is not None:
-        run = run_compiled
-    else:
-        table, run = (_by_value(likelihood),), run_plain
+    run = run_slices
+    if table is None:
+        table = (_by_value(likelihood),)
+        run = getattr(run_slices, "py_func", run_slices)  # itself under NUMBA_DISABLE_JIT
     value = run(
         table,
         target.scale,
@@ -111,7 +85,7 @@ def slices_along(
         directions,
         uniforms,
         np.empty(base.size),
-        np.empty(n_outputs),
+        np.empty(getattr(likelihood, "n_outputs", N_TERMS)),
         counts,
         angles,
     )
@@ -129,7 +103,8 @@ def _by_value(likelihood):
     return into
 
 
-def run_plain(
+@jit
+def run_slices(
     likelihood,
     scale,
     mean,
@@ -146,24 +121,10 @@ def run_plain(
 ):
     """Make a transition for each row of `directions`, in place; return the last log ratio.
 
-    Parameters
-    ----------
-    likelihood
-        As `numba_bridge.evaluate` takes it.
-    scale : float
-    mean, precision, shift : array, shape (N,)
-        Of the base and of the sites that the log importance ratio gives back.
-    x : array, shape (N,)
-    value : float
-    directions : array, shape (n, N)
-        Draws of the base about its mean.
-    uniforms : array, shape (n, 1 + most evaluations)
-    proposal : array, shape (N,)
-    outputs : array
-        Room for what the likelihood returns.
-    counts : int64 array, shape (2,)
-    angles : array, shape (n,)
-        Of the transitions that moved; the others are left.
+    `likelihood` is what `numba_bridge.evaluate` takes; `mean`, `precision` and `shift` (N,) are
+    those of the base, and of the sites that the log importance ratio gives back; `proposal` (N,)
+    and `outputs` are room for a point and for what the likelihood returns. `angles` (n,) of
+    transitions that do not move are left.
     """
     size = x.size
     for t in range(directions.shape[0]):
@@ -193,6 +154,3 @@ def run_plain(
                 upper = angle
             angle = lower + (upper - lower) * uniforms[t, k]
     return value
-
-
-run_compiled = jit(run_plain)

@@ -19,25 +19,13 @@ def hamiltonian(
     rng: np.random.Generator,
     step_size: float,
     n_steps: int,
-    whitened: bool = True,
 ) -> tuple[np.ndarray, float, int]:
-    """Make a transition that leaves base(x) exp(log_ratio(x)) invariant.
+    """Make a transition from `x` (N,) that leaves base(x) exp(log_ratio(x)) invariant.
 
-    Parameters
-    ----------
-    target : TemperedTarget
-    x : array, shape (N,)
-    rng : Generator
-    step_size : float
-        Of the leapfrog, in the coordinates that it runs in. Where it is learnt it must not depend
-        on `x`, or the transition is not invariant.
-    n_steps : int
-        Largest number of leapfrog steps; their number is uniform from 1 to this, against orbits
-        that return to where they began.
-    whitened : bool
-        Move v in x = mean + L v, with L the Cholesky factor of the base: a base that is close to
-        the target makes all scales about 1. Otherwise move x itself, with unit masses: the paper's
-        baseline, whose step follows the smallest scale of the base.
+    It moves v in x = mean + L v, with L the Cholesky factor of the base: a base that is close to
+    the target makes all scales about 1. The energy is U + |p|^2 / 2, p ~ N(0, I), with
+    U = |v|^2 / 2 - log_ratio(mean + L v). The number of leapfrog steps is uniform from 1 to
+    `n_steps`, against orbits that return to where they began.
 
     Returns
     -------
@@ -46,23 +34,18 @@ def hamiltonian(
         Acceptance probability of the move; 0 where the trajectory left the support.
     n_evaluations : int
         Evaluations of the derivatives.
-
-    Notes
-    -----
-    The energy is U + |p|^2 / 2, p ~ N(0, I), with U = |v|^2 / 2 - log_ratio(mean + L v) and
-    gradient v - L^T log_ratio'(x); of plain coordinates, U = -log base(x) - log_ratio(x).
     """
-    potential = _whitened if whitened else _plain
-    position = _coordinates(target, x) if whitened else x
+    base = target.base
+    position = solve_triangular(base.cholesky, x - base.mean, lower=True, check_finite=False)
     momentum = rng.standard_normal(len(x))
     length = int(rng.integers(1, n_steps + 1))
     uniform = rng.random()
-    energy, gradient = potential(target, position)
+    energy, gradient = _potential(target, position)
     start = energy + 0.5 * momentum @ momentum
     for taken in range(1, length + 1):
         momentum = momentum - 0.5 * step_size * gradient
         position = position + step_size * momentum
-        energy, gradient = potential(target, position)
+        energy, gradient = _potential(target, position)
         if not np.isfinite(energy) or not np.all(np.isfinite(gradient)):
             return x, 0.0, taken + 1
         momentum = momentum - 0.5 * step_size * gradient
@@ -70,25 +53,11 @@ def hamiltonian(
     acceptance = math.exp(min(0.0, change)) if np.isfinite(change) else 0.0
     if uniform >= acceptance:
         return x, acceptance, length + 1
-    moved = target.base.mean + target.base.cholesky @ position if whitened else position
-    return moved, acceptance, length + 1
+    return base.mean + base.cholesky @ position, acceptance, length + 1
 
 
-def _coordinates(target, x):
-    base = target.base
-    return solve_triangular(base.cholesky, x - base.mean, lower=True, check_finite=False)
-
-
-def _whitened(target, v):
+def _potential(target, v):
     """Potential energy and its gradient (N,) at v (N,)."""
     base = target.base
     terms = target.log_ratio_terms(base.mean + base.cholesky @ v)
     return 0.5 * float(v @ v) - float(terms[0].sum()), v - base.cholesky.T @ terms[1]
-
-
-def _plain(target, x):
-    terms = target.log_ratio_terms(x)
-    score = target.base.score(x)
-    # The constant of the base drops out: (x - mean)^T score = -(x - mean)^T K^-1 (x - mean).
-    energy = -0.5 * float((x - target.base.mean) @ score) - float(terms[0].sum())
-    return energy, -score - terms[1]

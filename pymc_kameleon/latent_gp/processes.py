@@ -27,31 +27,12 @@ def run_tasks(
     description: str,
     progressbar: bool = True,
 ) -> list:
-    """Call ``function(*task, advance)`` for each task; `advance` is to be called as work is done.
+    """Return ``function(*task, advance)`` of each task, which calls `advance` as work is done.
 
-    Parameters
-    ----------
-    function : callable
-        Pickled by value where it must be, and so are the tasks: they may hold what was defined in
-        a notebook.
-    tasks : sequence of tuple
-    cores : int
-        Processes; with 1, or a single task, nothing is started.
-    total : int
-        Number of times that `advance` is called by all tasks.
-    description : str
-        Shown before the bar.
-    progressbar : bool
-
-    Returns
-    -------
-    list
-        Results, in the order of the tasks.
-
-    Notes
-    -----
-    BLAS has one thread, here as in every process: their sums depend on the number of threads in
-    the last digits, and results must not depend on `cores`.
+    `total` is how often all tasks together call it. Function and tasks are pickled by value where
+    they must be, so they may hold what was defined in a notebook. BLAS has one thread, here as in
+    every process: its sums depend on the number of threads in the last digits, and results must not
+    depend on `cores`.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -61,9 +42,7 @@ def run_tasks(
     )
     # Without auto-refresh there is no thread, which a forked process would not inherit.
     with Progress(*columns, auto_refresh=False, disable=not progressbar) as progress:
-        bar = progress.add_task(description, total=total)
-
-        shown = time.monotonic()
+        bar, shown = progress.add_task(description, total=total), time.monotonic()
 
         def show(completed):
             nonlocal shown

@@ -15,7 +15,6 @@ from pymc.initial_point import make_initial_point_fn
 from scipy import stats
 
 from pymc_kameleon.model.initial_points import dispersed_starts
-from pymc_kameleon.targets import Ring
 
 FALSE_ALARM = 1e-6
 
@@ -99,37 +98,27 @@ every_model = pytest.mark.parametrize("build", MODELS, ids=lambda build: build._
 
 @pytest.mark.slow
 @every_model
-def test_starts_are_finite_and_distinct(build):
+def test_starts_are_finite_and_distinct_and_chains_begin_there(build):
     model = build()
     starts = dispersed_starts(model, 3, random_seed=1)
-    assert len(starts) == 3
     log_density = model.compile_logp()
     for start in starts:
         assert list(start) == [variable.name for variable in model.free_RVs]
         for variable in model.free_RVs:
             value = start[variable.name]
-            assert isinstance(value, np.ndarray)
-            assert value.dtype == variable.dtype
+            assert isinstance(value, np.ndarray) and value.dtype == variable.dtype
             assert np.isfinite(value).all()
         assert np.isfinite(log_density(make_initial_point_fn(model=model, overrides=start)(0)))
     for variable in model.free_RVs:
         if variable.dtype.startswith("float"):
-            values = [start[variable.name] for start in starts]
-            assert not np.array_equal(values[0], values[1])
-            assert not np.array_equal(values[1], values[2])
-
-
-@pytest.mark.slow
-@every_model
-def test_sample_starts_there(build):
-    model = build()
-    starts = dispersed_starts(model, 2, random_seed=2)
+            first, second, third = (start[variable.name] for start in starts)
+            assert not np.array_equal(first, second) and not np.array_equal(second, third)
     with model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         idata = pm.sample(
             draws=2,
             tune=0,
-            chains=2,
+            chains=3,
             cores=1,
             step=pm.Metropolis(scaling=1e-13),
             initvals=starts,
@@ -209,14 +198,6 @@ def test_priors_that_cannot_always_be_drawn():
         pm.Normal("x", 0, scale)
     start = dispersed_starts(model, 1, random_seed=13)[0]
     assert np.all(start["scale"] > 0)
-
-
-def test_targets_start_at_exact_draws():
-    target = Ring()
-    starts = dispersed_starts(target.model(), 500, random_seed=14)
-    x = np.array([start["x"] for start in starts])
-    reference = stats.chi2(target.degrees_of_freedom)
-    assert stats.kstest(target.quantile_statistic(x), reference.cdf).pvalue > FALSE_ALARM
 
 
 def test_errors_name_the_variables_at_fault():

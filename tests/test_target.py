@@ -93,15 +93,6 @@ def test_gradient_against_finite_differences(everything):
             np.testing.assert_allclose(gradient[term], numeric, rtol=1e-4, atol=1e-4)
 
 
-def test_every_call_is_counted(everything):
-    model, target, _ = everything
-    x = ravel(target, model.initial_point())
-    before = target.n_evaluations
-    for _ in range(3):
-        target(x)
-    assert target.n_evaluations == before + 3
-
-
 def test_order_is_the_models(everything):
     model, target, _ = everything
     assert target.names == [v.name for v in model.value_vars]
@@ -111,17 +102,23 @@ def test_order_is_the_models(everything):
     assert select_variables(model, model.value_vars[2]) == [model.value_vars[2]]
 
 
-def test_some_variables_given_the_others():
-    model = models.correlated_pair()
-    target = LogDensity(model, [model["c"], model["a"]], compile_kwargs={"mode": "FAST_COMPILE"})
-    assert target.names == ["a", "c_log__"]
+@pytest.mark.parametrize(
+    ("build", "own", "other"),
+    [(models.correlated_pair, ["c", "a"], "b"), (models.mixed_discrete, ["x"], "count")],
+)
+def test_some_variables_given_the_others(build, own, other):
+    """In the model's order; discrete ones enter as they are."""
+    model = build()
+    target = LogDensity(model, [model[name] for name in own], compile_kwargs=MODES[1])
+    assert target.names == [v.name for v in model.value_vars if v.name != other]
+    (shared,) = target.shared.values()
     total = model.compile_logp(mode="FAST_COMPILE")
     rng = np.random.default_rng(0)
     for _ in range(3):
-        b = rng.normal(size=2)
-        next(iter(target.shared.values())).set_value(b)
-        x = rng.normal(size=2)
-        point = {"a": x[0], "b": b, "c_log__": x[1]}
+        value = rng.integers(9, size=shared.get_value().shape).astype(shared.dtype)
+        shared.set_value(value)
+        x = rng.normal(size=target.dim)
+        point = dict(zip(target.names, x, strict=True)) | {other: value}
         np.testing.assert_allclose(target(x).sum(), total(point))
 
 
@@ -148,13 +145,6 @@ def test_no_likelihood():
     _, gradient = target.value_and_gradient(x)
     np.testing.assert_allclose(gradient, [(mean - x) / sd**2, np.zeros(3)])
     assert target.n_evaluations == before + 2
-
-
-def test_only_a_potential():
-    with pm.Model() as model:
-        x = pm.Flat("x")
-        pm.Potential("quadratic", -0.5 * x**2)
-    np.testing.assert_allclose(LogDensity(model)(np.array([2.0])), [0, -2, 0])
 
 
 def test_black_box_has_no_gradient(caplog):
@@ -186,41 +176,8 @@ def test_estimates_apart():
     assert operation.calls == 2
     expected = stats.norm.logpdf(0.0) + stats.norm.logpdf(0.4), stats.norm.logpdf(0.7, 0.4)
     np.testing.assert_allclose(first[:2], expected)
-
-
-def test_estimates_of_all_variables_are_kept_anyway():
-    model, _ = models.estimated_with_other(entangled=True)
-    target = LogDensity(model, separate_estimates=True)
-    assert not target.keeps_estimates
-    assert target(np.zeros(2))[2] != 0
-
-
-def test_log_density_is_float64_whatever_the_terms(everything):
-    _, target, _ = everything
-    assert target(np.zeros(target.dim)).dtype == np.float64
-
-
-def test_discrete_others_enter_as_they_are():
-    model = models.mixed_discrete()
-    target = LogDensity(model, [model["x"]])
-    (count,) = target.shared.values()
-    total = model.compile_logp(mode="FAST_COMPILE")
-    for value in (0, 3, 9):
-        count.set_value(np.array(value))
-        point = {"count": np.array(value), "x": np.array(0.2)}
-        np.testing.assert_allclose(target(np.array([0.2])).sum(), total(point))
-
-
-def test_data_of_another_shape():
-    model = models.with_data()
-    target = LogDensity(model)
-    x = np.array([1.0])
-    for length in (4, 11, 2):
-        with model:
-            pm.set_data({"y": np.linspace(0, 1, length)})
-        target.inputs_changed()
-        total = model.compile_logp(mode="FAST_COMPILE")({"mu": np.array(1.0)})
-        np.testing.assert_allclose(target(x).sum(), total)
+    everything = LogDensity(models.estimated_with_other(entangled=True)[0], separate_estimates=True)
+    assert not everything.keeps_estimates and everything(np.zeros(2))[2] != 0
 
 
 @pytest.mark.skipif(not pytensor.config.cxx, reason="PyTensor found no C compiler")

@@ -12,7 +12,8 @@ from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon._compat import complete_step, steps_of
-from pymc_kameleon.model.black_box import operations, parts_of
+from pymc_kameleon.mcmc.numba_bridge import parts_of
+from pymc_kameleon.model.black_box import operations
 
 __all__ = ["Parcel", "made_step", "packed", "stored_densities", "traced", "unpacked"]
 

@@ -13,22 +13,12 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba import types
 from numba.extending import intrinsic, overload
 
 from pymc_kameleon.mcmc.numba_bridge import compile_options
 
-__all__ = [
-    "BIAS",
-    "FUSED",
-    "LOG_2",
-    "ROUNDING",
-    "bits",
-    "compiled_as",
-    "exp",
-    "exp_by_series",
-    "with_bits",
-]
+__all__ = ["FUSED", "exp", "exp_by_series"]
 
 FUSED = {"contract"}
 """Fast-math freedom of `exp_by_series`; with others its rounding to integers would go."""
@@ -51,21 +41,17 @@ C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) fo
 @intrinsic
 def bits(typingctx, x):
     """Return the bits of a float as an integer."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(64))
-
-    return types.int64(types.float64), codegen
+    return types.int64(types.float64), lambda context, builder, signature, args: builder.bitcast(
+        args[0], ir.IntType(64)
+    )
 
 
 @intrinsic
 def with_bits(typingctx, integer):
     """Return the float of which an integer has the bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), codegen
+    return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(
+        args[0], ir.DoubleType()
+    )
 
 
 def exp_by_series(x):
@@ -89,28 +75,11 @@ def exp_by_series(x):
     return value
 
 
-def compiled_as(series, **options):
-    """Let compiled code call `series` for a float64 where Python calls the decorated function.
-
-    Parameters
-    ----------
-    series : callable
-        For Numba to compile with the freedoms `FUSED`.
-    **options
-        More of `numba.njit`.
-    """
-
-    def decorate(function):
-        @overload(function, jit_options=compile_options(False) | {"fastmath": FUSED} | options)
-        def _overload(x):
-            return series if x == types.float64 else None
-
-        return function
-
-    return decorate
-
-
-@compiled_as(exp_by_series)
 def exp(x):
     """Return e^x for a float; in compiled code by `exp_by_series`."""
     return math.exp(x)
+
+
+@overload(exp, jit_options=compile_options(False) | {"fastmath": FUSED})
+def _exp_overload(x):
+    return exp_by_series if x == types.float64 else None

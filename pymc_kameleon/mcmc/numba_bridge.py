@@ -4,40 +4,49 @@ What differs from model to model enters compiled code as the address of machine 
 transitions themselves are the same machine code for every model. The same transitions run as plain
 Python when the log density or the kernel cannot be compiled: then a Python callable stands where
 the address stood.
+
+Names that Numba and PyTensor do not document are used in this file alone. Each section says which
+public way is missing, and what is done, slower, where a version lacks one of the names.
 """
 
 import functools
 import hashlib
+import logging
+import pkgutil
+from operator import attrgetter
 from pathlib import Path
 
 import numba
 import numpy as np
-from numba.core import cgutils, types
-from numba.core.caching import IndexDataCacheFile
-from numba.core.dispatcher import Dispatcher
-from numba.core.errors import TypingError
-from numba.core.options import DefaultOptions
-from numba.extending import intrinsic, overload, register_jitable
-from numba.np.arrayobj import populate_array
+from numba import types
+from numba.extending import intrinsic, is_jitted, overload, register_jitable
+from pytensor.compile.ops import FromFunctionOp
 
 __all__ = [
+    "BY_ADDRESS",
     "EVALUATIONS",
     "NONFINITE",
     "N_TERMS",
     "SIMD",
+    "TELLS_WRAPPED",
     "by_address",
     "by_class",
     "call_for_nothing",
-    "caller",
     "compile_options",
     "evaluate",
     "evaluate_gradients",
     "gradients_address",
+    "is_registered",
     "jit",
     "jit_inner",
     "jitable",
+    "jitted_by_pytensor",
+    "machine_code",
     "machine_code_address",
+    "parts_of",
+    "register_for_pytensor",
     "resolved_once",
+    "with_tabled_arrays",
 ]
 
 N_TERMS = 3
@@ -46,22 +55,58 @@ N_TERMS = 3
 EVALUATIONS, NONFINITE = 0, 1
 """Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""
 
-
 SIMD = {"contract", "nsz", "reassoc"}
 """Fast-math freedoms that let a sum be vectorised; NaN and infinity keep their meaning."""
+
+_log = logging.getLogger("pymc.kameleon")
+
+
+@numba.njit(cache=True)
+def _nothing():
+    pass
+
+
+SAMPLES = {"dispatcher": _nothing, "wrapped": FromFunctionOp(_nothing, [], [], None)}
+
+
+def _has(names: str, otherwise: str) -> bool:
+    """Whether these names are there in the present versions; if not, log what is done otherwise."""
+    for name in names.split():
+        first, _, rest = name.partition(".")
+        try:
+            attrgetter(rest)(SAMPLES[first]) if first in SAMPLES else pkgutil.resolve_name(name)
+        except (AttributeError, ImportError):
+            if not numba.config.DISABLE_JIT:
+                _log.warning("This version of Numba or PyTensor has no %s: %s.", name, otherwise)
+            return False
+    return True
+
+
+# compiling ----------------------------------------------------------------------------------------
 
 OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
 """No C callback, which Numba would compile with a copy of all that a function does; and a division
 by 0 is infinite or NaN, as in NumPy: one that may raise keeps its loop from being vectorised."""
 
+# Missing: a cache that asks about more files than that of the function alone.
+KEEPS_ON_DISK = _has(
+    "numba.core.caching.IndexDataCacheFile dispatcher._cache._cache_file dispatcher._cache._impl"
+    " dispatcher._cache._impl.filename_base dispatcher._cache.cache_path",
+    "what is compiled is not kept on disk",
+)
 
-def compile_options(allocates):
-    """Return options of `numba.njit` for a function, with `allocates` as `jit` takes it."""
-    return OPTIONS | ({"_nrt": allocates} if hasattr(DefaultOptions, "_nrt") else {})
-
+# Missing: to say that a function makes no arrays.
+COUNTS_AT_WILL = _has(
+    "numba.core.options.DefaultOptions._nrt", "compiled loops count who holds their arrays"
+)
 
 CALLERS = {"demo", "distributed", "plots", "steps", "store"}
 """Folders that hold nothing that is compiled."""
+
+
+def compile_options(allocates):
+    """Return options of `numba.njit` for a function, with `allocates` as `jit` takes it."""
+    return OPTIONS | ({"_nrt": allocates} if COUNTS_AT_WILL else {})
 
 
 @functools.cache
@@ -73,12 +118,24 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-class _CacheOfThisSource(IndexDataCacheFile):
-    def _load_index(self):
-        try:
-            return super()._load_index()
-        except (AttributeError, ImportError):  # what another version of the package compiled
-            return {}
+if KEEPS_ON_DISK:
+
+    class _CacheOfThisSource(numba.core.caching.IndexDataCacheFile):
+        def _load_index(self):
+            try:
+                return super()._load_index()
+            except (AttributeError, ImportError):  # what another version of the package compiled
+                return {}
+
+
+def _keep_until_a_source_changes(cache, module: str) -> None:
+    directory, shared = cache.cache_path, numba.config.CACHE_DIR
+    if shared and Path(directory).is_relative_to(shared):
+        # The same for every copy of the source, wherever it is.
+        directory = str(Path(shared, module))
+        Path(directory).mkdir(exist_ok=True)
+    name = cache._impl.filename_base
+    cache._cache_file = _CacheOfThisSource(directory, name, _source_digest())
 
 
 def jit(function=None, *, allocates=False, **options):
@@ -100,24 +157,18 @@ def jit(function=None, *, allocates=False, **options):
     """
     if function is None:
         return functools.partial(jit, allocates=allocates, **options)
-    compiled = numba.njit(cache=True, **(compile_options(allocates) | options))(function)
-    if isinstance(compiled, Dispatcher):
-        cache = compiled._cache
-        directory, name = cache._cache_path, cache._impl.filename_base
-        shared = numba.config.CACHE_DIR
-        if shared and Path(directory).is_relative_to(shared):
-            # The same for every copy of the source, wherever it is.
-            directory = str(Path(shared, function.__module__))
-            Path(directory).mkdir(exist_ok=True)
-        cache._cache_file = _CacheOfThisSource(directory, name, _source_digest())
+    options = compile_options(allocates) | options
+    compiled = numba.njit(cache=KEEPS_ON_DISK, **options)(function)
+    if KEEPS_ON_DISK and is_jitted(compiled):
+        _keep_until_a_source_changes(compiled._cache, function.__module__)
     return compiled
 
 
 def jit_inner(function=None, *, allocates=False, **options):
-    """Compile a small function that loops call, apart for compiled loops and for plain Python.
+    """`jit` for a small function that loops call: compiled for them and for plain Python apart.
 
     Compiled loops get it without the wrapper through which Python calls it, which takes a third of
-    its compile time. Parameters are those of `jit`.
+    its compile time.
     """
     if function is None:
         return functools.partial(jit_inner, allocates=allocates, **options)
@@ -141,13 +192,20 @@ def jitable(function=None, *, allocates=False):
     return register_jitable(**compile_options(allocates))(function)
 
 
+# Missing: to call a compiled function whose types are known.
+RESOLVES_ONCE = _has(
+    "dispatcher.overloads numba.core.compiler.CompileResult.entry_point",
+    "the types of all arrays are looked at before each draw",
+)
+
+
 def resolved_once(jitted):
     """Return `jitted`, which finds its machine code by the classes of its arguments alone.
 
     Numba looks at the type of every array in every tuple of every call, at 0.1 us each. This is for
     functions to which a class always brings arrays of the same types: no one checks them again.
     """
-    if not isinstance(jitted, Dispatcher):  # NUMBA_DISABLE_JIT
+    if not RESOLVES_ONCE or not is_jitted(jitted):
         return jitted
     found = {}
 
@@ -179,10 +237,13 @@ def by_class(stub):
     def compile_those(allocating):
         @overload(call, jit_options=compile_options(allocating), strict=False)
         def compiled(value, *arguments):
-            if isinstance(value, types.BaseNamedTuple):
-                function, allocates, _ = implementations.get(value.instance_class, (None,) * 3)
-                return function if allocates == allocating else None
-            return None
+            function, allocates, _ = implementations.get(_class_of(value), (None,) * 3)
+            return function if allocates == allocating else None
+
+    def _class_of(kind):
+        # Missing: the class of a NamedTuple's Numba type; its name begins with that of the class.
+        named = [cls for cls in implementations if str(kind).startswith(f"{cls.__name__}(")]
+        return getattr(kind, "instance_class", named[0] if len(named) == 1 else None)
 
     compile_those(True)
     compile_those(False)
@@ -195,104 +256,54 @@ def by_class(stub):
     return call
 
 
-def caller(jitted, argument_types):
-    """Return what calls a jitted function from compiled code, with arrays that are somewhere.
+# calling by address -------------------------------------------------------------------------------
 
-    It calls the machine code that is there. A plain call would have all of it optimised again
-    with the caller, which takes a second where the function calls linear algebra.
+# Missing: to call compiled code by its address, with its errors passed on. A C callback passes
+# none, and a function that is an argument is compiled and optimised again in each caller.
+BY_ADDRESS = _has(
+    "dispatcher.overloads dispatcher.get_call_template numba.core.compiler.CompileResult.library"
+    " numba.core.compiler.CompileResult.fndesc numba.core.funcdesc.FunctionDescriptor.mangled_name"
+    " numba.core.codegen.JITCodeLibrary.get_pointer_to_function"
+    " numba.core.cpu.CPUContext.call_conv numba.core.callconv.CPUCallConv.get_function_type"
+    " numba.core.callconv.CPUCallConv.call_function"
+    " numba.core.callconv.CPUCallConv.return_status_propagate numba.np.arrayobj.populate_array",
+    "transitions run in plain Python",
+)
 
-    Parameters
-    ----------
-    jitted : numba dispatcher
-        Keep it alive as long as what is compiled with the result.
-    argument_types : sequence of numba array types
-        Of a vector, and of arrays in C order.
 
-    Returns
-    -------
-    callable
-        ``call(vector, table)``, for compiled code: the other arrays are those of which an int64
-        array holds, from its position 1 on, one after the other, the address and the shape.
+def machine_code(jitted, argument_types) -> tuple:
+    """Address of a jitted function's machine code for Numba types, and the type of its result.
+
+    The function has to be kept alive as long as the address is in use.
     """
     parameters = jitted.get_call_template(tuple(argument_types), {})[2]
-    machine_code = jitted.overloads[parameters]
-    star_args = (types.StarArgTuple, types.StarArgUniTuple)
-    takes_tuple = len(parameters) == 1 and isinstance(parameters[0], star_args)
-    vector, *others = argument_types
-
-    @intrinsic
-    def call(typingctx, x, table):
-        if x != vector:
-            raise TypingError(f"{jitted} is compiled for {vector}, not {x}")
-
-        def codegen(context, builder, signature, args):
-            pointer = context.make_array(signature.args[1])(context, builder, args[1]).data
-            values, position = [args[0]], 1
-            for kind in others:
-                values.append(_array_at(context, builder, kind, pointer, position))
-                position += 1 + kind.ndim
-            if takes_tuple:
-                values = [context.make_tuple(builder, parameters[0], values)]
-            return context.call_internal(
-                builder, machine_code.fndesc, machine_code.signature, values
-            )
-
-        return machine_code.signature.return_type(x, table), codegen
-
-    return call
-
-
-def _array_at(context, builder, kind, pointer, position):
-    """Array of a type in C order, whose address and shape are numbers at `position` of a table."""
-    entries = [
-        builder.load(cgutils.gep(builder, pointer, position + i)) for i in range(1 + kind.ndim)
-    ]
-    item = context.get_data_type(kind.dtype)
-    step = context.get_constant(types.intp, context.get_abi_sizeof(item))
-    itemsize, strides = step, []
-    for length in reversed(entries[1:]):
-        strides.insert(0, step)
-        step = builder.mul(step, length)
-    array = context.make_array(kind)(context, builder)
-    data = builder.inttoptr(entries[0], item.as_pointer())
-    populate_array(array, data, entries[1:], strides, itemsize, meminfo=None)
-    return array._getvalue()
+    compiled = jitted.overloads[parameters]
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)
+    return address, compiled.signature.return_type
 
 
 def machine_code_address(jitted, argument_types):
-    """Address of a jitted function's machine code, for what `by_address` returns.
+    """Address of `machine_code`; where there is none the function, which callers compile anew."""
+    return machine_code(jitted, argument_types)[0] if BY_ADDRESS else jitted
 
-    Parameters
-    ----------
-    jitted : numba dispatcher
-        Keep it alive as long as the address is in use.
-    argument_types : sequence of numba types
 
-    Returns
-    -------
-    int
-    """
-    jitted.compile(tuple(argument_types))
-    compiled = jitted.overloads[tuple(argument_types)]
-    return compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)
+def _call_there(context, builder, address, result, kinds, values):
+    convention = context.call_conv
+    function_type = convention.get_function_type(result, kinds)
+    function = builder.inttoptr(address, function_type.as_pointer())
+    status, value = convention.call_function(builder, function, result, kinds, values)
+    with builder.if_then(status.is_error, likely=False):
+        convention.return_status_propagate(builder, status)
+    return value
 
 
 def by_address(result):
     """Return what calls a function by its address, and passes its errors on.
 
     Numba optimises anew all that a compiled function calls, each time that it compiles a caller;
-    what is called by address is compiled once.
-
-    Parameters
-    ----------
-    result : numba type
-        What the function returns.
-
-    Returns
-    -------
-    call : callable
-        ``call(routine, arguments)`` with a tuple of arguments; `routine` is what
-        `machine_code_address` returned for their types, and in plain Python a callable.
+    what is called by address is compiled once. `result` is the Numba type of what the function
+    returns. ``call(routine, arguments)`` takes a tuple of arguments; `routine` is what
+    `machine_code_address` returned for their types, and in plain Python a callable.
     """
 
     def call(routine, arguments):
@@ -300,29 +311,141 @@ def by_address(result):
 
     @intrinsic
     def call_address(typingctx, address, arguments):
-        parameters = tuple(map(types.unliteral, arguments))
+        kinds = tuple(map(types.unliteral, arguments))
 
         def codegen(context, builder, signature, args):
-            convention = context.call_conv
-            function_type = convention.get_function_type(result, parameters)
-            function = builder.inttoptr(args[0], function_type.as_pointer())
-            found = zip(cgutils.unpack_tuple(builder, args[1]), arguments, parameters, strict=True)
-            values = [context.cast(builder, *of_argument) for of_argument in found]
-            status, value = convention.call_function(builder, function, result, parameters, values)
-            with cgutils.if_unlikely(builder, status.is_error):
-                convention.return_status_propagate(builder, status)
-            return value
+            found = [builder.extract_value(args[1], i) for i in range(len(kinds))]
+            values = [
+                context.cast(builder, *of_argument)
+                for of_argument in zip(found, arguments, kinds, strict=True)
+            ]
+            return _call_there(context, builder, args[0], result, kinds, values)
 
         return result(types.intp, arguments), codegen
 
     @overload(call, jit_options=compile_options(False), strict=False)
     def compiled(routine, arguments):
-        return lambda routine, arguments: call_address(routine, arguments)
+        if isinstance(routine, types.Integer) and BY_ADDRESS:
+            return lambda routine, arguments: call_address(routine, arguments)
+        return call if isinstance(routine, types.Dispatcher) else _refuse
 
     return call
 
 
+def _refuse(routine, arguments):
+    raise RuntimeError("No function can be called by its address.")
+
+
 call_for_nothing = by_address(types.none)
+
+
+def with_tabled_arrays(result, vector, kinds):
+    """Return what calls machine code with a vector, and with arrays that are somewhere.
+
+    ``call(vector, table, start)``, for compiled code: an int64 array holds, from `start` on, the
+    address of the machine code, then address and shape of each array. `result`, `vector` and
+    `kinds`, the arrays' in C order, are Numba types.
+    """
+
+    @intrinsic
+    def call(typingctx, x, table, start):
+        def codegen(context, builder, signature, args):
+            data = context.make_array(signature.args[1])(context, builder, args[1]).data
+            entries = iter(range(1 + sum(1 + kind.ndim for kind in kinds)))
+
+            def entry():
+                position = context.get_constant(types.intp, next(entries))
+                return builder.load(builder.gep(data, [builder.add(args[2], position)]))
+
+            address = entry()
+            arrays = [
+                _array_at(context, builder, kind, entry(), [entry() for _ in range(kind.ndim)])
+                for kind in kinds
+            ]
+            return _call_there(
+                context, builder, address, result, (vector, *kinds), [args[0], *arrays]
+            )
+
+        return result(vector, table, types.intp), codegen
+
+    return call
+
+
+def _array_at(context, builder, kind, address, shape):
+    item = context.get_data_type(kind.dtype)
+    step = itemsize = context.get_constant(types.intp, context.get_abi_sizeof(item))
+    strides = []
+    for length in reversed(shape):
+        strides.insert(0, step)
+        step = builder.mul(step, length)
+    array = context.make_array(kind)(context, builder)
+    data = builder.inttoptr(address, item.as_pointer())
+    numba.np.arrayobj.populate_array(array, data, shape, strides, itemsize, meminfo=None)
+    return array._getvalue()
+
+
+# what PyTensor knows ------------------------------------------------------------------------------
+
+REGISTRIES = [
+    f"pytensor.link.numba.dispatch.basic.{name}"
+    for name in (
+        "numba_funcify",
+        "numba_funcify_default_op_cache_key",
+        "numba_funcify_and_cache_key",
+        "register_funcify_and_cache_key",
+    )
+]
+
+# Missing: to ask whether Numba can compile an operation that is not PyTensor's own.
+HAS_REGISTRIES = _has(" ".join(REGISTRIES), "users' operations are not compiled with Numba")
+
+# Missing: the function that an operation of `wrap_py` calls, and a way to pickle one.
+TELLS_WRAPPED = _has(
+    "wrapped._FromFunctionOp__fn wrapped._FromFunctionOp__infer_shape",
+    "what functions of wrap_py return is not converted, and they are pickled by their names",
+)
+
+
+def jitted_by_pytensor(function):
+    """Return the jitted function in one that PyTensor compiled with Numba; None if there is none.
+
+    Missing: to call from compiled code what PyTensor compiled. Transitions then run in Python.
+    """
+    return getattr(getattr(function, "vm", None), "jit_fn", None)
+
+
+def is_registered(op) -> bool:
+    """Whether someone has registered how Numba compiles an operation like this one."""
+    registries = map(pkgutil.resolve_name, REGISTRIES[:3]) if HAS_REGISTRIES else ()
+    return any(r.dispatch(type(op)) is not r.dispatch(object) for r in registries)
+
+
+def register_for_pytensor(cls, function, key: str) -> None:
+    """Let PyTensor compile an operation of its class `cls` by a jitted function.
+
+    `key` is what PyTensor's cache on disk knows the function by.
+    """
+    if HAS_REGISTRIES:
+        pkgutil.resolve_name(REGISTRIES[3])(cls)(lambda op, node, **kwargs: (function, key))
+
+
+def parts_of(op: FromFunctionOp) -> tuple:
+    """Return the arguments that make an operation of `wrap_py` anew, its function first.
+
+    PyTensor pickles such an operation by the name of its function, under which another object may
+    be, or which other processes do not have.
+    """
+    if not TELLS_WRAPPED:
+        raise TypeError(
+            f"This version of PyTensor does not tell which function {op} calls: take a class of "
+            "pytensor.graph.Op with a method `perform` in place of wrap_py."
+        )
+    private = "_FromFunctionOp__"
+    function, infer_shape = (getattr(op, private + name) for name in ("fn", "infer_shape"))
+    return function, op.itypes, op.otypes, infer_shape
+
+
+# the log density and the kernel -------------------------------------------------------------------
 
 
 def _log_density_into(log_density, x, value):
@@ -339,23 +462,11 @@ def _log_density_into_overload(log_density, x, value):
 
 @jitable
 def evaluate(log_density, x, value, counts):
-    """Evaluate the terms of the log density at `x` into `value`; return their sum.
+    """Evaluate the terms of the log density at `x` (d,) into `value` (3,); return their sum.
 
-    Parameters
-    ----------
-    log_density : int64 array (compiled) or 1-tuple of a callable (plain Python)
-        What `LogDensity.compiled` or `LogDensity.plain` returned.
-    x : array, shape (d,)
-        Raveled position.
-    value : array, shape (3,)
-        The terms of the log density, as `LogDensity` returns them, are written here.
-    counts : int64 array, shape (2,)
-        `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
-
-    Returns
-    -------
-    float
-        The log density; -inf where it was NaN or +inf, so that such a proposal is rejected.
+    Or -inf where that is NaN or +inf, so that such a proposal is rejected. `log_density` is what
+    `ModelFunction.compiled` returned (int64 array) or, for plain Python, `ModelFunction.plain`.
+    `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
     """
     counts[EVALUATIONS] += 1
     _log_density_into(log_density, x, value)

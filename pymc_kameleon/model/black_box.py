@@ -9,11 +9,11 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.link.c.op import COp
-from pytensor.link.numba.dispatch import basic as numba_dispatch
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
 from pymc_kameleon._compat import with_inner_graph
+from pymc_kameleon.mcmc.numba_bridge import TELLS_WRAPPED, is_registered, parts_of
 
 __all__ = [
     "CheckedOperation",
@@ -23,7 +23,6 @@ __all__ = [
     "is_in_numba",
     "operation_name",
     "operations",
-    "parts_of",
     "with_checked_returns",
 ]
 
@@ -46,14 +45,7 @@ def is_black_box(op: Op) -> bool:
 
 def is_in_numba(op: Op) -> bool:
     """Whether Numba may know how to compile an operation."""
-    return not is_black_box(op) or any(
-        registry.dispatch(type(op)) is not registry.dispatch(object)
-        for registry in (
-            numba_dispatch.numba_funcify,
-            numba_dispatch.numba_funcify_default_op_cache_key,
-            numba_dispatch.numba_funcify_and_cache_key,
-        )
-    )
+    return not is_black_box(op) or is_registered(op)
 
 
 def has_black_box(graph) -> bool:
@@ -64,17 +56,6 @@ def has_black_box(graph) -> bool:
 def black_boxes(graphs) -> list[str]:
     """Names of the operations in `graphs` that are not PyTensor's own."""
     return sorted({operation_name(op) for op in operations(graphs) if is_black_box(op)})
-
-
-def parts_of(op: FromFunctionOp) -> tuple:
-    """Return the arguments that make an operation of `wrap_py` anew, its function first.
-
-    PyTensor pickles such an operation by the name of its function, under which another object may
-    be, or which other processes do not have.
-    """
-    private = "_FromFunctionOp__"
-    function, infer_shape = (getattr(op, private + name) for name in ("fn", "infer_shape"))
-    return function, op.itypes, op.otypes, infer_shape
 
 
 def operation_name(op: Op) -> str:
@@ -92,13 +73,7 @@ def operation_name(op: Op) -> str:
 def converted(value, type: TensorType, name: str) -> np.ndarray:
     """Return what a user's function returned as a new array of the declared type.
 
-    Parameters
-    ----------
-    value : object
-        A number, an array, or what NumPy makes one of.
-    type : TensorType
-    name : str
-        Of the function or operation, for messages.
+    It may be a number, an array, or what NumPy makes one of; `name` is the function's.
 
     Raises
     ------
@@ -158,17 +133,13 @@ class CheckedOperation(Op):
 
     Compiled code takes an array for granted where PyTensor's interpreter takes what comes, and a
     number that is no array ends the process. Inputs are copies too, which it may change.
-
-    Attributes
-    ----------
-    op : Op
-        Without machine code of its own.
     """
 
     __props__ = ("op",)
 
     def __init__(self, op: Op):
         self.op = op
+        self._parts = parts_of(op) if TELLS_WRAPPED and isinstance(op, FromFunctionOp) else None
         if hasattr(op, "infer_shape"):
             self.infer_shape = op.infer_shape
 
@@ -176,8 +147,7 @@ class CheckedOperation(Op):
         return f"Checked{{{operation_name(self.op)}}}"
 
     def __getstate__(self):
-        op = parts_of(self.op) if isinstance(self.op, FromFunctionOp) else self.op
-        return {"op": op}
+        return {"op": self._parts or self.op}
 
     def __setstate__(self, state):
         op = state["op"]
@@ -201,17 +171,16 @@ class CheckedOperation(Op):
     def _returned(self, node, inputs, name):
         """Call the operation; return what it gives for each output."""
         n = len(node.outputs)
-        if not isinstance(self.op, FromFunctionOp):
+        if self._parts is None:
             storage: list = [[None] for _ in range(n)]
             self.op.perform(node, inputs, storage)
             return [cell[0] for cell in storage]
-        returned = parts_of(self.op)[0](*inputs)
+        returned = self._parts[0](*inputs)
         is_several = isinstance(returned, list | tuple)
         if n == 1:
             # PyTensor takes a list or a tuple for one of outputs, users take it for an array.
-            is_outer = (
-                is_several and len(returned) == 1 and np.ndim(returned[0]) == node.outputs[0].ndim
-            )
+            ndim = node.outputs[0].ndim
+            is_outer = is_several and len(returned) == 1 and np.ndim(returned[0]) == ndim
             return [returned[0] if is_outer else returned]
         if not is_several or len(returned) != n:
             raise TypeError(f"{name} returned {_described(returned)}: return {n} arrays, a tuple.")
@@ -228,12 +197,8 @@ class CheckedOperation(Op):
 def with_checked_returns(outputs: list, is_run: Callable[[Op], bool]) -> list:
     """Return graphs in which a `CheckedOperation` takes the place of each user's operation.
 
-    Parameters
-    ----------
-    outputs : list of variables
-        After gradients were taken: a checked operation has none.
-    is_run : callable
-        Whether an operation will be run by its Python code.
+    `is_run` says whether an operation will be run by its Python code. Gradients have to be taken
+    before: a checked operation has none.
     """
     checked: dict = {}
     for node in io_toposort([], outputs):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -17,7 +16,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 
 from pymc_kameleon.model.model_function import IN_PYTHON
-from pymc_kameleon.model.transforms import unconstraining_function
+from pymc_kameleon.model.transforms import unconstrained, unconstraining_function
 
 __all__ = ["N_PRIOR_POINTS", "dispersed_starts", "prior_draws", "prior_scales"]
 
@@ -101,23 +100,10 @@ def dispersed_starts(
 def prior_draws(
     model: pm.Model, names: Sequence[str], n: int, seed: int, only_drawable: bool = True
 ) -> np.ndarray:
-    """Draw from the prior without evaluating the likelihood.
+    """Draw value variables from the prior (at most n, d), raveled, unconstrained and finite.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    names : sequence of str
-        Value variables whose elements to return, in that order.
-    n : int
-    seed : int
-    only_drawable : bool
-        Return none if the prior of any of these variables cannot be drawn from; otherwise such a
-        variable is jittered, as for `dispersed_starts`.
-
-    Returns
-    -------
-    array, shape (at most n, d)
-        Raveled and unconstrained. Draws that are not finite or fail are left out.
+    The likelihood is not evaluated. Variables that cannot be drawn are jittered, as for
+    `dispersed_starts`, or with `only_drawable` none are returned.
     """
     rows = _draws_of_one_function(model, names, n, seed)
     if rows is not None:
@@ -150,15 +136,10 @@ def prior_scales(points: np.ndarray) -> np.ndarray:
 
 def _draws_of_one_function(model, names, n, seed):
     """Draw the variables `names` and what they depend on, if all that can be drawn; else None."""
-    values, unconstrained = {value.name: value for value in model.value_vars}, []
-    for name in names:
-        drawn = variable = model.values_to_rvs[values[name]]
-        transform = model.rvs_to_transforms[variable]
-        if transform is not None:
-            drawn = transform.forward(variable, *variable.owner.inputs)
-        unconstrained.append(drawn.ravel())
+    variables = {model.rvs_to_values[variable].name: variable for variable in model.free_RVs}
+    graph = pt.concatenate([unconstrained(model, variables[name]).ravel() for name in names])
     try:
-        draw = compile_graph([], pt.concatenate(unconstrained), random_seed=seed, mode=IN_PYTHON)
+        draw = compile_graph([], graph, random_seed=seed, mode=IN_PYTHON)
         with np.errstate(all="ignore"):
             rows = np.array([draw() for _ in range(n)], dtype=float)
     except Exception:  # whatever a user's own `random` may raise
@@ -171,13 +152,11 @@ class _StartSearch:
     """Compiled functions of one model, and the search for one start at a time."""
 
     def __init__(self, model: pm.Model, rng: np.random.Generator) -> None:
-        self.model = model
-        self.rng = rng
+        self.model, self.rng = model, rng
         self.variables = list(model.free_RVs)
         self.names = [variable.name for variable in self.variables]
         self.values = [model.rvs_to_values[variable] for variable in self.variables]
         self.discrete = [variable.dtype in discrete_types for variable in self.variables]
-        self.factor_names = [factor.name for factor in (*model.basic_RVs, *model.potentials)]
         self.to_unconstrained = unconstraining_function(model)
         self.to_natural = compile_graph(
             self.values,
@@ -191,8 +170,9 @@ class _StartSearch:
             np.where(np.isfinite(default[value.name]), default[value.name], 0).astype(value.dtype)
             for value in self.values
         ]
-        self.undrawable: list[bool] | None = None
-        self.draw_prior = self._compile_draw([False] * len(self.variables))
+        self.undrawable = [False] * len(self.variables)
+        self.draw_prior = self._compile_draw()
+        self.was_searched = False
 
     @cached_property
     def log_densities(self) -> Callable:
@@ -202,23 +182,20 @@ class _StartSearch:
     def _seed(self) -> int:
         return int(self.rng.integers(SEED_BOUND))
 
-    def _backward(self, variable: Any, value: Any, inputs: Sequence) -> Any:
-        transform = self.model.rvs_to_transforms[variable]
-        return value if transform is None else transform.backward(value, *inputs)
-
-    def _compile_draw(self, undrawable: Sequence[bool]) -> Callable:
-        """Compile a joint draw of natural values, given unconstrained ones of some variables."""
+    def _compile_draw(self) -> Callable:
+        """Compile a joint draw of natural values, given unconstrained ones of the undrawable."""
         graph = FunctionGraph(outputs=self.variables, clone=True)
         clones = list(graph.outputs)
         inputs: list = []
         # Children first: a replaced variable depends on its parents through its bounds.
-        for i in reversed(range(len(clones))):
-            if undrawable[i]:
-                value = self.values[i].type(f"{self.names[i]}_given")
-                natural = self._backward(self.variables[i], value, clones[i].owner.inputs)
-                natural = clones[i].type.filter_variable(natural.astype(clones[i].dtype))
-                graph.replace(clones[i], natural, import_missing=True)
-                inputs.insert(0, value)
+        for i in reversed(np.flatnonzero(self.undrawable)):
+            natural = value = self.values[i].type(f"{self.names[i]}_given")
+            transform = self.model.rvs_to_transforms[self.variables[i]]
+            if transform is not None:
+                natural = transform.backward(value, *clones[i].owner.inputs)
+            natural = clones[i].type.filter_variable(natural.astype(clones[i].dtype))
+            graph.replace(clones[i], natural, import_missing=True)
+            inputs.insert(0, value)
         return compile_graph(
             inputs,
             list(graph.outputs),
@@ -227,39 +204,35 @@ class _StartSearch:
             on_unused_input="ignore",
         )
 
-    def _find_undrawable(self) -> list[bool]:
-        """Try the prior of each variable with all the others at the default initial point."""
-        default = dict(zip(self.variables, self.to_natural(*self.default), strict=True))
-        undrawable = []
-        for variable in self.variables:
-            constants = {
-                other: other.type.filter_variable(pt.as_tensor_variable(value, dtype=other.dtype))
-                for other, value in default.items()
-                if other is not variable
-            }
-            draw = clone_replace([variable], constants)
-            try:
-                compile_graph([], draw, random_seed=self._seed(), mode=MODE)()
-            except Exception:  # whatever a user's own `random` may raise
-                undrawable.append(True)
-            else:
-                undrawable.append(False)
-        return undrawable
+    def _is_undrawable(self, variable, default) -> bool:
+        """Try the prior of a variable with all the others at the default initial point."""
+        constants = {
+            other: other.type.filter_variable(pt.as_tensor_variable(value, dtype=other.dtype))
+            for other, value in zip(self.variables, default, strict=True)
+            if other is not variable
+        }
+        draw = clone_replace([variable], constants)
+        try:
+            compile_graph([], draw, random_seed=self._seed(), mode=MODE)()
+        except Exception:  # whatever a user's own `random` may raise
+            return True
+        return False
 
     def _draw(self) -> list[np.ndarray]:
-        """Draw natural values, finding out on the first failure which priors cannot be drawn."""
-        if self.undrawable is None:
+        """Draw natural values, sorted where the support asks for that."""
+        return self._sorted(self._draw_unsorted())
+
+    def _draw_unsorted(self) -> list[np.ndarray]:
+        if not self.was_searched:
             try:
                 return self.draw_prior()
             except Exception:  # whatever a user's own `random` may raise
-                self.undrawable = self._find_undrawable()
-                self.draw_prior = self._compile_draw(self.undrawable)
-        given = [
-            value
-            for value, undrawable in zip(self._jitter(), self.undrawable or [], strict=False)
-            if undrawable
-        ]
-        return self.draw_prior(*given)
+                self.was_searched = True
+                default = self.to_natural(*self.default)
+                self.undrawable = [self._is_undrawable(v, default) for v in self.variables]
+                self.draw_prior = self._compile_draw()
+        given = zip(self._jitter(), self.undrawable, strict=True)
+        return self.draw_prior(*(value for value, is_given in given if is_given))
 
     def _jitter(self) -> list[np.ndarray]:
         """Jitter the default in the unconstrained space."""
@@ -270,7 +243,7 @@ class _StartSearch:
             for default, discrete in zip(self.default, self.discrete, strict=True)
         ]
 
-    def _sort(self, natural: list[np.ndarray]) -> list[np.ndarray]:
+    def _sorted(self, natural: list[np.ndarray]) -> list[np.ndarray]:
         """Sort the vectors that are inside the support only when sorted."""
         natural = list(natural)
         for i, value in enumerate(natural):
@@ -286,19 +259,19 @@ class _StartSearch:
 
     def undrawable_names(self) -> set[str]:
         """Value variables whose priors were found to have no draws."""
-        undrawable = self.undrawable or [False] * len(self.values)
-        return {value.name for value, fails in zip(self.values, undrawable, strict=True) if fails}
+        found = zip(self.values, self.undrawable, strict=True)
+        return {value.name for value, fails in found if fails}
 
     def draw_unconstrained(self) -> Point:
         """Draw from the prior: name of each value variable -> unconstrained value."""
-        values = self.to_unconstrained(*self._sort(self._draw()))
+        values = self.to_unconstrained(*self._draw())
         return {variable.name: value for variable, value in zip(self.values, values, strict=True)}
 
     def _shrunk(self, weight: float) -> list[np.ndarray]:
         """Draw natural values at the share `weight` of their distance from the default."""
         jittered = self._jitter()
         try:
-            drawn = self.to_unconstrained(*self._sort(self._draw()))
+            drawn = self.to_unconstrained(*self._draw())
         except FAILURES:
             drawn = jittered
         shrunk = []
@@ -320,12 +293,10 @@ class _StartSearch:
         if faults:
             return faults
         point = {value.name: part for value, part in zip(self.values, unconstrained, strict=True)}
-        terms = self.log_densities(point)
-        return [
-            name
-            for name, term in zip(self.factor_names, terms, strict=True)
-            if not np.isfinite(np.sum(term))
-        ]
+        factors = zip(
+            [*self.model.basic_RVs, *self.model.potentials], self.log_densities(point), strict=True
+        )
+        return [factor.name for factor, term in factors if not np.isfinite(np.sum(term))]
 
     def find(self) -> Point:
         """Return one starting point."""
@@ -336,18 +307,14 @@ class _StartSearch:
         for weight in weights:
             try:
                 with np.errstate(all="ignore"):
-                    natural = self._shrunk(weight) if weight < 1 else self._sort(self._draw())
+                    natural = self._shrunk(weight) if weight < 1 else self._draw()
                     faults = self._faults(natural)
             except Exception as raised:  # whatever a user's own functions may raise
                 error = raised
                 continue
             if not faults:
-                return {
-                    name: np.array(value, dtype=variable.dtype)
-                    for name, value, variable in zip(
-                        self.names, natural, self.variables, strict=True
-                    )
-                }
+                found = zip(self.variables, natural, strict=True)
+                return {v.name: np.array(value, dtype=v.dtype) for v, value in found}
         subject = ", ".join(faults) if faults else f"one of {', '.join(self.names)}"
         raise ValueError(
             f"No starting point with a finite log density was found in {len(weights)} tries, of "

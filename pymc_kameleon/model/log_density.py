@@ -29,6 +29,9 @@ from pymc_kameleon.model.transforms import is_two_sided
 
 __all__ = ["LogDensity", "continuous_variables", "likelihood_terms", "select_variables"]
 
+NO_TERMS = [pt.constant(0.0)] * (N_TERMS - 1)
+"""Zeros for the likelihood's terms of a log density."""
+
 LONGEST_LOG = 3.0
 """A factor of 20 for a positive parameter. That of a prior that is meant to say nothing, as
 InverseGamma(0.01, 0.01), is 1e33: no first move or search should be as long."""
@@ -43,14 +46,8 @@ def select_variables(model, vars=None) -> list:
     """Value variables to sample, in the model's own order.
 
     PyMC ravels a point in the order of `model.value_vars`; a step that is compiled in any other
-    order silently swaps its variables.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    vars : list of variables or None
-        Free random variables, value variables or names of either; None for all continuous ones, as
-        PyMC finds steps for the others.
+    order silently swaps its variables. `vars` are free random variables, value variables or names
+    of either; None stands for all continuous ones, as PyMC finds steps for the others.
 
     Raises
     ------
@@ -100,34 +97,30 @@ class LogDensity:
     """Log density of a model over the raveled vector of some of its free variables.
 
     It is the sum of the log prior (with the Jacobians of the transforms) and the log likelihood
-    (observed variables and potentials), which one compiled function returns together.
+    (observed variables and potentials), which one compiled function returns together. The variables
+    that are not among `vars` enter through shared variables.
 
     Parameters
     ----------
     model : pymc.Model
     vars : list of variables or None
-        Free variables of the vector; the others enter through shared variables.
+        As `select_variables` takes them.
     initial_point : dict or None
         Gives the shapes; default `model.initial_point()`.
     compile_kwargs : dict or None
-        Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, so that compiled
-        transitions can call the log density directly, and falls back to the default linker by
-        itself where the model holds an operation that Numba does not know.
+        As `ModelFunction` takes them.
     separate_estimates : bool
         Keep the observed variables and potentials that hold black-box operations as a term of their
         own, so that an estimate can be kept while the rest is evaluated again (pseudo-marginal).
 
     Attributes
     ----------
-    vars : list
-        Value variables, in the model's order.
-    names : list of str
-    shapes : list of tuple
-    default_start : array, shape (d,)
-        Where chains begin that were given no other start.
+    vars, names, shapes : list
+        Value variables in the model's order, their names and shapes.
     dim : int
         Length d of the raveled vector.
-    model : pymc.Model
+    default_start : array, shape (d,)
+        Where chains begin that were given no other start.
     shared : dict
         Value variable of each variable not sampled here -> shared variable.
     n_evaluations : int
@@ -146,6 +139,9 @@ class LogDensity:
         drawn anew: name -> seeds.
     n_seeds : int
         Estimates in the log density.
+    function : ModelFunction
+        The three terms: log prior, log likelihood, and estimated log likelihood, 0 if none is
+        separated.
     """
 
     def __init__(
@@ -195,11 +191,10 @@ class LogDensity:
         self.model = model
         # PyMC 6 passes {} to a step that it chose itself: nothing that a user chose.
         self._compile_kwargs = compile_kwargs or None
-        self._function = self._compile(self._outputs)
-        self._rest = self._compile(self._outputs[:2]) if terms.estimated and self.shared else None
-        self._more_functions: dict = {}
+        self.function = self._compile(*self._outputs)
+        self._rest = self._compile(*self._outputs[:2]) if terms.estimated and self.shared else None
         self._inputs = SharedValues(
-            self._function, set(self.shared.values()), ignored=set(self._seeds)
+            self.function, set(self.shared.values()), ignored=set(self._seeds)
         )
 
     @cached_property
@@ -246,28 +241,16 @@ class LogDensity:
         ]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Log prior, log likelihood and estimated log likelihood (0 if not separated) at `x`.
-
-        Parameters
-        ----------
-        x : array, shape (d,)
-
-        Returns
-        -------
-        array, shape (3,)
-        """
+        """Return the terms of the log density (3,) at `x` (d,)."""
         value = np.empty(N_TERMS)
         self.n_evaluations += 1
-        self._function.into(x, value)
+        self.function.into(x, value)
         return value
 
     def natural(self, points: np.ndarray) -> dict[str, tuple[list[str], np.ndarray]]:
         """Natural values of the variables at the rows of `points` (n, d), for an xarray data set.
 
-        Returns
-        -------
-        dict
-            Name of the variable -> dimensions, the first of which is "evaluation", and values.
+        Name of the variable -> dimensions, the first of which is "evaluation", and values.
         """
         variables = [self.model.values_to_rvs[value] for value in self.vars]
         backward = self.model.compile_fn(
@@ -312,58 +295,34 @@ class LogDensity:
         return self._rest is not None
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Terms of the log density and the gradients of log prior and log likelihood.
+        """Terms of the log density (3,), and gradients (2, d) of log prior and log likelihood.
 
-        Parameters
-        ----------
-        x : array, shape (d,)
-
-        Returns
-        -------
-        value : array, shape (3,)
-        gradient : array, shape (2, d)
-            Of the log prior, and of the log likelihood with its estimated part.
-
-        Raises
-        ------
-        NotImplementedError
-            If an operation of the model has no gradient.
+        The estimated part is in the second. Raises NotImplementedError as `with_gradients` does.
         """
         self.n_evaluations += 1
         value = np.empty(N_TERMS + 2 * self.dim)
         self.with_gradients.into(x, value)
         return value[:N_TERMS], value[N_TERMS:].reshape(2, self.dim)
 
-    @property
-    def function(self) -> ModelFunction:
-        """The three terms."""
-        return self._function
-
-    @property
+    @cached_property
     def with_gradients(self) -> ModelFunction:
-        """The three terms, the gradient of the log prior and that of the log likelihood."""
-        prior, likelihood, estimate = self._outputs
-        return self._compiled_once(
-            "gradients", lambda: [*self._outputs, *self._gradients_of(prior, likelihood + estimate)]
-        )
+        """The three terms, the gradient of the log prior and that of the log likelihood.
 
-    @property
+        Raises NotImplementedError if an operation of the model has no gradient.
+        """
+        prior, likelihood, estimate = self._outputs
+        return self._compile(*self._outputs, *self._gradients_of(prior, likelihood + estimate))
+
+    @cached_property
     def prior(self) -> ModelFunction:
         """The log prior, with the Jacobians of the transforms, and two zeros for other terms."""
-        return self._compiled_once("prior", lambda: [self._outputs[0], *_no_terms()])
+        return self._compile(self._outputs[0], *NO_TERMS)
 
-    @property
+    @cached_property
     def prior_with_gradient(self) -> ModelFunction:
         """The log prior, two zeros instead of the other terms, and the gradient of the prior."""
-        return self._compiled_once(
-            "prior gradient",
-            lambda: [self._outputs[0], *_no_terms(), *self._gradients_of(self._outputs[0])],
-        )
-
-    def _compiled_once(self, name, outputs):
-        if name not in self._more_functions:
-            self._more_functions[name] = self._compile(outputs())
-        return self._more_functions[name]
+        prior = self._outputs[0]
+        return self._compile(prior, *NO_TERMS, *self._gradients_of(prior))
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call.
@@ -380,19 +339,15 @@ class LogDensity:
         return self._inputs.are_data_new
 
     def check_data(self, x: np.ndarray) -> None:
-        """Raise an error if the log density cannot be computed at `x` (d,) with data that are new.
+        """Raise a ValueError if the log density cannot be computed at `x` (d,) with new data.
 
-        `inputs_changed` finds out whether they are.
-
-        Raises
-        ------
-        ValueError
-            If the model's variables were resized, or shapes or indices do not fit each other.
+        Because the model's variables were resized, or shapes or indices do not fit each other.
+        `inputs_changed` finds out whether data are new.
         """
         if not self._inputs.are_data_new:
             return
         try:
-            is_known = self._function.check_data(x, f"The log density of {', '.join(self.names)}")
+            is_known = self.function.check_data(x, f"The log density of {', '.join(self.names)}")
         except ValueError as error:
             point = self.model.initial_point()
             for name, shape in zip(self.names, self.shapes, strict=True):
@@ -405,7 +360,7 @@ class LogDensity:
             raise
         self._inputs.are_data_new = not is_known
 
-    def _compile(self, outputs):
+    def _compile(self, *outputs):
         return ModelFunction(self.model, outputs, self._input, self.dim, self._compile_kwargs)
 
     def _gradients_of(self, *terms):
@@ -421,11 +376,6 @@ class LogDensity:
                 "has none. Take a step that needs no gradient: KameleonStep, or SurrogateHMCStep "
                 "without gradients=True."
             ) from error
-
-
-def _no_terms():
-    """Zeros for the likelihood's terms of a log density."""
-    return [pt.constant(0.0)] * (N_TERMS - 1)
 
 
 def likelihood_terms(model) -> list[tuple]:

@@ -25,7 +25,7 @@ HOPEFUL = 0.1
 
 
 class _Found(Exception):
-    """The search has come near a mode."""
+    pass
 
 
 def search_mode(
@@ -38,20 +38,11 @@ def search_mode(
 ) -> None:
     """Climb from `start` (d,) by a trust region without derivatives (COBYQA), or by L-BFGS-B.
 
-    Parameters
-    ----------
-    log_density : callable
-        Keeps its points and values itself; -inf and NaN are allowed.
-    start : array, shape (d,)
-    scales : array, shape (d,)
-        Lengths of the first steps.
-    max_evaluations : int
-    gradient : callable, optional
-        Returns the gradient (d,) at the point that was evaluated last.
-    missing : callable, optional
-        Takes the largest value found so far, and returns by how much others have come higher: the
-        search ends where that is not positive, and where it goes up too slowly to come as high.
-        NaN if nothing is known of others. Asked after every `ASKED` evaluations.
+    `log_density` keeps its points and values itself; -inf and NaN are allowed. `scales` (d,) are
+    the lengths of the first steps, and `gradient` returns the gradient (d,) where it was evaluated
+    last. `missing` takes the largest value found so far, and returns by how much others have come
+    higher, NaN if nothing is known of others: the search ends where that is not positive, and where
+    it goes up too slowly to come as high.
 
     References
     ----------

@@ -1,8 +1,10 @@
 """A compiled function of a model's raveled vector, callable from Python and from compiled code."""
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Set
+from contextlib import nullcontext
 from operator import is_not
 from typing import Any
 
@@ -20,11 +22,13 @@ from scipy.linalg import LinAlgError
 
 from pymc_kameleon._threads import all_threads
 from pymc_kameleon.mcmc.numba_bridge import (
+    BY_ADDRESS,
     call_for_nothing,
-    caller,
     jit,
-    jitable,
+    jitted_by_pytensor,
+    machine_code,
     machine_code_address,
+    with_tabled_arrays,
 )
 from pymc_kameleon.model.black_box import (
     has_black_box,
@@ -53,52 +57,30 @@ IN_PYTHON = Mode(linker="py", optimizer="fast_compile").excluding(ENDLESS)
 CHECKED = Mode(linker="py", optimizer=None)
 """NumPy checks every shape and every index; for one evaluation, compiling takes longer."""
 
-MADE_ANEW = (
-    "_address",
-    "_arrays",
-    "_buffers",
-    "_caller",
-    "_checking",
-    "_compilable",
-    "_containers",
-    "_function",
-    "_jitted",
-    "_machine_code",
-    "_table",
-)
-"""Attributes of a `ModelFunction` that do not go with it to another process."""
+KEPT = ("_apart", "_compile_kwargs", "_dim", "_model", "_outputs", "_point", "has_black_box")
+"""Attributes of a `ModelFunction` that go with it to another process; the others are made anew."""
 
 
 class ModelFunction:
     """Values of some outputs of a model at a raveled vector, one after the other in one array.
 
-    Or in an array each, `apart`, without copies of large ones; for plain Python.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    outputs : list of variables
-        Scalars and vectors of the vector `point` and shared variables.
-    point : variable
-        The raveled vector, of length d.
-    dim : int
-        d.
-    compile_kwargs : dict or None
-        Passed to `model.compile_fn`. None compiles with PyTensor's Numba linker, and falls back to
-        the default linker where the outputs hold an operation that Numba does not know.
-    apart : bool
-        Whether outputs are not joined.
+    Or in an array each, `apart`, without copies of large ones; for plain Python. The outputs are
+    scalars and vectors of the variable `point` (d,) and of shared variables. Without
+    `compile_kwargs` for `model.compile_fn` they are compiled with PyTensor's Numba linker, or with
+    its default linker where they hold an operation that Numba does not know.
 
     Attributes
     ----------
     has_black_box : bool
         As the function of this name says of the outputs.
+    is_compilable : bool
+        Whether compiled code may call the function, as far as is known yet.
     """
 
     _arrays: list | None
-    _caller: Callable | None
     _checking: Callable | None
     _table: np.ndarray | None
+    _writer: int | None
 
     def __init__(
         self, model, outputs, point, dim: int, compile_kwargs: dict[str, Any] | None, apart=False
@@ -111,7 +93,7 @@ class ModelFunction:
         self._set_up(logging.INFO)
 
     def __getstate__(self):
-        return {k: v for k, v in self.__dict__.items() if k not in MADE_ANEW}
+        return {name: getattr(self, name) for name in KEPT}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
@@ -120,24 +102,14 @@ class ModelFunction:
 
     def _set_up(self, level):
         """Compile, and log at this level why the result may be slow."""
-        self.__dict__.update(dict.fromkeys(MADE_ANEW))
-        self._function = self._compile(self._outputs, level)
-        self._containers = self.containers()
+        self._function = self._compile(level)
+        self._arrays = self._checking = self._table = self._writer = None
+        self._jitted = jitted_by_pytensor(self._function)
+        self.is_compilable = BY_ADDRESS and not self._apart and self._jitted is not None
         # The same without what PyTensor does around it, which takes longer than a likelihood; but
         # it is PyTensor that updates shared variables.
         has_updates = len(self._function.maker.fgraph.outputs) > len(self._outputs)
-        self._machine_code = None if has_updates else self._jit_function()
-        self._compilable = not self._apart and self._jit_function() is not None
-
-    def values(self, x: np.ndarray, size: int) -> np.ndarray:
-        """Return the outputs at `x` (d,), an array (size,), in plain Python.
-
-        Raises
-        ------
-        ValueError
-            If `x` or the outputs have another length.
-        """
-        return self.arrays(x, [size])[0]
+        self._plain = None if has_updates else self._jitted
 
     def arrays(self, x: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
         """Return the outputs at `x` (d,), arrays of these lengths; one if they are joined.
@@ -145,12 +117,11 @@ class ModelFunction:
         Raises
         ------
         ValueError
-            As for `values`.
+            If `x` or an output has another length.
         """
         if x.size != self._dim:
             raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
-        x = x.astype(self._point.dtype, copy=False)
-        outputs = self._call(x)
+        outputs = self._call(x.astype(self._point.dtype, copy=False))
         for output, size in zip(outputs, sizes, strict=True):
             if output.size != size:
                 raise ValueError(
@@ -159,24 +130,12 @@ class ModelFunction:
         return outputs
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Write the outputs at `x` (d,) into `value`, in plain Python.
-
-        Raises
-        ------
-        ValueError
-            If `x` or `value` has another length than the function takes or returns.
-        """
-        value[:] = self.values(x, value.size)
+        """Write the outputs at `x` (d,) into `value`, in plain Python; as `arrays` otherwise."""
+        value[:] = self.arrays(x, [value.size])[0]
 
     def into_compiled(self, x: np.ndarray, value: np.ndarray) -> None:
-        """`into` for a `value` in float64 and C order, faster once `compiled` has been called.
-
-        Raises
-        ------
-        ValueError, RuntimeError
-            As for `into`, or where compiled code finds it.
-        """
-        if self._caller is None:
+        """`into` for a `value` in float64 and C order, faster once `compiled` has been called."""
+        if self._writer is None:
             self.into(x, value)
         else:
             _write(self.compiled(), np.ascontiguousarray(x, dtype=float), value)
@@ -187,12 +146,6 @@ class ModelFunction:
         PyTensor's compiled code checks shapes, but no arrays of indices. A function that holds a
         black box is not called, which may be expensive: its indices are checked at every call.
 
-        Parameters
-        ----------
-        x : array, shape (d,)
-        name : str
-            What messages call the outputs.
-
         Returns
         -------
         bool
@@ -201,18 +154,15 @@ class ModelFunction:
         Raises
         ------
         ValueError
-            If shapes or indices do not fit each other.
+            If shapes or indices do not fit each other; `name` is what it calls the outputs.
         """
         if self.has_black_box:
             return True
-        checking = self._checking
-        if checking is None:
-            checking = self._function
-            if any(map(_indexes_by_shared_values, self._outputs)):
-                checking = self._compile_fn(self._outputs, mode=CHECKED)
-            self._checking = checking
+        if self._checking is None:
+            unchecked = any(map(_indexes_by_shared_values, self._outputs))
+            self._checking = self._compile_fn(mode=CHECKED) if unchecked else self._function
         try:
-            checking(x.astype(self._point.dtype))
+            self._checking(x.astype(self._point.dtype))
         except (LinAlgError, ParameterValueError):
             return False
         except (AssertionError, IndexError, RuntimeError, ValueError) as error:
@@ -233,11 +183,6 @@ class ModelFunction:
         """Where the values of the shared variables are."""
         return self._function.input_storage[1:]
 
-    @property
-    def is_compilable(self) -> bool:
-        """Whether compiled code may call the function, as far as is known yet."""
-        return self._compilable
-
     def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
         """Return what `numba_bridge.evaluate` takes in plain Python."""
         return (self.into,)
@@ -248,53 +193,58 @@ class ModelFunction:
         Returns
         -------
         int64 array
-            The address of a function's machine code, then data pointer and shape of every shared
-            array. Valid until a shared variable gets another array.
+            Addresses and lengths, as `_writer` takes them. Valid until a shared variable gets
+            another array.
         """
-        if not self._compilable:
+        if not self.is_compilable:
             return None
-        if self._caller is None and not self._compile_caller():
-            return None
-        arrays = [container.storage[0] for container in self._containers]
-        if self._table is None or any(map(is_not, arrays, self._arrays or ())):
+        arrays = [container.storage[0] for container in self.containers()]
+        if self._arrays is None or any(map(is_not, arrays, self._arrays)):
+            if self._writer is None and not self._compile_writer(arrays):
+                return None
             # Both are kept: one to notice a new array, the other because it is what is read.
             self._arrays = arrays
             self._buffers = [np.require(array, requirements=["C", "A"]) for array in arrays]
-            table = [self._address]
+            table = [self._writer, self._dim, self._address]
             for array in self._buffers:
                 table += [array.ctypes.data, *array.shape]
             self._table = np.array(table, dtype=np.intp)
         return self._table
 
+    def _compile_writer(self, arrays) -> bool:
+        if not all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in arrays):
+            _log.info(
+                "A shared input of the model is no plain array: each transition runs in Python."
+            )
+            self.is_compilable = False
+            return False
+        given = [(self._point.dtype, 1), *((array.dtype, array.ndim) for array in arrays)]
+        kinds = [numba.types.Array(numba.from_dtype(np.dtype(t)), n, "C") for t, n in given]
+        self._address, result = machine_code(self._jitted, kinds)
+        self._writer = machine_code_address(_writer(result, *kinds), WRITTEN)
+        return True
+
     def _call(self, x):
-        if self._machine_code is not None:
-            return self._machine_code(x, *(c.storage[0] for c in self._containers))
-        if self.has_black_box:
-            with all_threads():
-                outputs = self._function(x)
-        else:
+        if self._plain is not None:
+            return self._plain(x, *(container.storage[0] for container in self.containers()))
+        with all_threads() if self.has_black_box else nullcontext():
             outputs = self._function(x)
         return outputs if isinstance(outputs, list) else [outputs]
 
-    def _jit_function(self):
-        return getattr(getattr(self._function, "vm", None), "jit_fn", None)
-
-    def _compile(self, outputs, level):
-        function = None
-        if self._compile_kwargs is None:
-            function = self._compile_numba(outputs, level)
+    def _compile(self, level):
+        function, kwargs = None, self._compile_kwargs
+        if kwargs is None:
+            function = self._compile_numba(level)
+            kwargs = {"mode": "cvm"} if pytensor.config.cxx else {}
         if function is None:
-            kwargs = self._compile_kwargs
-            if kwargs is None:
-                kwargs = {"mode": "cvm"} if pytensor.config.cxx else {}
-            function = self._compile_fn(outputs, **kwargs)
+            function = self._compile_fn(**kwargs)
         function.trust_input = True
         return function
 
-    def _compile_fn(self, outputs, **kwargs):
+    def _compile_fn(self, **kwargs):
         """Compile a function of the point, even one that does not depend on it (a flat prior)."""
         is_numba = isinstance(get_mode(kwargs.get("mode")).linker, NumbaLinker)
-        outputs = with_checked_returns(outputs, lambda op: not (is_numba and is_in_numba(op)))
+        outputs = with_checked_returns(self._outputs, lambda op: not (is_numba and is_in_numba(op)))
         return self._model.compile_fn(
             outputs[0] if len(outputs) == 1 else outputs,
             inputs=[self._point],
@@ -302,14 +252,14 @@ class ModelFunction:
             **{"on_unused_input": "ignore"} | kwargs,
         )
 
-    def _compile_numba(self, outputs, level):
+    def _compile_numba(self, level):
         """Compile with the Numba linker, or return None after logging why it cannot be done."""
-        foreign = sorted({operation_name(op) for op in operations(outputs) if not is_in_numba(op)})
+        foreign = {operation_name(o) for o in operations(self._outputs) if not is_in_numba(o)}
         if foreign:
             _log.log(
                 level,
                 "The log density holds %s, which Numba cannot compile: transitions run in Python.",
-                ", ".join(foreign),
+                ", ".join(sorted(foreign)),
             )
             return None
         # Rounding that the compiler may choose is another one when the function comes from
@@ -318,12 +268,14 @@ class ModelFunction:
         with exact, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                function = self._compile_fn(outputs, mode=VECTORISING)
+                function = self._compile_fn(mode=VECTORISING)
                 function(np.zeros(self._dim, dtype=self._point.dtype))
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             else:
                 objects = [str(w.message) for w in caught if "object mode" in str(w.message)]
+                if jitted_by_pytensor(function) is None:
+                    objects.append("this version of PyTensor has no vm.jit_fn")
                 if not objects:
                     return function
                 reason = objects[0].splitlines()[0]
@@ -334,56 +286,57 @@ class ModelFunction:
         )
         return None
 
-    def _compile_caller(self) -> bool:
-        arrays = [c.storage[0] for c in self.containers()]
-        if not all(isinstance(a, np.ndarray) and a.dtype.kind in "fiub" for a in arrays):
-            _log.info(
-                "A shared input of the model is no plain array: each transition runs in Python."
-            )
-            self._compilable = False
-            return False
-        self._jitted = self._jit_function()
-        given = [np.dtype(self._point.dtype), *(a.dtype for a in arrays)]
-        dimensions = [1, *(a.ndim for a in arrays)]
-        types = [
-            numba.types.Array(numba.from_dtype(t), n, "C")
-            for t, n in zip(given, dimensions, strict=True)
-        ]
-        self._caller = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-            _model_function(caller(self._jitted, types), self._dim, given[0])
-        )
-        vector, table = numba.types.float64[::1], numba.types.intp[::1]
-        self._address = machine_code_address(self._caller, (vector, vector, table))
-        return True
+
+WRITTEN = numba.types.float64[::1], numba.types.float64[::1], numba.types.intp[::1]
+"""Types of position, values and table."""
+
+
+@jit
+def _write(table, x, value):
+    call_for_nothing(table[0], (x, value, table))
+
+
+@functools.cache
+def _writer(result, vector, *kinds):
+    """Jitted function that writes what a model's function returns; the same for many models.
+
+    The table it takes holds its own address, the length of the vector, then what
+    `with_tabled_arrays` takes: the address of the model's function, and the shared arrays.
+    """
+    call = with_tabled_arrays(result, vector, kinds)
+    is_cast, scalar_type = vector.dtype != numba.types.float64, vector.dtype
+
+    def write(x, value, table):
+        if x.size != table[1]:
+            raise RuntimeError("the position has another size than the model")
+        outputs = call(x.astype(scalar_type) if is_cast else x, table, 2)[0]
+        if value.size != outputs.size:
+            raise RuntimeError("the log density has another size")
+        for i in range(value.size):
+            value[i] = outputs[i]
+
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(write)
 
 
 class SharedValues:
-    """Notices when the values of shared variables change.
+    """Notices when the values of a `ModelFunction`'s shared variables change.
 
-    Parameters
-    ----------
-    function : ModelFunction
-    moving : set of shared variables
-        Those that another step moves: small, set at every draw, and compared by value. The others
-        are data, which may be large and are replaced as a whole.
-    ignored : set of shared variables
-        Those that may change unnoticed.
+    `moving` are those that another step moves: small, set at every draw, and compared by value. The
+    others are data, which may be large and are replaced as a whole. `ignored` ones may change
+    unnoticed.
     """
 
-    def __init__(self, function: ModelFunction, moving: set, ignored: Set = frozenset()):
+    _seen: list | None
+    _moves: list[bool]
+    _watched: list[int]
+
+    def __init__(self, function: ModelFunction, moving: Set, ignored: Set = frozenset()):
         self._function, self._moving, self._ignored = function, moving, ignored
-        self._forget()
-
-    def __getstate__(self):
-        return {k: v for k, v in self.__dict__.items() if k not in ("_seen", "_moves", "_watched")}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._forget()
-
-    def _forget(self):
-        self._seen = self._moves = self._watched = None
+        self._seen = None
         self.are_data_new = True
+
+    def __reduce__(self):
+        return SharedValues, (self._function, self._moving, self._ignored)
 
     @property
     def were_seen(self) -> bool:
@@ -416,46 +369,8 @@ class SharedValues:
 
 
 def _same(a, b) -> bool:
-    return (
-        isinstance(a, np.ndarray)
-        and isinstance(b, np.ndarray)
-        and a.dtype == b.dtype
-        and np.array_equal(a, b)
-    )
-
-
-@jit
-def _write(table, x, value):
-    call_for_nothing(table[0], (x, value, table))
-
-
-def _model_function(call, dim: int, dtype: np.dtype):
-    """Return a function that writes what `call` returns for the vector `x`, cast, into `value`."""
-    as_input = _as_it_is if dtype == np.float64 else _cast_to(dtype.type)
-
-    def model_function(x, value, table):
-        if x.size != dim:
-            raise RuntimeError("the position has another size than the model")
-        outputs = call(as_input(x), table)[0]
-        if value.size != outputs.size:
-            raise RuntimeError("the log density has another size")
-        for i in range(value.size):
-            value[i] = outputs[i]
-
-    return model_function
-
-
-@jitable(allocates=True)
-def _as_it_is(x):
-    return x
-
-
-def _cast_to(scalar_type):
-    @jitable(allocates=True)
-    def cast(x):
-        return x.astype(scalar_type)
-
-    return cast
+    are_arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    return are_arrays and a.dtype == b.dtype and np.array_equal(a, b)
 
 
 def _indexes_by_shared_values(graph) -> bool:

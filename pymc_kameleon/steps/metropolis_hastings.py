@@ -21,7 +21,7 @@ from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.run import run_plain, runner
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.model.warm_start import warm_points, warm_scaling
+from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import Step, all_or_nothing
 from pymc_kameleon.steps.mixing import KeptDraws

@@ -10,7 +10,6 @@ from pymc_kameleon.mcmc.history import History
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
 from pymc_kameleon.mcmc.scalings import Scaling
-from pymc_kameleon.mcmc.trigonometric import sine_and_cosine
 
 __all__ = ["FeatureGaussian", "Features", "feature_scatter"]
 
@@ -66,8 +65,7 @@ def feature_scatter(features, u, out):
             sines[i] += frequencies[a, i] * u[a]
     scale = math.sqrt(2.0 / factor.shape[1])
     for i in range(m):
-        sine, cosine = sine_and_cosine(sines[i])
-        sines[i], cosines[i] = scale * sine, scale * cosine
+        sines[i], cosines[i] = scale * math.sin(sines[i]), scale * math.cos(sines[i])
     if factor.shape[1] == m:
         for k in range(factor.shape[0]):
             for i in range(m):

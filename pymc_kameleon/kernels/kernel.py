@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numba
 import numpy as np
-from numba.core.registry import CPUDispatcher
 from numpy.random import Generator
+from numba.extending import is_jitted
 
 from pymc_kameleon.mcmc.numba_bridge import gradients_address
 from pymc_kameleon.validation import checked_array
@@ -106,7 +106,7 @@ class Kernel(ABC):
     @property
     def is_compiled(self) -> bool:
         """Whether `gradients` is a Numba function."""
-        return isinstance(self.gradients, CPUDispatcher)
+        return is_jitted(self.gradients)
 
     def address(self) -> int:
         """Address of the machine code of `gradients`, for compiled transitions."""
@@ -195,7 +195,7 @@ class CustomKernel(Kernel):
             for j in range(points.shape[1]):
                 out[:, j] = gradient(x, np.ascontiguousarray(points[:, j]), parameters[0])
 
-        return numba.njit(gradients) if isinstance(gradient, CPUDispatcher) else gradients
+        return numba.njit(gradients) if is_jitted(gradient) else gradients
 
     @property
     def has_spectrum(self):  # noqa: D102

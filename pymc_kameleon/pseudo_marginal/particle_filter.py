@@ -6,7 +6,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba.core.dispatcher import Dispatcher
+from numba.extending import is_jitted
 from numpy.typing import ArrayLike
 from pytensor.graph.basic import Variable
 
@@ -167,7 +167,7 @@ class BootstrapFilter:
             if not callable(function):
                 raise TypeError(f"{name}={function!r}: pass a function {signature}.")
         self.initial, self.transition, self.log_observation = functions
-        self.is_compiled = all(isinstance(function, Dispatcher) for function in functions)
+        self.is_compiled = all(map(is_jitted, functions))
         self._checked_sizes: set[int] = set()
 
     def __call__(self, *arguments) -> float:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import typeof, types
-from numba.core.dispatcher import Dispatcher
+from numba.extending import is_jitted
 
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation
@@ -170,7 +170,7 @@ def move_routine(surrogate: PosteriorSurrogate, integrator: Integrator) -> int |
 
     The classes always bring arrays of the same types, so they are looked at once a process.
     """
-    if not isinstance(_move, Dispatcher):  # NUMBA_DISABLE_JIT
+    if not is_jitted(_move):  # NUMBA_DISABLE_JIT
         return _move
     if not _found:
         number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]

@@ -47,7 +47,6 @@ NAMES = {
     "populate_array": IN_PYTHON,
     "instance_class": None,
     "numba_funcify": REGISTERED,
-    "register_funcify_and_cache_key": REGISTERED,
     "_FromFunctionOp__": WRAPPED,
     "jit_fn": None,
 }

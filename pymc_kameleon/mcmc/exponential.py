@@ -18,10 +18,10 @@ from numba.extending import intrinsic, overload
 
 from pymc_kameleon.mcmc.numba_bridge import compile_options
 
-__all__ = ["FUSED", "exp", "exp_by_series"]
+__all__ = ["exp"]
 
 FUSED = {"contract"}
-"""Fast-math freedom of `exp_by_series`; with others its rounding to integers would go."""
+"""Fast-math freedom of the series; with others its rounding to integers would go."""
 
 INVERSE_LOG_2 = 1.4426950408889634
 LOG_2 = (0.6931471803691238, 1.9082149292705877e-10)
@@ -39,7 +39,7 @@ C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) fo
 
 
 @intrinsic
-def bits(typingctx, x):
+def _bits(typingctx, x):
     """Return the bits of a float as an integer."""
     return types.int64(types.float64), lambda context, builder, signature, args: builder.bitcast(
         args[0], ir.IntType(64)
@@ -47,15 +47,14 @@ def bits(typingctx, x):
 
 
 @intrinsic
-def with_bits(typingctx, integer):
+def _with_bits(typingctx, integer):
     """Return the float of which an integer has the bits."""
     return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(
         args[0], ir.DoubleType()
     )
 
 
-def exp_by_series(x):
-    """Return e^x, for Numba to compile with the freedoms `FUSED`."""
+def _exp_by_series(x):
     k = (x * INVERSE_LOG_2 + ROUNDING) - ROUNDING
     r = (x - k * LOG_2[0]) - k * LOG_2[1]
     total = C13
@@ -64,9 +63,9 @@ def exp_by_series(x):
     total = total * r * r + r + 1.0
     # In two factors: where e^x is subnormal or about to overflow, 2^k is out of range.
     half = (k * 0.5 + ROUNDING) - ROUNDING
-    shift = BIAS - bits(ROUNDING)
-    one = with_bits((bits(half + ROUNDING) + shift) << 52)
-    other = with_bits((bits(k - half + ROUNDING) + shift) << 52)
+    shift = BIAS - _bits(ROUNDING)
+    one = _with_bits((_bits(half + ROUNDING) + shift) << 52)
+    other = _with_bits((_bits(k - half + ROUNDING) + shift) << 52)
     value = total * one * other
     if x > LARGEST:
         value = np.inf
@@ -76,10 +75,10 @@ def exp_by_series(x):
 
 
 def exp(x):
-    """Return e^x for a float; in compiled code by `exp_by_series`."""
+    """Return e^x for a float; in compiled code by its series."""
     return math.exp(x)
 
 
 @overload(exp, jit_options=compile_options(False) | {"fastmath": FUSED})
 def _exp_overload(x):
-    return exp_by_series if x == types.float64 else None
+    return _exp_by_series if x == types.float64 else None

@@ -44,7 +44,6 @@ __all__ = [
     "machine_code",
     "machine_code_address",
     "parts_of",
-    "register_for_pytensor",
     "resolved_once",
     "with_tabled_arrays",
 ]
@@ -387,13 +386,8 @@ def _array_at(context, builder, kind, address, shape):
 # what PyTensor knows ------------------------------------------------------------------------------
 
 REGISTRIES = [
-    f"pytensor.link.numba.dispatch.basic.{name}"
-    for name in (
-        "numba_funcify",
-        "numba_funcify_default_op_cache_key",
-        "numba_funcify_and_cache_key",
-        "register_funcify_and_cache_key",
-    )
+    f"pytensor.link.numba.dispatch.basic.numba_funcify{what}"
+    for what in ("", "_and_cache_key", "_default_op_cache_key")
 ]
 
 # Missing: to ask whether Numba can compile an operation that is not PyTensor's own.
@@ -416,17 +410,8 @@ def jitted_by_pytensor(function):
 
 def is_registered(op) -> bool:
     """Whether someone has registered how Numba compiles an operation like this one."""
-    registries = map(pkgutil.resolve_name, REGISTRIES[:3]) if HAS_REGISTRIES else ()
+    registries = map(pkgutil.resolve_name, REGISTRIES) if HAS_REGISTRIES else ()
     return any(r.dispatch(type(op)) is not r.dispatch(object) for r in registries)
-
-
-def register_for_pytensor(cls, function, key: str) -> None:
-    """Let PyTensor compile an operation of its class `cls` by a jitted function.
-
-    `key` is what PyTensor's cache on disk knows the function by.
-    """
-    if HAS_REGISTRIES:
-        pkgutil.resolve_name(REGISTRIES[3])(cls)(lambda op, node, **kwargs: (function, key))
 
 
 def parts_of(op: FromFunctionOp) -> tuple:

@@ -37,7 +37,6 @@ from pymc_kameleon.model.black_box import (
     operations,
     with_checked_returns,
 )
-from pymc_kameleon.model.vectorised import VECTORISING
 
 __all__ = [
     "ENDLESS",
@@ -268,7 +267,7 @@ class ModelFunction:
         with exact, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                function = self._compile_fn(mode=VECTORISING)
+                function = self._compile_fn(mode="NUMBA")
                 function(np.zeros(self._dim, dtype=self._point.dtype))
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -348,6 +348,9 @@ def with_tabled_arrays(result, vector, kinds):
 
     @intrinsic
     def call(typingctx, x, table, start):
+        if x != vector:
+            return None
+
         def codegen(context, builder, signature, args):
             data = context.make_array(signature.args[1])(context, builder, args[1]).data
             entries = iter(range(1 + sum(1 + kind.ndim for kind in kinds)))

@@ -148,14 +148,6 @@ def test_chains_of_one_start_lie_as_far_apart_as_the_posterior(make):
     assert np.all((size > 0.5) & (size < 8.0)), size
 
 
-def test_the_seed_decides():
-    _, model = banana(2)
-    step = KameleonStep(model=model, start="optimize", steps_per_draw=5)
-    ends = [first_draw(step, {"x": np.full(2, 5.0)}, seed)[0] for seed in (1, 1, 2)]
-    np.testing.assert_array_equal(ends[0], ends[1])
-    assert not np.array_equal(ends[0], ends[2])
-
-
 @pytest.mark.parametrize("make", [AdaptiveMetropolisStep, SurrogateHMCStep])
 def test_the_search_begins_where_the_user_said(make):
     seen = []
@@ -211,19 +203,12 @@ def test_nothing_moves_without_tuning(make):
 
 
 @every_step
-def test_there_is_no_search_after_a_warm_start(make):
+def test_there_is_no_search_after_a_warm_start_nor_by_default(make):
     target, model = banana(2)
     draws = target.draw(100, np.random.default_rng(7))
-    step = make(model=model, start="optimize", warm_start=draws, steps_per_draw=3)
-    _, statistics = first_draw(step, {"x": draws[0]})
-    assert statistics["n_evals"] <= 4
-
-
-def test_here_is_the_default():
-    _, model = banana(2)
-    for make in STEPS:
-        step = make(model=model, steps_per_draw=3)
-        _, statistics = first_draw(step, {"x": np.ones(2)})
+    for options in ({"start": "optimize", "warm_start": draws}, {}):
+        step = make(model=model, steps_per_draw=3, **options)
+        _, statistics = first_draw(step, {"x": draws[0]})
         assert statistics["n_evals"] <= 4
 
 

@@ -22,31 +22,21 @@ def exact_draws():
     return rng.multivariate_normal(models.CORRELATED_MEAN, models.CORRELATED_COVARIANCE, size=2000)
 
 
-def assert_correlated(idata):
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [pytest.param("draws", marks=pytest.mark.numerics), "result"])
+def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws, source):
+    """A result is of the installed generation of PyMC and ArviZ, whichever it is."""
+    options = {"model": model, "steps_per_draw": 10}
+    if source == "result":
+        exact_draws = sample(make_step(**options), model, draws=500, tune=300)
+    step = make_step(warm_start=exact_draws, **options)
+    idata = sample(step, model, draws=1500, tune=0, initvals={"x": models.CORRELATED_MEAN})
     draws = values(idata, "x")
     sd = np.sqrt(np.diag(models.CORRELATED_COVARIANCE))
     assert_moments(draws, models.CORRELATED_MEAN, sd, "correlated")
     difference = draws[..., 0] - draws[..., 1]
     assert_moments(difference, 3.0, np.sqrt(0.2), "difference of the correlated pair")
-
-
-@pytest.mark.numerics
-@pytest.mark.slow
-def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws):
-    step = make_step(model=model, warm_start=exact_draws, steps_per_draw=10)
-    idata = sample(step, model, draws=1500, tune=0, initvals={"x": models.CORRELATED_MEAN})
-    assert_correlated(idata)
     assert np.ptp(values(idata, "scaling", "sample_stats")) == 0
-
-
-@pytest.mark.slow
-def test_result_of_a_run(make_step, model):
-    """Of the installed generation of PyMC and ArviZ, whichever it is."""
-    first = sample(make_step(model=model, steps_per_draw=10), model, draws=500, tune=300)
-    step = make_step(model=model, warm_start=first, steps_per_draw=10)
-    assert_correlated(
-        sample(step, model, draws=1500, tune=0, initvals={"x": models.CORRELATED_MEAN})
-    )
 
 
 def test_points_are_those_of_the_result(model):
@@ -76,18 +66,14 @@ def test_what_is_learnt(model, exact_draws):
     np.testing.assert_allclose(np.cov(whitened), np.eye(3), atol=0.5)
 
 
-def test_learnt_anew_at_every_chain(make_step, model, exact_draws):
-    step = make_step(model=model, warm_start=exact_draws)
+def test_learnt_anew_at_every_chain_and_not_changed(make_step, model, exact_draws):
+    given = exact_draws.copy()
+    step = make_step(model=model, warm_start=given)
     both = values(sample(step, model, chains=2, draws=30, tune=30), "x")
     again = values(sample(step, model, chains=2, draws=30, tune=30), "x")
     np.testing.assert_array_equal(both, again)
-
-
-def test_given_array_is_not_changed(make_step, model, exact_draws):
-    before = exact_draws.copy()
-    step = make_step(model=model, warm_start=exact_draws)
     run(step, model, 300, tune=200)
-    np.testing.assert_array_equal(exact_draws, before)
+    np.testing.assert_array_equal(exact_draws, given)
 
 
 def transformed():
@@ -111,25 +97,19 @@ def test_transforms():
         model=model, warm_start=idata, compile_kwargs={"mode": "FAST_COMPILE"}
     )
     assert warm.warm.points.shape == (30, points.shape[1])
-    at = {name: values(idata, name)[0] for name in ("scale", "simplex", "low", "interval")}
-    column = {v.name: i for v, i in zip(model.value_vars, _offsets(model), strict=True)}
-    np.testing.assert_allclose(warm.warm.points[:, column["scale_log__"]], np.log(at["scale"]))
+    at = {rv.name: values(idata, rv.name)[0] for rv in model.free_RVs}
+    ends = np.cumsum([np.size(model.initial_point()[v.name]) for v in model.value_vars])[:-1]
+    parts = np.split(warm.warm.points, ends, axis=1)
+    found = {v.name: part for v, part in zip(model.value_vars, parts, strict=True)}
+    np.testing.assert_allclose(found["scale_log__"][:, 0], np.log(at["scale"]))
     upper = 3 + np.abs(at["low"])
     logit = np.log(at["interval"] - at["low"]) - np.log(upper - at["interval"])
-    np.testing.assert_allclose(warm.warm.points[:, column["interval_interval__"]], logit)
+    np.testing.assert_allclose(found["interval_interval__"][:, 0], logit)
     log_simplex = np.log(at["simplex"])
-    start = column["simplex_simplex__"]
-    expected = (log_simplex - log_simplex.mean(axis=1, keepdims=True))[:, :-1]
-    np.testing.assert_allclose(warm.warm.points[:, start : start + 2], expected)
-    levels = values(idata, "levels")[0]
-    start = column["levels_ordered__"]
-    np.testing.assert_allclose(warm.warm.points[:, start], levels[:, 0])
-    np.testing.assert_allclose(warm.warm.points[:, start + 1 : start + 3], np.log(np.diff(levels)))
-
-
-def _offsets(model):
-    sizes = [np.size(model.initial_point()[v.name]) for v in model.value_vars]
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    centred = log_simplex - log_simplex.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(found["simplex_simplex__"], centred[:, :-1])
+    levels = np.column_stack([at["levels"][:, 0], np.log(np.diff(at["levels"]))])
+    np.testing.assert_allclose(found["levels_ordered__"], levels)
 
 
 def test_some_of_the_variables(make_step):
@@ -149,14 +129,11 @@ def test_few_and_repeated_points(make_step, model):
 
 
 def test_points_that_are_not_finite_are_left_out(make_step, model, exact_draws):
+    """Nor is there a hint about short tuning."""
     spoiled = exact_draws.copy()
     spoiled[3] = np.nan
     step = make_step(model=model, warm_start=spoiled)
     assert np.all(np.isfinite(step.warm.points))
-
-
-def test_warm_start_gives_no_hint_about_short_tuning(make_step, model, exact_draws):
-    step = make_step(model=model, warm_start=exact_draws)
     _, statistics, _ = run(step, model, 60, tune=0)
     assert not [s for s in statistics if "warning" in s]
 

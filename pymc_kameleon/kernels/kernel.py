@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numba
 import numpy as np
-from numpy.random import Generator
 from numba.extending import is_jitted
+from numpy.random import Generator
 
 from pymc_kameleon.mcmc.numba_bridge import gradients_address
 from pymc_kameleon.validation import checked_array

@@ -14,8 +14,8 @@ from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
 from pymc.vartypes import discrete_types
 
-from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon._compat import CalledByPyMC
+from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
 

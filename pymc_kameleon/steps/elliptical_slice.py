@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pymc.model import Model
@@ -17,7 +17,6 @@ from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
 from pymc_kameleon.latent_gp.gaussian_sites import Sites, with_sites
 from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer
@@ -35,8 +34,8 @@ SHARE_OF_PRECISION = 0.85
 class EllipticalSliceState(LatentFunctionState):
     """All that the next transition of a chain needs."""
 
-    site_precision: Annotated[np.ndarray, floats("N")] | None
-    site_shift: Annotated[np.ndarray, floats("N")] | None
+    site_precision: np.ndarray | None
+    site_shift: np.ndarray | None
     next_fit: int | None
     n_fits: float
 
@@ -143,6 +142,10 @@ class EllipticalSliceStep(LatentFunctionStep):
         self.site_precision = self.site_shift = None
         self.next_fit = 0
         self.n_fits = 0.0
+
+    def _fresh_state(self):
+        values = np.zeros(self.function.size)
+        return super()._fresh_state() | {"site_precision": values, "site_shift": values}
 
     def _model_changed(self, prior_changed):
         if prior_changed:

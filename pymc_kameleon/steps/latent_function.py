@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from pymc.blocking import RaveledVars
@@ -14,7 +14,6 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon._threads import threads_for
 from pymc_kameleon.latent_gp.reading import LatentFunction
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import Report
@@ -32,7 +31,7 @@ class LatentFunctionState(StepMethodState):
     tune: bool
     expected_tune: int | None
     draw: int
-    position: Annotated[np.ndarray, floats("N")] | None
+    position: np.ndarray | None
     returned: np.ndarray | None
     report: Report
     configuration: str = field(metadata={"frozen": True})

@@ -20,12 +20,11 @@ exploratory-exploitation effect.
 """
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
-from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.linalg import dot, solve_lower, solve_lower_rows, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.covariances import correlations, radial
@@ -90,20 +89,20 @@ class Process(NamedTuple):
     """
 
     kernel: int
-    count: Annotated[np.ndarray, integers(1)]  # type: ignore[assignment]
-    points: Annotated[np.ndarray, floats("stored", "d")]
-    values: Annotated[np.ndarray, floats("stored")]
-    gradients: Annotated[np.ndarray, floats("stored", "derivatives")]
-    coordinates: Annotated[np.ndarray, floats("d", "stored")]
-    factor: Annotated[np.ndarray, floats("rows", "rows")]
-    whitened: Annotated[np.ndarray, floats("rows")]
-    weights: Annotated[np.ndarray, floats("rows")]
-    inverse_blocks: Annotated[np.ndarray, floats("rows", "1 + derivatives")]
-    hyperparameters: Annotated[np.ndarray, floats("1 + d")]
+    count: np.ndarray  # type: ignore[assignment]
+    points: np.ndarray
+    values: np.ndarray
+    gradients: np.ndarray
+    coordinates: np.ndarray
+    factor: np.ndarray
+    whitened: np.ndarray
+    weights: np.ndarray
+    inverse_blocks: np.ndarray
+    hyperparameters: np.ndarray
     mean: Mean
     standardization: Standardization
-    jitter: Annotated[np.ndarray, floats(1)]
-    censoring: Annotated[np.ndarray, floats(2)]
+    jitter: np.ndarray
+    censoring: np.ndarray
 
     @property
     def is_consistent(self) -> bool:

@@ -3,11 +3,10 @@ r"""Prior means of the surrogates: :math:`m(u) = c + b^\top u + \tfrac12 u^\top 
 u are standardised coordinates. The mean is fitted before the hyperparameters, by least squares.
 """
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.numba_bridge import jit
 
 __all__ = [
@@ -36,9 +35,9 @@ RIDGES = np.geomspace(10.0, 1e-7, 9)
 class Mean(NamedTuple):
     """Coefficients in standardised coordinates: constant (1,), linear (d,), quadratic (d, d)."""
 
-    constant: Annotated[np.ndarray, floats(1)]
-    linear: Annotated[np.ndarray, floats("d")]
-    quadratic: Annotated[np.ndarray, floats("d", "d")]
+    constant: np.ndarray
+    linear: np.ndarray
+    quadratic: np.ndarray
 
 
 @jit

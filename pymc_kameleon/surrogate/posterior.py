@@ -8,13 +8,12 @@ log-likelihood goes on smoothly in that, and flattens out without end in x. Wher
 cannot call the prior, or it has no gradient, all of the log density is learnt, with w(x) = x.
 """
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
-from pymc_kameleon.mcmc.layout import flags, integers
 from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
 from pymc_kameleon.surrogate.regression import (
@@ -76,8 +75,8 @@ class PosteriorSurrogate(NamedTuple):
     standardization: Standardization
     bends: Straightening
     regression: Regression
-    is_bounded: Annotated[np.ndarray, flags("d")]
-    log_prior: Annotated[np.ndarray, integers("table")]
+    is_bounded: np.ndarray
+    log_prior: np.ndarray
 
     def to_moves(self, points: np.ndarray) -> np.ndarray:
         """Coordinates of moves (d, n) of the rows of `points` (n, d)."""

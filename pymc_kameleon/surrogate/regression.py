@@ -15,13 +15,12 @@ C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Lea
 8.3.1.
 """
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
 
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import dot, squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 from pymc_kameleon.surrogate.covariances import (
@@ -73,10 +72,10 @@ class Regression(NamedTuple):
     standardization: Standardization
     straightening: Straightening
     mean: Mean
-    inverse_lengthscales: Annotated[np.ndarray, floats("d")]
-    centres: Annotated[np.ndarray, floats("d", "centres")]
-    weights: Annotated[np.ndarray, floats("centres")]
-    hyperparameters: Annotated[np.ndarray, floats("1 + d")]
+    inverse_lengthscales: np.ndarray
+    centres: np.ndarray
+    weights: np.ndarray
+    hyperparameters: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:

@@ -15,11 +15,10 @@ Journal on Uncertainty Quantification 6, for triangular maps of polynomials.
 """
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.layout import floats, integers
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.mean import LARGEST_FIT, n_coefficients
 
@@ -64,11 +63,11 @@ class Straightening(NamedTuple):
         Symmetric.
     """
 
-    bent: Annotated[np.ndarray, integers("own rows")]
-    scales: Annotated[np.ndarray, floats("own rows")]
-    constant: Annotated[np.ndarray, floats("own rows")]
-    linear: Annotated[np.ndarray, floats("own rows", "d")]
-    quadratic: Annotated[np.ndarray, floats("own rows", "d", "d")]
+    bent: np.ndarray
+    scales: np.ndarray
+    constant: np.ndarray
+    linear: np.ndarray
+    quadratic: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:

@@ -13,12 +13,11 @@ integrals, Bayesian Statistics 7.
 """
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.layout import floats
 from pymc_kameleon.mcmc.linalg import dot, factor_times
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.posterior import (
@@ -74,12 +73,12 @@ class Integrator(NamedTuple):
         where the surrogate is to learn, and leave a tail where it is too low. They are as exact.
     """
 
-    root: Annotated[np.ndarray, floats("d", "d")]
-    step_size: Annotated[np.ndarray, floats(1)]
-    length: Annotated[np.ndarray, floats(1)]
-    radius: Annotated[np.ndarray, floats(1)]
-    n_steps: Annotated[np.ndarray, floats(1)]
-    hot_share: Annotated[np.ndarray, floats(1)]
+    root: np.ndarray
+    step_size: np.ndarray
+    length: np.ndarray
+    radius: np.ndarray
+    n_steps: np.ndarray
+    hot_share: np.ndarray
 
 
 def new_integrator(dim: int) -> Integrator:

@@ -1,7 +1,7 @@
 """Approximations of the latent function's posterior at pilot values of its hyperparameters."""
 
 import warnings
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
 )
 from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites
-from pymc_kameleon.mcmc.layout import floats
 
 __all__ = ["MOST_PILOTS", "Pilot", "Pilots", "approximate", "no_pilots"]
 
@@ -44,10 +43,10 @@ class Pilots(NamedTuple):
         Of the sites.
     """
 
-    points: Annotated[np.ndarray, floats("pilots", "d")]
-    values: Annotated[np.ndarray, floats("pilots")]
-    precision: Annotated[np.ndarray, floats("pilots", "N")]
-    shift: Annotated[np.ndarray, floats("pilots", "N")]
+    points: np.ndarray
+    values: np.ndarray
+    precision: np.ndarray
+    shift: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:

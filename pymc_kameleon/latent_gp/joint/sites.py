@@ -1,7 +1,7 @@
 """Gaussian sites as a function of hyperparameters: constant, or a regression that pilots taught."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve
@@ -10,7 +10,6 @@ from pymc_kameleon.kernels import Gaussian
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.exponential import exp
-from pymc_kameleon.mcmc.layout import flags, floats
 from pymc_kameleon.mcmc.linalg import dot, solve_lower
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
@@ -49,11 +48,11 @@ class SiteFunction(NamedTuple):
     """
 
     coordinates: Standardization
-    radius: Annotated[np.ndarray, floats(1)]
-    pilots: Annotated[np.ndarray, floats("pilots of sites", "d")]
-    precision: Annotated[np.ndarray, floats("basis", "N")]
-    shift: Annotated[np.ndarray, floats("basis", "N")]
-    has_means: Annotated[np.ndarray, flags(1)]
+    radius: np.ndarray
+    pilots: np.ndarray
+    precision: np.ndarray
+    shift: np.ndarray
+    has_means: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:

@@ -35,7 +35,7 @@ def documented(doc):
 @pytest.mark.parametrize("name", STEPS)
 def test_every_parameter_is_documented_once(name):
     step = getattr(pymc_kameleon, name)
-    arguments = list(inspect.signature(step.__init__).parameters)[1:]
+    arguments = list(inspect.signature(step).parameters)
     assert sorted(documented(step.__doc__)) == sorted(arguments)
     assert "%(" not in step.__doc__
     assert max(map(len, inspect.getdoc(step).splitlines())) <= 96

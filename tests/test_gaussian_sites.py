@@ -20,7 +20,7 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
 )
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.samplers.riemannian_metric import Metric
-from pymc_kameleon.pseudo_marginal.importance_sampling import importance_density
+from pymc_kameleon.pseudo_marginal.gp_classification import ImportanceDensity
 
 pytestmark = pytest.mark.numerics
 
@@ -200,7 +200,7 @@ def of_metric(prior, sites):
 
 
 def of_importance_density(prior, sites):
-    found = importance_density(prior, sites)
+    found = ImportanceDensity.product(prior, sites)
     draws = prior.cholesky @ (found.draw(np.eye(prior.size)) - found.centre[:, None])
     return {
         "offset": prior.cholesky @ found.centre,

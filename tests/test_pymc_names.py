@@ -8,7 +8,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_kameleon import AdaptiveMetropolisStep
+from pymc_kameleon import AdaptiveMetropolisStep, targets
 from pymc_kameleon._compat import (
     CalledByPyMC,
     complete_step,
@@ -18,7 +18,6 @@ from pymc_kameleon._compat import (
 )
 from pymc_kameleon.distributed.run import trace_of
 from pymc_kameleon.distributed.worker import Part
-from pymc_kameleon.targets import densities
 
 GROUPS = ("posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats", "observed_data")
 OPTIONS = {
@@ -156,7 +155,7 @@ def test_a_step_samples_where_progress_bars_ask_by_other_names(monkeypatch, name
 )
 def test_targets_name_what_they_miss(monkeypatch, module, name):
     taken_away(monkeypatch, module, name)
-    spec = importlib.util.spec_from_file_location("densities_again", densities.__file__)
+    spec = importlib.util.spec_from_file_location("targets_again", targets.__file__)
     with pytest.raises(
         ImportError, match=rf"PyMC .* has no {module}\.{name}: .*targets.* needs it"
     ):

@@ -152,7 +152,7 @@ def test_matern_is_one_at_zero_distance_and_falls(smoothness):
         (Matern(5000), Gaussian(), {"atol": 2e-3}),
         (KERNELS["custom-njit"], KERNELS["custom-plain"], {"rtol": 1e-12}),
     ],
-    ids=repr,
+    ids=["matern 1.5", "matern 2.5", "gaussian", "compiled and plain"],
 )
 def test_two_forms_of_one_kernel_have_the_same_gradients(kernel, other, tolerance):
     rng = np.random.default_rng(5)

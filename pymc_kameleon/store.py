@@ -56,18 +56,10 @@ _inherited: list[sqlite3.Connection] = []
 class StoredEvaluation(NamedTuple):
     """One evaluation of a likelihood.
 
-    Attributes
-    ----------
-    number : int
-        Increases in the order of storing, over all chains.
-    point : array, shape (d,)
-        Raveled and unconstrained.
-    value : float
-        Log-likelihood; NaN where it was, and where the evaluation failed.
-    failure : str or None
-        Name and message of the exception, if one was raised.
-    gradient : array, shape (d,), or None
-        Of the log-likelihood, if it was evaluated.
+    `number` increases in the order of storing, over all chains. `point` (d,) is raveled and
+    unconstrained, `value` the log-likelihood there, NaN where it was and where the evaluation
+    failed. `failure` has name and message of the exception, and `gradient` (d,) is that of the
+    log-likelihood; each is None if there was none.
     """
 
     number: int

@@ -248,7 +248,6 @@ class Banana(Target):
     dim: int = 8
 
     def __post_init__(self) -> None:
-        """Validate the parameters."""
         _require_within("bananicity", self.bananicity)
         checked_number("variance", self.variance, above=0)
         checked_integer("dim", self.dim, 2)
@@ -321,7 +320,6 @@ class Flower(Target):
     dim: int = 8
 
     def __post_init__(self) -> None:
-        """Validate the parameters."""
         checked_number("radius", self.radius, above=0)
         checked_number("scale", self.scale, above=0)
         _require_within("amplitude", self.amplitude, self.radius)
@@ -455,7 +453,6 @@ class CorrelatedGaussian(Target):
     largest_scale: float = 10.0
 
     def __post_init__(self) -> None:
-        """Validate the parameters."""
         checked_integer("dim", self.dim, 1)
         _require_within("correlation", self.correlation, 1.0)
         checked_number("smallest_scale", self.smallest_scale, above=0)

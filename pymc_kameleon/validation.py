@@ -57,17 +57,10 @@ def _is_number(value) -> bool:
 
 
 def checked_choice(name: str, value, choices: Iterable[str], besides: str = "") -> str:
-    """`value`, which is one of the names `choices`.
+    """`value` of the argument `name`, which is one of the names `choices`.
 
-    Parameters
-    ----------
-    name : str
-        Of the argument.
-    value : object
-    choices : iterable of str
-        Or a mapping of such names.
-    besides : str
-        What else the argument takes, which the caller has already ruled out: end of the message.
+    `besides` ends the message of the error: it says what else the argument takes, which the caller
+    has already ruled out.
     """
     if isinstance(value, str) and value in choices:
         return value

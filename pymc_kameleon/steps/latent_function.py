@@ -98,7 +98,6 @@ class LatentFunctionStep(Step):
         return {"position": np.zeros(self.function.size)}
 
     def _forget_model(self):
-        """Drop everything that was computed from prior or likelihood."""
         self.__dict__.update(dict.fromkeys(self._computed))
 
     def __getstate__(self):
@@ -226,10 +225,7 @@ class OtherVariables:
     def follow(self) -> int:
         """Bring prior and likelihood up to date; return their version.
 
-        Raises
-        ------
-        SamplingError
-            If the prior's covariance is not positive definite.
+        It is a SamplingError if the prior's covariance is not positive definite.
         """
         try:
             changed = self.function.refresh()
@@ -246,7 +242,6 @@ class OtherVariables:
 
 
 def _one_variable(model, vars):
-    """Return the one variable that a user named, or the only one that there is."""
     if vars is None:
         vars = list(model.value_vars)
     vars = list(vars) if isinstance(vars, list | tuple) else [vars]

@@ -291,7 +291,6 @@ class LatentGPStep(LatentGPTuning):
         return self._point.function, statistics
 
     def _move_hyperparameters(self, target):
-        """Make a transition of theta, with the function carried along."""
         learner, chain, rng = self.learner, self.chain, self.rng
         if self.tune and learner.transitions_before_update(self.transition, 1, rng) == 0:
             with all_or_nothing(learner):

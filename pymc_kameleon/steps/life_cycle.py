@@ -45,19 +45,9 @@ def all_or_nothing(changed):
 class Step(CalledByPyMC, ArrayStepShared):
     """Base of all steps: a subclass gives what is abstract here, and `astep`.
 
-    Parameters
-    ----------
-    vars : list
-        Value variables that the step moves.
-    shapes : list of tuple
-        Their shapes, for which everything is compiled.
-    shared : dict
-        Value variables of other steps -> shared variables.
-
-    Attributes
-    ----------
-    expected_tune, expected_draws : int or None
-        Draws of tuning and those after it; None where PyMC does not say (before 6.3).
+    It moves the value variables `vars` of the `shapes` for which everything is compiled; `shared`
+    maps value variables of other steps to shared variables. `expected_tune` and `expected_draws`
+    are the draws of tuning and those after it, None where PyMC does not say (before 6.3).
     """
 
     expected_draws = None

@@ -17,12 +17,8 @@ def require_main_guard() -> None:
     """Raise an error where PyMC is about to start processes from a script that they would run.
 
     Processes that are not forked import the script first. Where that starts processes again it
-    fails, and the first process waits for ever to send them what they no longer read.
-
-    Raises
-    ------
-    RuntimeError
-        Naming the line of the script.
+    fails, and the first process waits for ever to send them what they no longer read. The
+    RuntimeError names the line of the script.
     """
     frame: FrameType | None = sys._getframe(1)
     is_sent, line = False, None

@@ -49,19 +49,12 @@ CENTRED_IN = 100
 
 
 def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
-    """Transitions a draw that a step makes unless told otherwise.
+    """Transitions a draw that a step in d = `dim` dimensions makes unless told otherwise.
 
     A well-tuned random walk on a Gaussian gains about 0.25 / d effective draws a transition, so 2d
     transitions leave one of two draws effective, and d one of four; posteriors of practice need
-    the margin. It depends on what is fixed by the model, never on a clock, so that one seed is one
-    chain.
-
-    Parameters
-    ----------
-    dim : int
-        d.
-    is_compiled : bool
-        Whether a transition costs microseconds, as a stored draw does.
+    the margin. A compiled transition costs microseconds, as a stored draw does. The number depends
+    on what is fixed by the model, never on a clock, so that one seed is one chain.
     """
     return min(max(20, 2 * dim), 100) if is_compiled else min(max(5, dim), 50)
 
@@ -269,7 +262,6 @@ class MetropolisHastingsStep(Step):
                 check_tuning(self)
 
     def _begin_tuning(self, x):
-        """Prepare for tuning a chain that was told to start at `x` (d,)."""
         begin_tuning(self, x)
 
     def stop_tuning(self):
@@ -508,7 +500,6 @@ class MetropolisHastingsStep(Step):
         return f"{', '.join(shown)}: {first_line}"
 
     def _evaluate_current(self):
-        """Evaluate the log density where the chain is."""
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
         self._plain_density(chain.position, chain.value)
@@ -545,7 +536,6 @@ class MetropolisHastingsStep(Step):
     # what is shown --------------------------------------------------------------------------------
 
     def _complaint_of_acceptance(self) -> tuple[WarningType, str] | None:
-        """Return a warning if the acceptance at the end of tuning is not what it should be."""
         return complaint_of_acceptance(self)
 
     def proposal_covariance(self, x) -> np.ndarray:

@@ -55,16 +55,9 @@ class KeptDraws:
     def complaint(self, step, n_made: int, names: Callable, learnt=None) -> str | None:
         """Return what `slow_mixing` says, once, at the end of the chain or where a usual one ends.
 
-        Parameters
-        ----------
-        step : Step
-            With `expected_draws`, `default_tune_steps` and, if it has any, `steps_per_draw`.
-        n_made : int
-            Draws so far, those of tuning among them.
-        names : callable
-            Returns what to call the coordinates.
-        learnt
-            As for `slow_mixing`.
+        `step` has `expected_draws`, `default_tune_steps` and perhaps `steps_per_draw`. `n_made`
+        counts the draws so far, those of tuning among them; `names` returns what to call the
+        coordinates; `learnt` is as for `slow_mixing`.
         """
         if self.history is None or self._is_told:
             return None
@@ -84,17 +77,9 @@ def slow_mixing(
 ) -> str | None:
     """Return a warning if the effective size is below `WANTED`, with the likeliest reason.
 
-    Parameters
-    ----------
-    draws : array, shape (m, d)
-        Evenly spaced draws of one chain.
-    n_draws, n_tune : int
-        Number of draws that these stand for, and of those that tuned before.
-    steps_per_draw : int or None
-    names : list of str
-        What to call the coordinates.
-    learnt : (array, array) or None
-        Mean (d,) and Cholesky factor of the covariance (d, d) that tuning learnt.
+    `draws` (m, d) are evenly spaced ones of a chain, which stand for `n_draws` after `n_tune` of
+    tuning. `names` are what to call the coordinates, and `learnt` is None or what tuning learnt:
+    mean (d,), and Cholesky factor (d, d) of the covariance.
     """
     if n_draws < FEWEST:
         return None

@@ -24,34 +24,16 @@ __all__ = [
 class Report:
     """Counts of a chain, and the warnings that it has given.
 
-    Attributes
-    ----------
-    unmoved : int
-        Transitions since the last draw with an accepted move.
-    rejections : int
-        Moves rejected in a row while tuning, where the likelihood is an estimate.
-    acceptance : float
-        Mean acceptance of late.
-    evaluations, nonfinite : float
-        Log-density evaluations; and log densities that were NaN or +inf, evaluated or known.
-    failed : int
-        Points of start and tuning at which the log density raised an error.
-    first_failure : str or None
-        Where, and which.
-    known : float
-        Log densities that were known from a store.
-    foreign_seed : float
-        `kept_estimate.foreign_seed` at the start of the chain.
-    calls_made, calls_saved : int
-        With a surrogate: evaluations, and transitions without one.
-    screened, passed : float
-        Proposals that the surrogate saw, and summed probabilities of passing it.
-    is_examined : bool
-        Whether the estimate that the chain stands on has been compared with others.
-    pending : (WarningType, str) or None
-        A warning for the next draw.
-    told : set of str
-        Kinds of warnings that are not to be given (again).
+    `unmoved` counts transitions since the last draw with an accepted move, and `rejections` moves
+    rejected in a row while tuning where the likelihood is an estimate; `acceptance` is the mean
+    acceptance of late. `evaluations` counts those of the log density, `known` log densities that a
+    store had, and `nonfinite` those of both that were NaN or +inf. At `failed` points of start and
+    tuning the log density raised an error; `first_failure` says where, and which. `foreign_seed` is
+    `kept_estimate.foreign_seed` at the start of the chain, and `is_examined` says whether the
+    estimate that the chain stands on has been compared with others. With a surrogate, `calls_made`
+    counts evaluations, `calls_saved` transitions without one, and `screened` proposals that the
+    surrogate saw, whose probabilities of passing it sum to `passed`. `pending` is a warning for the
+    next draw; the kinds of warnings in `told` are not to be given (again).
     """
 
     unmoved: int = 0
@@ -75,11 +57,7 @@ class Report:
 def next_warning(step, statistics):
     """Count what a draw has shown; return a warning, at most one of each kind in a chain, or None.
 
-    Parameters
-    ----------
-    step : MetropolisHastingsStep
-    statistics : dict
-        Of the draw; evaluations made to find out what is wrong are added.
+    Evaluations made to find out what is wrong are added to the draw's `statistics`.
     """
     report, steps = step.report, step.steps_per_draw
     report.unmoved = 0 if statistics["accepted"] > 0 else report.unmoved + steps

@@ -76,12 +76,8 @@ rng, initial_point, blocked
 def with_shared_parameters(cls: Any) -> Any:
     """Put the entry of `ENTRIES` instead of each line ``%(name)s`` of a class's docstring.
 
-    Its signature shows what ``**options`` passes on to its base, without `cls._not_arguments`.
-
-    Raises
-    ------
-    KeyError
-        If there is no such entry.
+    Its signature shows what ``**options`` passes on to its base, without `cls._not_arguments`. A
+    name without an entry is a KeyError.
     """
     if cls.__doc__ is not None:  # as it is under python -OO
         cls.__doc__ = re.sub(r"^( *)%\((\w+)\)s$", _entry, cls.__doc__, flags=re.MULTILINE)

@@ -201,16 +201,8 @@ def search_from(begin: np.ndarray, scales: np.ndarray, evaluate, gradient=None, 
 def point_near_mode(gaussian, points, log_densities, evaluate, rng) -> np.ndarray:
     """Return a random point (d,) around a mode, or the best of the points; it is evaluated last.
 
-    Parameters
-    ----------
-    gaussian : Standardization
-        Mean and covariance of the mode.
-    points : array, shape (n, d)
-        Points that were evaluated.
-    log_densities : array, shape (n,)
-    evaluate : callable
-        Log density at a point.
-    rng : numpy.random.Generator
+    `gaussian` (a `Standardization`) has mean and covariance of the mode, `points` (n, d) were
+    evaluated with the `log_densities` (n,), and `evaluate` returns that of a point.
     """
     dim = len(gaussian.location)
     lowest = log_densities.max() - 20 - 3 * dim

@@ -83,15 +83,7 @@ class NoScreening:
 
 
 class Screening(NoScreening):
-    """The surrogate of a step; stages belong to its chains.
-
-    Parameters
-    ----------
-    surrogate : GPSurrogate or FittedSurrogate
-    target : LogDensity
-    gradients : bool
-        Whether gradients are learnt too.
-    """
+    """The surrogate of a step, which learns `gradients` too or not; stages belong to its chains."""
 
     statistics_dtypes = dict.fromkeys(
         ("surrogate_accept", "surrogate_sd", "n_points", "calls_made", "calls_saved"),
@@ -166,19 +158,10 @@ class Screening(NoScreening):
     def teach(self, stage, chain, points, values, log_densities):
         """Teach what was found before the first transition, as transitions teach what they find.
 
-        What is too low to matter is left out. The highest comes last: where there are more than a
-        fit takes, it takes the last ones.
-
-        Parameters
-        ----------
-        stage : FirstStage
-        chain : Chain
-            Proposal and its value are overwritten.
-        points : sequence of array, shape (d,)
-        values : sequence of array
-            What a step keeps of each.
-        log_densities : array, shape (n,)
-            -inf where they are not finite.
+        For each of the `points` (n, d), `values` has what a step keeps of it; `log_densities` (n,)
+        are -inf where they are not finite. What is too low to matter is left out. The highest comes
+        last: where there are more than a fit takes, it takes the last ones. The proposal of `chain`
+        and its value are overwritten.
         """
         stage.learns[0] = True
         stage = stage._replace(routines=plain_routines(stage))

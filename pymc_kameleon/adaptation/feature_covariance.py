@@ -24,15 +24,10 @@ BLOCK = 256
 
 
 class RunningCovariance(NamedTuple):
-    """Mean and scatter of all rows seen so far, updated in blocks.
+    """Mean (k,) and scatter (k, k) of all rows seen so far, updated in blocks.
 
-    Attributes
-    ----------
-    mean : array, shape (k,)
-    scatter : array, shape (k, k)
-        Sum of outer products of the centred rows; the lower triangle is filled.
-    weight : array, shape (1,)
-        Sum of the weights of the rows.
+    The scatter is the sum of outer products of the centred rows, of which the lower triangle is
+    filled; `weight` (1,) is the sum of the weights of the rows.
     """
 
     mean: np.ndarray
@@ -48,14 +43,8 @@ def new_covariance(k: int) -> RunningCovariance:
 def update_covariance(covariance: RunningCovariance, rows: np.ndarray, weight: float = 1.0):
     """Show a block of rows to a running covariance (Welford 1962, for blocks; in place).
 
-    Each block is centred at its own mean, so nothing cancels however large the mean is.
-
-    Parameters
-    ----------
-    covariance : RunningCovariance
-    rows : array, shape (n, k)
-    weight : float
-        Weight of each row.
+    Each block of `rows` (n, k) is centred at its own mean, so nothing cancels however large the
+    mean is; `weight` is that of each row.
     """
     old, new = covariance.weight[0], weight * len(rows)
     if new == 0:

@@ -46,17 +46,9 @@ class Learner(WithSamplingState, ABC):
 
     A step has one that holds the choices alone; `start` returns that of a chain, which has all else
     too. A subclass names in `state_names` what a saved state has to hold, in `varying` which axes
-    of these have no fixed length.
-
-    Attributes
-    ----------
-    options : dict
-        The choices that a saved state has to share.
-    history_capacity : int
-        Largest number of points worth taking from a warm start.
-    transition_kernel : Kernel or None
-        Kernel whose gradients transitions evaluate, if they evaluate any.
-    scales : CoordinateScales
+    of these have no fixed length, and in `options` the choices that a saved state has to share.
+    `history_capacity` is the largest number of points worth taking from a warm start, and
+    `transition_kernel` the kernel whose gradients transitions evaluate, None if they evaluate none.
     """
 
     options: dict[str, Any]

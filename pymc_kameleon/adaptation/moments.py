@@ -24,16 +24,10 @@ def scaling_of_a_random_walk(dim: int) -> float:
 class MomentsLearner(Learner):
     """Learns the scale of each coordinate first, by moves of one at a time, then the covariance.
 
-    Parameters
-    ----------
-    scaling, learn_scaling, covariance, initial_covariance
-        As for `AdaptiveMetropolisStep`.
-    default_scaling : callable
-        The start of the scaling as a function of the dimension.
-    proposal_class : type
-        `RandomWalk` or `Langevin`.
-    coordinate_share : float
-        Share of one-coordinate moves while tuning, after the initial phase of nothing else.
+    `default_scaling` gives the start of the scaling as a function of the dimension,
+    `proposal_class` is `RandomWalk` or `Langevin`, and `coordinate_share` the share of
+    one-coordinate moves while tuning, after the initial phase of nothing else. The other parameters
+    are those of `AdaptiveMetropolisStep`.
     """
 
     history_capacity = 10_000

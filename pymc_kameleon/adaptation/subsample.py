@@ -38,13 +38,8 @@ first update no longer sees them."""
 class Learnt(NamedTuple):
     """What an update of the proposal replaces; fixed between updates.
 
-    Attributes
-    ----------
-    points : array, shape (d, n)
-        Subsample of the history in standardised coordinates.
-    coordinates : Standardization
-    parameters : array
-        What the kernel's `gradients` takes; the last is its bandwidth.
+    `points` (d, n) are a subsample of the history in standardised `coordinates`; `parameters` are
+    what the kernel's `gradients` takes, the last of which is its bandwidth.
     """
 
     points: np.ndarray
@@ -61,20 +56,9 @@ class SubsampleLearner(Learner):
     """Base of what `KameleonStep`, `FastKameleonStep` and `PCAKameleonStep` learn with.
 
     A subclass gives its proposal and what an update learns (`_learn`). Parameters are those of
-    `KameleonStep`; `options` are more that a saved state has to share.
-
-    Attributes
-    ----------
-    history : History
-    learnt : Learnt
-    scaling : Scaling
-    bounds : ScalingBounds
-    here : tuple
-        What is computed at the current position.
-    typical_size : array, shape (m,)
-        Mean variance of a coordinate of local moves under each scaling of 1; 0 if unknown.
-    next_update : int
-        Transitions before the next update.
+    `KameleonStep`; `options` are more that a saved state has to share. `here` is what is computed
+    at the current position, `typical_size` (m,) the mean variance of a coordinate of local moves
+    under each scaling of 1, 0 if unknown, and `next_update` the transitions before the next update.
     """
 
     growth = 1.1

@@ -29,21 +29,12 @@ ACCEPTANCE, ACCEPTED = 0, 1
 class Chain(NamedTuple):
     """Where a chain is, with its log density kept; all arrays are changed in place.
 
-    Attributes
-    ----------
-    position : array, shape (d,)
-    value : array, shape (values,)
-        Terms of the log density at `position`, and what else a step keeps of them.
-    proposal : array, shape (d,)
-        The last proposed position.
-    proposed_value : array, shape (values,)
-    counts : int64 array, shape (2,)
-        Log-density evaluations, and non-finite ones.
-    outcome : array, shape (2,)
-        Sum of acceptance probabilities, and number of accepted moves.
-    bounds : array, shape (2, d)
-        Least and largest coordinates: one period of an angle, else infinite. A proposal beyond them
-        is rejected, so that the target is a density of one period.
+    `value` (values,) has the terms of the log density at `position` (d,), and what else a step
+    keeps of them; `proposed_value` has those at `proposal` (d,), the last proposed position.
+    `counts` (2,), of int64, are log-density evaluations, and non-finite ones; `outcome` (2,) has
+    the sum of acceptance probabilities, and the number of accepted moves. `bounds` (2, d) are least
+    and largest coordinates: one period of an angle, else infinite. A proposal beyond them is
+    rejected, so that the target is a density of one period.
     """
 
     position: np.ndarray
@@ -119,23 +110,11 @@ def accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
 def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal`, and move there with the Metropolis-Hastings probability.
 
-    Parameters
-    ----------
-    log_density : see `numba_bridge.evaluate`
-    stage : FirstStage or None
-        Screens most proposals.
-    chain : Chain
-    log_ratio : float
-        log q(x | x*) - log q(x* | x).
-    uniforms : array, shape (3,)
-        Uniform random numbers in [0, 1): of the two stages (without a first stage the first is
-        used), and of whether there is a first stage.
-
-    Returns
-    -------
-    acceptance : float
-        Acceptance probability (0 after a rejection by the first stage).
-    accepted : bool
+    `log_density` is what `numba_bridge.evaluate` takes, `stage` a FirstStage that screens most
+    proposals, or None, and `log_ratio` is log q(x | x*) - log q(x* | x). `uniforms` (3,) are
+    uniform random numbers in [0, 1): of the two stages (without a first stage the first is used),
+    and of whether there is a first stage. Returns the acceptance probability (0 after a rejection
+    by the first stage), and whether the proposal was accepted.
     """
     if not is_within(chain.bounds, chain.proposal):
         return 0.0, False

@@ -17,11 +17,7 @@ ROUNDING = 1e-14
 class Standardization(NamedTuple):
     """The change of variables u = factor^-1 (x - location).
 
-    Attributes
-    ----------
-    location : array, shape (d,)
-    factor : array, shape (d, d)
-        Lower Cholesky factor of the covariance.
+    `factor` (d, d) is the lower Cholesky factor of the covariance.
     """
 
     location: np.ndarray
@@ -41,14 +37,9 @@ class Standardization(NamedTuple):
 def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardization:
     """Mean and Cholesky factor of the covariance of `points`, safe for few points and wild scales.
 
-    Correlations are shrunk by min(1, 2d/n)^2, which vanishes as the history grows and keeps the
-    factor well conditioned before it has.
-
-    Parameters
-    ----------
-    points : array, shape (n, d)
-    fallback_scale : array, shape (d,)
-        Scale of a coordinate that has not moved.
+    Correlations of `points` (n, d) are shrunk by min(1, 2d/n)^2, which vanishes as the history
+    grows and keeps the factor well conditioned before it has. `fallback_scale` (d,) is the scale of
+    a coordinate that has not moved.
     """
     n, dim = points.shape
     location = points.mean(axis=0)

@@ -12,18 +12,11 @@ __all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
 class Evaluations(NamedTuple):
     """The last evaluations of a chain; all arrays are changed in place.
 
-    Attributes
-    ----------
-    points : array, shape (m, d)
-        Raw coordinates.
-    values : array, shape (m,)
-        What is learnt: log-likelihoods, or log densities; -inf where they were not finite.
-    gradients : array, shape (m, d)
-        Of `values`; (m, 0) where gradients are not evaluated.
-    first_term : int64 array, shape (1,)
-        First term of the log density that counts in it: 1 if the prior is not learnt.
-    count : int64 array, shape (1,)
-        How many there were so far; they are stored modulo m.
+    At the raw coordinates `points` (m, d), `values` (m,) are what is learnt, log-likelihoods or log
+    densities, -inf where they were not finite; `gradients` (m, d) are theirs, (m, 0) where
+    gradients are not evaluated. `first_term` (1,) is the first term of the log density that counts
+    in it: 1 if the prior is not learnt. `count` (1,) is how many there were so far; they are stored
+    modulo m. Both are int64.
     """
 
     points: np.ndarray

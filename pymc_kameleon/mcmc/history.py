@@ -19,15 +19,10 @@ class History(NamedTuple):
     stride doubles. So the points are always uniform over the chain so far, and over any later part
     of it.
 
-    Attributes
-    ----------
-    points : array, shape (capacity, d)
-        Raw positions; row i is from transition i * stride.
-    recent : array, shape (m, d)
-        The last positions, without gaps, if m > 0: room for `cursor[RECENT]` of them to be used
-        and taken out (`cursor[RECENT] = 0`) before there are m.
-    cursor : int64 array, shape (4,)
-        Number of points stored, stride, number of positions seen, and number of recent ones.
+    Row i of `points` (capacity, d), which are raw, is from transition i * stride. `recent` (m, d)
+    has the last positions, without gaps, if m > 0: room for `cursor[RECENT]` of them to be used and
+    taken out (`cursor[RECENT] = 0`) before there are m. `cursor` (4,), of int64, has the number of
+    points stored, the stride, the number of positions seen, and that of recent ones.
     """
 
     points: np.ndarray

@@ -143,16 +143,10 @@ def jit(function=None, *, allocates=False, **options):
     Numba itself would look at the file of the function alone, and go on calling what was compiled
     of other files before they changed.
 
-    Parameters
-    ----------
-    function : callable
-    allocates : bool
-        Whether the function makes arrays, returns one, or calls a function that returns one. Others
-        need not count who holds those that they are given, which takes half of the time of a short
-        loop. Numba raises if it finds out that an array is made; what such a call returns would
-        never be freed.
-    **options
-        Of `numba.njit`.
+    `allocates` is whether the function makes arrays, returns one, or calls a function that returns
+    one. Others need not count who holds those that they are given, which takes half of the time of
+    a short loop. Numba raises if it finds out that an array is made; what such a call returns would
+    never be freed. `options` are those of `numba.njit`.
     """
     if function is None:
         return functools.partial(jit, allocates=allocates, **options)

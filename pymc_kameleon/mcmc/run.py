@@ -58,17 +58,9 @@ NOISE = 0.01
 class Differences(NamedTuple):
     """Points of the history (d, n) in standardised coordinates, and how they are used.
 
-    Attributes
-    ----------
-    points : array, shape (d, n)
-    factor : array, shape (d, d)
-        Lower Cholesky factor of the standardisation.
-    scale : float
-        What multiplies most differences.
-    jump_share : float
-        Share of moves that add the whole difference, which crosses between modes.
-    noise : float
-        Standard deviation of the noise, in standardised coordinates.
+    `factor` (d, d) is the lower Cholesky factor of the standardisation. `scale` multiplies most
+    differences; a `jump_share` of the moves adds the whole difference, which crosses between modes.
+    `noise` is the standard deviation of the noise, in standardised coordinates.
     """
 
     points: np.ndarray
@@ -140,21 +132,10 @@ def propose_difference(differences, chain, normals, uniforms):
 
 
 def run_plain(log_density, stage, chain, mixture, proposal, recursion, adapts, normals, uniforms):
-    """Make `len(normals)` transitions.
+    """Make a transition with each row of `normals` (n, k) and of `uniforms` (n, N_UNIFORMS).
 
-    Parameters
-    ----------
-    log_density
-        As `numba_bridge.evaluate` takes it.
-    stage : FirstStage or None
-    chain : Chain
-    mixture : Mixture
-    proposal : NamedTuple registered in `mcmc.proposals`
-    recursion : ScalingRecursion
-    adapts : bool
-        Whether the chain learns.
-    normals : array, shape (n, k)
-    uniforms : array, shape (n, N_UNIFORMS)
+    `log_density` is what `numba_bridge.evaluate` takes, `stage` a FirstStage or None, and
+    `proposal` a NamedTuple registered in `mcmc.proposals`. The chain learns if `adapts`.
     """
     for t in range(normals.shape[0]):
         z, u = normals[t], uniforms[t]

@@ -16,21 +16,10 @@ def check_like(name: str, value: Any, fresh: Any, varying: Mapping[str, int] | N
     """Raise an error unless arrays in `value` are as in a fresh object of the kind.
 
     Tuples, dictionaries and dataclasses are searched. A tuple with a property `is_consistent` is
-    also asked for that, and may name in `varying` the axis of an array that has no fixed length.
-
-    Parameters
-    ----------
-    name : str
-        What messages call it.
-    value, fresh : object
-        Where `fresh` is None nothing is known; `value` may be None.
-    varying : dict
-        Names in `value` -> the axis whose length may be another one.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Naming the array, what it is and what it should be.
+    also asked for that, and may name in `varying` the axis of an array that has no fixed length;
+    the argument `varying` names such axes for `value` itself. Where `fresh` is None nothing is
+    known; `value` may be None. A ValueError or TypeError, in which `value` is called `name`, says
+    which array it is, what it is and what it should be.
     """
     if value is None or fresh is None:
         return

@@ -73,14 +73,9 @@ def operation_name(op: Op) -> str:
 def converted(value, type: TensorType, name: str) -> np.ndarray:
     """Return what a user's function returned as a new array of the declared type.
 
-    It may be a number, an array, or what NumPy makes one of; `name` is the function's.
-
-    Raises
-    ------
-    TypeError
-        If it holds no numbers, or numbers that the type cannot hold.
-    ValueError
-        If it has another shape.
+    It may be a number, an array, or what NumPy makes one of; `name` is the function's. Raises a
+    TypeError if it holds no numbers, or numbers that the type cannot hold, and a ValueError if it
+    has another shape.
     """
     array = _numbers(value, np.dtype(type.dtype))
     if array is None:
@@ -169,7 +164,6 @@ class CheckedOperation(Op):
             outputs[i][0] = returned
 
     def _returned(self, node, inputs, name):
-        """Call the operation; return what it gives for each output."""
         n = len(node.outputs)
         if self._parts is None:
             storage: list = [[None] for _ in range(n)]

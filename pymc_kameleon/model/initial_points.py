@@ -299,7 +299,6 @@ class _StartSearch:
         return [factor.name for factor, term in factors if not np.isfinite(np.sum(term))]
 
     def find(self) -> Point:
-        """Return one starting point."""
         weights = [1.0] * PRIOR_TRIES
         weights += [0.5**k for k in range(1, SHRINKS + 1) for _ in range(TRIES_PER_SHRINK)]
         faults: list[str] = []

@@ -47,12 +47,8 @@ def select_variables(model, vars=None) -> list:
 
     PyMC ravels a point in the order of `model.value_vars`; a step that is compiled in any other
     order silently swaps its variables. `vars` are free random variables, value variables or names
-    of either; None stands for all continuous ones, as PyMC finds steps for the others.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing to sample, or a variable is discrete or not one of the model's.
+    of either; None stands for all continuous ones, as PyMC finds steps for the others. Raises a
+    ValueError if there is nothing to sample, or a variable is discrete or not one of the model's.
     """
     if vars is None:
         chosen = continuous_variables(model)
@@ -73,7 +69,6 @@ def select_variables(model, vars=None) -> list:
 
 
 def _free_variable(model, variable):
-    """Return a free variable, or the value variable behind one, that a user named."""
     known = [*model.free_RVs, *model.value_vars]
     if isinstance(variable, str):
         by_name = {**model.named_vars, **{v.name: v for v in reversed(known)}}
@@ -97,51 +92,25 @@ class LogDensity:
     """Log density of a model over the raveled vector of some of its free variables.
 
     It is the sum of the log prior (with the Jacobians of the transforms) and the log likelihood
-    (observed variables and potentials), which one compiled function returns together. The variables
-    that are not among `vars` enter through shared variables.
+    (observed variables and potentials), which one compiled `function` returns together, with a
+    third term for an estimated log likelihood, 0 if none is separated. `vars` is as
+    `select_variables` takes it; the variables that are not among them enter through shared
+    variables (`shared` has these by value variable). `initial_point`, by default
+    `model.initial_point()`, gives the shapes, and `compile_kwargs` is as `ModelFunction` takes it.
+    With `separate_estimates` the observed variables and potentials that hold black-box operations
+    are a term of their own, so that an estimate can be kept while the rest is evaluated again
+    (pseudo-marginal).
 
-    Parameters
-    ----------
-    model : pymc.Model
-    vars : list of variables or None
-        As `select_variables` takes them.
-    initial_point : dict or None
-        Gives the shapes; default `model.initial_point()`.
-    compile_kwargs : dict or None
-        As `ModelFunction` takes them.
-    separate_estimates : bool
-        Keep the observed variables and potentials that hold black-box operations as a term of their
-        own, so that an estimate can be kept while the rest is evaluated again (pseudo-marginal).
-
-    Attributes
-    ----------
-    vars, names, shapes : list
-        Value variables in the model's order, their names and shapes.
-    dim : int
-        Length d of the raveled vector.
-    default_start : array, shape (d,)
-        Where chains begin that were given no other start.
-    shared : dict
-        Value variable of each variable not sampled here -> shared variable.
-    n_evaluations : int
-        Evaluations so far, those made inside compiled transitions included.
-    has_likelihood : bool
-        Whether the model has observed variables or potentials.
-    others_in_likelihood : list of str
-        Variables not sampled here that the likelihood depends on.
-    has_estimates : bool
-        Whether there are estimates that were separated.
-    estimated_terms : list of str
-        Observed variables and potentials that hold an `estimated_loglikelihood` or draw random
-        numbers.
-    foreign_estimates : dict
-        Those that depend on none of `vars`, and are left out, because they cancel but when they are
-        drawn anew: name -> seeds.
-    n_seeds : int
-        Estimates in the log density.
-    function : ModelFunction
-        The three terms: log prior, log likelihood, and estimated log likelihood, 0 if none is
-        separated.
+    The attributes `vars`, `names` and `shapes` are of the value variables in the model's order,
+    `dim` is the length d of the raveled vector, and `default_start` (d,) where chains begin that
+    were given no other start. `n_evaluations` are those so far, those made inside compiled
+    transitions included. `has_likelihood` says whether the model has observed variables or
+    potentials, and `others_in_likelihood` has the names of variables not sampled here that the
+    likelihood depends on. `has_estimates` says whether there are estimates that were separated;
+    `estimated_terms` are the names of the observed variables and potentials that hold an
+    `estimated_loglikelihood` or draw random numbers. `foreign_estimates`, by name their seeds,
+    depend on none of `vars`, and are left out, because they cancel but when they are drawn anew.
+    `n_seeds` is the number of estimates in the log density.
     """
 
     def __init__(
@@ -429,5 +398,4 @@ def _refuse_shared_estimates(estimated, others):
 
 
 def _names_among(variables, graphs) -> list[str]:
-    """Names of those of `variables` that `graphs` depend on."""
     return sorted(v.name for v in ancestors(graphs) if v in variables)

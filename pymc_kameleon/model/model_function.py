@@ -66,14 +66,9 @@ class ModelFunction:
     Or in an array each, `apart`, without copies of large ones; for plain Python. The outputs are
     scalars and vectors of the variable `point` (d,) and of shared variables. Without
     `compile_kwargs` for `model.compile_fn` they are compiled with PyTensor's Numba linker, or with
-    its default linker where they hold an operation that Numba does not know.
-
-    Attributes
-    ----------
-    has_black_box : bool
-        As the function of this name says of the outputs.
-    is_compilable : bool
-        Whether compiled code may call the function, as far as is known yet.
+    its default linker where they hold an operation that Numba does not know. `has_black_box` is
+    what the function of this name says of the outputs, and `is_compilable` whether compiled code
+    may call the function, as far as is known yet.
     """
 
     _arrays: list | None
@@ -113,10 +108,7 @@ class ModelFunction:
     def arrays(self, x: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
         """Return the outputs at `x` (d,), arrays of these lengths; one if they are joined.
 
-        Raises
-        ------
-        ValueError
-            If `x` or an output has another length.
+        Raises a ValueError if `x` or an output has another length.
         """
         if x.size != self._dim:
             raise ValueError(f"{x.size} numbers where the model's function takes {self._dim}.")
@@ -144,16 +136,8 @@ class ModelFunction:
 
         PyTensor's compiled code checks shapes, but no arrays of indices. A function that holds a
         black box is not called, which may be expensive: its indices are checked at every call.
-
-        Returns
-        -------
-        bool
-            False if that could not be found out at this point.
-
-        Raises
-        ------
-        ValueError
-            If shapes or indices do not fit each other; `name` is what it calls the outputs.
+        Returns False if nothing could be found out at this point. Raises a ValueError, which calls
+        the outputs `name`, if shapes or indices do not fit each other.
         """
         if self.has_black_box:
             return True
@@ -189,11 +173,8 @@ class ModelFunction:
     def compiled(self) -> np.ndarray | None:
         """Return what `numba_bridge.evaluate` takes in compiled code; None if there is none.
 
-        Returns
-        -------
-        int64 array
-            Addresses and lengths, as `_writer` takes them. Valid until a shared variable gets
-            another array.
+        An int64 array of addresses and lengths, as `_writer` takes them. It is valid until a shared
+        variable gets another array.
         """
         if not self.is_compilable:
             return None

@@ -48,10 +48,8 @@ def unconstraining_function(model, value_variables=None) -> Callable:
 def unconstrained_point(model, point: Mapping) -> dict[str, np.ndarray]:
     """Values of a model's value variables, by name, at natural values of all its free variables.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If a variable is missing or unknown, or a value is no number or has another shape.
+    Raises a TypeError or ValueError if a variable is missing or unknown, or a value is no number or
+    has another shape.
     """
     names = [variable.name for variable in model.free_RVs]
     if not isinstance(point, Mapping):
@@ -124,12 +122,8 @@ def warm_points(warm_start, model, target, largest: int) -> np.ndarray:
     """At most `largest` raveled, unconstrained points (n, d) to learn from, evenly thinned.
 
     `warm_start` is a result of `pm.sample`, or an array (..., d) of such points in the order of the
-    variables of `target`, a `LogDensity`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is neither, a variable of the model is missing from it, or the shapes do not fit.
+    variables of `target`, a `LogDensity`. Raises a TypeError or ValueError if it is neither, a
+    variable of the model is missing from it, or the shapes do not fit.
     """
     if is_result(warm_start):
         points = _from_result(warm_start, model, target, largest)

@@ -22,17 +22,11 @@ __all__ = ["EigenfunctionMoves", "Eigenfunctions", "GradientsHere", "directions"
 class Eigenfunctions(NamedTuple):
     """Principal eigenfunctions of the subsample's centred kernel matrix HKH.
 
-    Attributes
-    ----------
-    vectors : array, shape (m, n)
-        Unit eigenvectors a_j, which are centred: H a_j = a_j.
-    weights : array, shape (m,)
-        omega_j, 0 for components that there are not.
-    thresholds : array, shape (m,)
-        omega_1 + ... + omega_j, infinite from the last component with a weight on.
-    used : float array, shape (2,)
-        Number of the last eigenfunction moved along since this was set, from 1 (NaN: none), and its
-        scaling then.
+    Rows of `vectors` (m, n) are unit eigenvectors a_j, which are centred: H a_j = a_j. `weights`
+    (m,) are omega_j, 0 for components that there are not; `thresholds` (m,) are omega_1 + ... +
+    omega_j, infinite from the last component with a weight on. `used` (2,), of floats, has the
+    number of the last eigenfunction moved along since this was set, from 1 (NaN: none), and its
+    scaling then.
     """
 
     vectors: np.ndarray

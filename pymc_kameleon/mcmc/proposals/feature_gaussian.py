@@ -17,12 +17,8 @@ __all__ = ["FeatureGaussian", "Features", "feature_scatter"]
 class Features(NamedTuple):
     """Random features, and a factor of their covariance C = V^T V.
 
-    Attributes
-    ----------
-    frequencies : array, shape (d, m)
-    phases : array, shape (m,)
-    factor : array, shape (r, D)
-        V; D = 2m columns for "pairs", those of the sines first, and D = m for "shifted".
+    Frequencies are (d, m) and phases (m,). V is `factor` (r, D), with D = 2m columns for "pairs",
+    those of the sines first, and D = m for "shifted".
     """
 
     frequencies: np.ndarray

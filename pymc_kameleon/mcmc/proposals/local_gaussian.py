@@ -51,14 +51,9 @@ def no_scatter(dim: int) -> ScatterHere:
 class KernelGaussian(NamedTuple):
     """N(u, gamma^2 I + nu^2 M H M^T).
 
-    Attributes
-    ----------
-    kernel
-        As `numba_bridge.evaluate_gradients` takes it.
-    points : array, shape (d, n)
-        z_i, a subsample of the history in standardised coordinates.
-    parameters : array
-        What the kernel's `gradients` takes.
+    `kernel` is what `numba_bridge.evaluate_gradients` takes, and `parameters` what the kernel's
+    `gradients` takes. `points` (d, n) are z_i, a subsample of the history in standardised
+    coordinates.
     """
 
     kernel: Any
@@ -105,7 +100,6 @@ def centred_scatter(gradients, out):
 
 
 def _kernel_scatter(proposal, u, out):
-    """Write M H M^T at u."""
     gradients = np.empty(proposal.points.shape)
     evaluate_gradients(proposal.kernel, u, proposal.points, proposal.parameters, gradients)
     centred_scatter(gradients, out)
@@ -186,15 +180,11 @@ def _covariance_at(proposal, x):
 
 
 def register_local_gaussian(cls: type, scatter_of: Callable) -> None:
-    """Register a local Gaussian proposal.
+    """Register a local Gaussian proposal; `scatter_of(proposal, u, out)` writes its S(u) (d, d).
 
-    Parameters
-    ----------
-    cls : subclass of NamedTuple
-        It has at least the fields `here` (`ScatterHere`), `coordinates` (`Standardization`),
-        `scaling` (`Scaling`, of one number), `gamma` (a float) and `history` (`History`).
-    scatter_of : callable
-        `scatter_of(proposal, u, out)` writes S(u) (d, d) into `out`.
+    `cls` is a NamedTuple with at least the fields `here` (`ScatterHere`), `coordinates`
+    (`Standardization`), `scaling` (`Scaling`, of one number), `gamma` (a float) and `history`
+    (`History`).
     """
     scatter.register(cls, scatter_of)
     register_proposal(

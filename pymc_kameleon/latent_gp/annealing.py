@@ -60,14 +60,9 @@ TRAJECTORY = math.pi
 class AnnealingPath:
     """Targets base(x) exp(beta log_ratio(x)) from prior x sites (beta = 0) to the posterior (1).
 
-    Attributes
-    ----------
-    base : Gaussian
-        Prior x sites, normalised.
-    log_normaliser : float
-        Log of the integral of prior x sites: log Z is this plus that of the annealing.
-    sites : Sites or None
-        What the base takes of the likelihood; None where the path begins at the prior.
+    `base` is prior x sites, normalised, and `log_normaliser` the log of the integral of prior x
+    sites: log Z is this plus that of the annealing. `sites` are what the base takes of the
+    likelihood, None where the path begins at the prior.
     """
 
     def __init__(self, prior: Gaussian, likelihood: FactorisingLikelihood, sites: Sites):
@@ -107,13 +102,9 @@ class Move(NamedTuple):
 class TemperedTransition(NamedTuple):
     """A family of transitions, one for each temperature of a path.
 
-    Attributes
-    ----------
-    at : callable
-        ``at(path, beta)``, beta > 0, returns ``move(x, log_ratio, step_size, rng) -> Move`` that
-        leaves the tempered target invariant; ``log_ratio = path.log_ratio(x)``.
-    initial_step_size : float
-        Where the pilot pass begins; NaN for a transition without a step size.
+    ``at(path, beta)``, beta > 0, returns ``move(x, log_ratio, step_size, rng) -> Move`` that leaves
+    the tempered target invariant; ``log_ratio = path.log_ratio(x)``. The pilot pass begins at
+    `initial_step_size`, NaN for a transition without a step size.
     """
 
     at: Callable[[AnnealingPath, float], Callable[..., Move]]
@@ -201,18 +192,11 @@ def learn_ladder(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Learn temperatures between which swaps are rejected equally often, and their step sizes.
 
-    `rng` is used by nothing else: what follows is independent of what is learnt, so each of its
-    transitions leaves its temperature invariant, and weights stay unbiased.
+    It returns inverse temperatures (n_temperatures,), increasing from 0 to 1, and step sizes
+    (n_temperatures,), NaN at beta = 0 and everywhere for a transition without a step size. `rng` is
+    used by nothing else: what follows is independent of what is learnt, so each of its transitions
+    leaves its temperature invariant, and weights stay unbiased.
 
-    Returns
-    -------
-    betas : array, shape (n_temperatures,)
-        Inverse temperatures, increasing from 0 to 1.
-    step_sizes : array, shape (n_temperatures,)
-        NaN at beta = 0, and everywhere for a transition without a step size.
-
-    Notes
-    -----
     A few pilots climb from 0 to 1, resampled by their weights at each temperature, which is chosen
     so that a given share of its swaps with the last one would be rejected. The sum of the shares is
     the barrier of Syed et al.; the temperatures divide it equally. Increments of log weights then
@@ -274,19 +258,12 @@ def _rejection(log_ratios, gap):
 class Run(NamedTuple):
     """What n particles, or a replicate of all temperatures, brought back, warm-up left out.
 
-    Attributes
-    ----------
-    log_ratios : array, shape (n, n_temperatures)
-        Log importance ratio, at beta = 1, of the state of each temperature; a row a particle, or an
-        iteration of tempering.
-    draws : array, shape (n, N)
-        States at beta = 1.
-    acceptance : array, shape (k, n_temperatures)
-        Mean over the transitions of each particle, or of a replicate; NaN at beta = 0.
-    n_evaluations : array, shape (k,)
-        Of the likelihood, or of its derivatives, in transitions.
-    swap_acceptance : array, shape (n_temperatures - 1,), or None
-        Mean acceptance probability of the swaps of a temperature and the next.
+    `log_ratios` (n, n_temperatures) are log importance ratios, at beta = 1, of the state of each
+    temperature, a row a particle, or an iteration of tempering; `draws` (n, N) are the states at
+    beta = 1. `acceptance` (k, n_temperatures) is the mean over the transitions of each particle, or
+    of a replicate, NaN at beta = 0, and `n_evaluations` (k,) counts those of the likelihood, or of
+    its derivatives, in transitions. `swap_acceptance` (n_temperatures - 1,), None for particles, is
+    the mean acceptance probability of the swaps of a temperature and the next.
     """
 
     log_ratios: np.ndarray

@@ -375,7 +375,6 @@ def _from_replicates(runs: list[Run], log_normaliser, betas, estimator):
 
 
 def _warn_of(evidence: Evidence):
-    """Say what a number alone would hide."""
     report = evidence.report
     if report.swap_acceptance is None:
         _warn_of_weights(evidence, report.pareto_k)

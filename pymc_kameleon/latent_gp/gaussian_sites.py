@@ -110,10 +110,7 @@ class Sites:
 def cholesky_of(matrix: np.ndarray) -> np.ndarray:
     """Lower Cholesky factor (N, N), in C order, of a symmetric matrix in C order, which is kept.
 
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If the matrix is not positive definite. Of NaN the factor may be NaN.
+    It raises LinAlgError if the matrix is not positive definite. Of NaN the factor may be NaN.
     """
     return _factor(matrix, clean=1)
 
@@ -145,11 +142,8 @@ def solve_root(root: np.ndarray, x: np.ndarray, transposed: bool = False) -> np.
 def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
     """N(mean, covariance) with the Cholesky factor computed.
 
-    Raises
-    ------
-    ValueError
-        If the covariance is not positive definite: with its smallest eigenvalue and the jitter that
-        would make it so.
+    If the covariance is not positive definite it raises ValueError, with the smallest eigenvalue
+    and the jitter that would make it so.
     """
     covariance = np.asarray(covariance, dtype=float)
     if not np.all(np.isfinite(covariance)):
@@ -174,10 +168,7 @@ def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
 def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
     """Multiply a Gaussian by Gaussian sites; the product and the log of its integral.
 
-    Raises
-    ------
-    ValueError
-        If a site has a negative precision.
+    It raises ValueError if a site has a negative precision.
     """
     if np.any(sites.precision < 0):
         raise ValueError("A site has a negative precision: the product may not be a Gaussian.")
@@ -216,23 +207,12 @@ def _product_root(prior, sites):
 
 
 class SiteFactor:
-    """A = I + S K S factorised, for a covariance K and precisions S^2, none of them negative.
+    """A = I + S K S factorised, for a covariance K and precisions W = S^2, none of them negative.
 
-    Attributes
-    ----------
-    roots : array, shape (N,)
-        S.
-    told : array, shape (N,)
-        diag(S K S): what each site says beside the prior.
-    lower : array, shape (N, N)
-        Cholesky factor of A, in C order. What is above the diagonal is not zero.
-    half_log_determinant : float
-        log |A| / 2 = log |I + K W| / 2.
-
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If the factor is not finite.
+    `roots` (N,) are S, and `told` (N,) is diag(S K S): what each site says beside the prior.
+    `lower` (N, N) is the Cholesky factor of A, in C order, and what is above its diagonal is not
+    zero; `half_log_determinant` is log |A| / 2 = log |I + K W| / 2. It raises LinAlgError if the
+    factor is not finite.
     """
 
     def __init__(self, covariance: np.ndarray, precision: np.ndarray):
@@ -296,30 +276,12 @@ def _row_squares_into(upper, out):
 class SiteProduct:
     """Marginals and normaliser of a Gaussian times sites of either sign.
 
-    Parameters
-    ----------
-    prior : Gaussian
-        Its Cholesky factor is needed only where a precision is negative.
-    sites : Sites
+    `mean` and `variance` (N,) are the marginals of the product, and `slope` (N,) is
+    a = K^-1 (mean - m) = shift - W mean. `shares` (N,) are 1 - W variance: a cavity has the
+    variance of the marginal divided by this. `half_log_determinant` is log |I + K W| / 2. The
+    prior's Cholesky factor is needed only where a precision is negative. It raises LinAlgError if
+    the negative precisions outweigh the rest, so that the product is no Gaussian.
 
-    Attributes
-    ----------
-    mean, variance : array, shape (N,)
-        Marginals of the product.
-    slope : array, shape (N,)
-        a = K^-1 (mean - m) = shift - W mean.
-    shares : array, shape (N,)
-        1 - W variance: a cavity has the variance of the marginal divided by this.
-    half_log_determinant : float
-        log |I + K W| / 2.
-
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If the negative precisions outweigh the rest, so that the product is no Gaussian.
-
-    Notes
-    -----
     The mean is m + K a for a = s - S A^-1 S K s and s = shift - W m. Where s = S t + u,
     a = u + S A^-1 (t - S K u), which loses no digits where sites are precise; u is that of the
     sites that say less than the prior. The variances are (1 - diag A^-1) / W, but where a site says

@@ -57,16 +57,38 @@ def laplace(
     compile_kwargs : dict, optional
         As for the steps.
     **options
-        See `laplace_approximation`.
+        tolerance : float
+            Converged when the Newton step is shorter, in standard deviations of the approximation;
+            default 1e-8.
+        max_iterations : int
+            Newton steps, default 200.
+        start : array, shape (N,)
+            Where to begin; the prior mean by default.
 
     Returns
     -------
     GaussianApproximation
+        Its sites have precision -l'' and shift l' - l'' f at the mode f, for the log-likelihood l
+        of each value.
 
     Raises
     ------
     ValueError
-        If no Gaussian prior or no factorising likelihood is found, or `point` lacks a variable.
+        If no Gaussian prior or no factorising likelihood is found, `point` lacks a variable, an
+        option is out of its range, or the log-likelihood is not finite where to begin.
+    ArithmeticError
+        If the iterations end where the posterior has no maximum but a saddle, or at kinks of a
+        likelihood that has no curvature.
+
+    Warns
+    -----
+    UserWarning
+        If `max_iterations` were not enough.
+
+    Notes
+    -----
+    Where the likelihood is not log-concave the posterior may have several modes, of which this is
+    one: prefer expectation propagation, or begin at several points.
     """
     return _approximated(laplace_approximation, model, f, point, compile_kwargs, options)
 
@@ -86,7 +108,22 @@ def expectation_propagation(
     model, f, point, compile_kwargs
         As for `laplace`.
     **options
-        See `expectation_propagation_approximation`.
+        damping : float
+            Share of a site's old parameters that an update keeps, from 0, the default, to below 1.
+            All sites are updated at a time, and more is kept where they oscillate.
+        tolerance : float
+            Converged when no tilted mean differs from the marginal's by more, in its standard
+            deviations, and no tilted log standard deviation; default 1e-6.
+        max_sweeps : int
+            Default 200.
+        n_nodes : int or None
+            Quadrature nodes to begin with, default 33; a probit likelihood needs none. None, for a
+            logistic likelihood only, takes a fixed rule, at a tenth of the cost.
+        moment_tolerance : float
+            Of the quadrature, or `tolerance` if that is smaller; default 1e-6. Nodes are added
+            until no moment of any term changes by more.
+        sites : Sites
+            Where to start, the sites of a neighbouring problem say; none by default.
 
     Returns
     -------
@@ -95,7 +132,19 @@ def expectation_propagation(
     Raises
     ------
     ValueError
-        As for `laplace`.
+        As for `laplace`, and if an option is out of its range or `sites` leave no Gaussian.
+    FloatingPointError
+        If the quadrature does not settle.
+
+    Warns
+    -----
+    UserWarning
+        If `max_sweeps` were not enough, or no update of the sites leaves a valid Gaussian.
+
+    Notes
+    -----
+    Where the likelihood is not log-concave and the posterior has several modes, expectation
+    propagation may have several fixed points, or find none.
     """
     approximate = expectation_propagation_approximation
     return _approximated(approximate, model, f, point, compile_kwargs, options)

@@ -31,17 +31,13 @@ class ModelLikelihood:
 
     `terms` are the log densities of the variables that depend on the function `name`, by their own
     names, and graphs of `function` (N,), float64. The likelihood is probed about `centre` (N,), the
-    prior mean at the model's initial point.
+    prior mean at the model's initial point: it raises ValueError if the likelihood is not finite
+    near it, or does not factorise.
 
     `compiled_value`, whose `n_outputs` are 0, the value, 0 and every observation's, is behind
     `value`. `has_curvature` is whether any second derivative is not 0; those of -|y - f| are, and
     Laplace's approximation knows nothing then. Without a gradient only `value` and `elementwise`
     serve.
-
-    Raises
-    ------
-    ValueError
-        If the likelihood is not finite near the prior mean, or does not factorise.
     """
 
     def __init__(self, model, name, terms, function, size, centre, compile_kwargs):

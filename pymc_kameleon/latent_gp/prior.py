@@ -104,16 +104,12 @@ class ModelPrior:
     """N(m, K) of a latent function f, and the map between f and the model's free variable.
 
     The free variable v is f itself (`pm.MvNormal`) or has a Gaussian prior of which f is an affine
-    function (`pm.gp.Latent` samples v ~ N(0, I) and sets f = m + L v).
+    function (`pm.gp.Latent` samples v ~ N(0, I) and sets f = m + L v). It raises ValueError if v is
+    no Gaussian, or f no affine function of it, or K is not positive definite.
 
     `variable` is the random variable v (N,), `function` f in terms of the model's value variables,
     or None if it is v, and `others` the value variables that do not belong to f, with their shared
     variables. `gaussian` is at the values of these at the last `refresh`.
-
-    Raises
-    ------
-    ValueError
-        If v is no Gaussian, or f no affine function of it, or K is not positive definite.
     """
 
     def __init__(self, model, name, variable, function, others, compile_kwargs):
@@ -278,7 +274,6 @@ def _check_gaussian(model, variable):
 
 
 def _cholesky_factors(function) -> list:
-    """Cholesky factors in a graph."""
     factors = []
     for variable in ancestors([function]):
         if variable.owner is not None:

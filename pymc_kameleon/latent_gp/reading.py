@@ -26,13 +26,9 @@ def free_variable(model, var) -> tuple:
     """Find a latent function and the free random variable behind it.
 
     `var` is the latent function, as `pm.gp.Latent(...).prior` or `pm.MvNormal` returned it, or the
-    free variable behind it, or the name of either. The function that is returned is None if it is
-    the free variable itself.
-
-    Raises
-    ------
-    ValueError
-        If there is no such variable, or it is discrete, or no vector.
+    free variable behind it, or the name of either. The free variable is returned first, and then
+    the function, None if it is the free variable itself. It raises ValueError if there is no such
+    variable, or it is discrete, or no vector.
     """
     if isinstance(var, str):
         if var not in model.named_vars:
@@ -86,12 +82,8 @@ class LatentFunction:
 
     `initial_point` has the values of the other variables, by default `model.initial_point()`.
     `value_variable` is what `pm.sample` moves; `shared` are the value variables of the other free
-    variables, with their shared variables.
-
-    Raises
-    ------
-    ValueError
-        If no Gaussian prior or no factorising likelihood is found: it says which and why.
+    variables, with their shared variables. If no Gaussian prior or no factorising likelihood is
+    found it raises ValueError, which says which and why.
     """
 
     def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):

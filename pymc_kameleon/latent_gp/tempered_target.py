@@ -13,12 +13,8 @@ __all__ = ["FactorisingLikelihood", "TemperedTarget", "annealed_from_prior_form"
 class FactorisingLikelihood(Protocol):
     """Log likelihood sum_n l_n(f_n) of the values (N,) of a latent function.
 
-    Attributes
-    ----------
-    size : int
-        N.
-    probit_labels : array (N,) of -1 and +1, or None
-        The labels if l_n is log Phi(y_n f_n) for every n.
+    `size` is N, and `probit_labels` (N,) are the labels, -1 and +1, if l_n is log Phi(y_n f_n) for
+    every n, else None.
     """
 
     size: int

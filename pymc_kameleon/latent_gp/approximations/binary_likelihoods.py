@@ -45,16 +45,8 @@ GRADED_SPACING = 0.1
 class TiltedMoments(NamedTuple):
     """Moments of N(f; m, v) exp(l(f)) / Z for many independent terms, each an array (N,).
 
-    Attributes
-    ----------
-    log_normaliser
-        log Z.
-    slope
-        d log Z / dm: (tilted mean - m) / v.
-    curvature
-        - d^2 log Z / dm^2: (1 - tilted variance / v) / v.
-    shrinkage
-        Tilted variance over v.
+    `log_normaliser` is log Z; `slope` d log Z / dm, (tilted mean - m) / v; `curvature`
+    - d^2 log Z / dm^2, (1 - tilted variance / v) / v; and `shrinkage` the tilted variance over v.
     """
 
     log_normaliser: np.ndarray

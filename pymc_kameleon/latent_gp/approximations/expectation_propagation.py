@@ -39,45 +39,13 @@ def expectation_propagation_approximation(
 ) -> GaussianApproximation:
     r"""Gaussian whose sites match the moments of each term against all other sites.
 
-    Parameters
-    ----------
-    prior : Gaussian
-        N(m, K).
-    likelihood : FactorisingLikelihood
-        Moments are closed form where it has `probit_labels`, and quadrature otherwise.
-    damping : float
-        Share of a site's old parameters that an update keeps, from 0 to below 1. All sites are
-        updated at a time, and more is kept where they oscillate.
-    tolerance : float
-        Converged when no tilted mean differs from the marginal's by more, in its standard
-        deviations, and no tilted log standard deviation.
-    max_sweeps : int
-    n_nodes : int or None
-        Quadrature nodes to begin with; see `quadrature_moments`. None takes the moments that the
-        likelihood itself gives, by a method `tilted_moments`.
-    moment_tolerance : float
-        Of the quadrature, or `tolerance` if that is smaller; see there.
-    sites : Sites, optional
-        Where to start, the sites of a neighbouring problem say; none by default.
+    Options, and the warning, are those of `latent_gp.expectation_propagation`. Moments are closed
+    form where the likelihood has `probit_labels`; else `n_nodes` begins the quadrature of
+    `quadrature_moments`, to `moment_tolerance`, or `tolerance` if that is smaller, and None takes
+    the moments that the likelihood itself gives, by a method `tilted_moments`. It raises ValueError
+    if an option is out of its range or `sites` leave no Gaussian, and FloatingPointError if the
+    quadrature does not settle.
 
-    Returns
-    -------
-    GaussianApproximation
-
-    Warns
-    -----
-    UserWarning
-        If `max_sweeps` were not enough, or no update of the sites leaves a valid Gaussian.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range, or `sites` leave no Gaussian.
-    FloatingPointError
-        If the quadrature does not settle.
-
-    Notes
-    -----
     With cavities :math:`N(m_n, v_n)`, their tilted normalisers :math:`Z_n`, posterior mean
     :math:`\mu` and :math:`a = \tilde\nu - \tilde\tau \mu`,
 
@@ -88,9 +56,8 @@ def expectation_propagation_approximation(
 
     A likelihood that is not log-concave may need negative site precisions. The set of sites for
     which the product and all cavities are Gaussians is convex and has the flat sites in it, so
-    halving an update that leaves the set always comes back into it. The sites of the result have
-    no negative precision (see `GaussianApproximation.n_floored`). Where such a posterior has
-    several modes, expectation propagation may have several fixed points, or find none.
+    halving an update that leaves the set always comes back into it. The sites of the result have no
+    negative precision (see `GaussianApproximation.n_floored`).
     """
     if checked_share("damping", damping) == 1.0:
         raise ValueError("damping=1 keeps the old sites for ever: take a number in [0, 1).")
@@ -137,12 +104,7 @@ class PropagationState:
     """Sites, the Gaussian that they make, its cavities and their tilted moments.
 
     Without `n_nodes` the moments are those that the likelihood itself gives; `tolerance` is that of
-    the quadrature otherwise.
-
-    Raises
-    ------
-    LinAlgError
-        If the product or a cavity is no Gaussian.
+    the quadrature otherwise. It raises LinAlgError if the product or a cavity is no Gaussian.
     """
 
     def __init__(self, prior, likelihood, sites, n_nodes, tolerance):

@@ -30,37 +30,11 @@ def laplace_approximation(
 ) -> GaussianApproximation:
     r"""Gaussian about the mode of N(f; m, K) exp(sum_n l_n(f_n)).
 
-    Parameters
-    ----------
-    prior : Gaussian
-        N(m, K).
-    likelihood : FactorisingLikelihood
-    tolerance : float
-        Converged when the Newton step is shorter, in standard deviations of the approximation.
-    max_iterations : int
-    start : array, shape (N,), optional
-        Where to begin; the prior mean by default.
+    Options, and the warning, are those of `latent_gp.laplace`. The sites have precision -l'' and
+    shift l' - l'' f at the mode f. It raises ValueError if an option is out of its range or the
+    log-likelihood is not finite where to begin, and ArithmeticError if the iterations end where the
+    posterior has no maximum but a saddle, or at kinks of a likelihood that has no curvature.
 
-    Returns
-    -------
-    GaussianApproximation
-        Its sites have precision -l'' and shift l' - l'' f at the mode f.
-
-    Warns
-    -----
-    UserWarning
-        If `max_iterations` were not enough.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range, or the log-likelihood is not finite where to begin.
-    ArithmeticError
-        If the iterations end where the posterior has no maximum but a saddle, or at kinks of a
-        likelihood that has no curvature.
-
-    Notes
-    -----
     Newton's method in the form of Rasmussen & Williams (2006), algorithm 3.1, in which K is never
     inverted: with a = K^-1 (f - m), W = -diag(l'') and B = I + W^1/2 K W^1/2,
 
@@ -69,8 +43,7 @@ def laplace_approximation(
     Steps are halved until the posterior density increases. Where l_n is not log-concave, W is
     floored at 0 in the iterations, which keeps every step uphill; at the mode the curvature itself
     gives the log evidence, and the sites of the result are floored (see
-    `GaussianApproximation.n_floored`). Such a posterior may have several modes, of which this is
-    one: prefer expectation propagation, or begin at several points.
+    `GaussianApproximation.n_floored`).
     """
     checked_number("tolerance", tolerance, above=0.0)
     checked_integer("max_iterations", max_iterations, 1)
@@ -145,12 +118,8 @@ def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -
     """Search the posterior mode by Newton's method from f = m + `offset`, offset = K weights.
 
     K may be singular: the prior's Cholesky factor is not needed. The tolerance and the maximum are
-    those of `laplace_approximation`.
-
-    Raises
-    ------
-    scipy.linalg.LinAlgError
-        If I + W^1/2 K W^1/2 is not positive definite, because K is no covariance.
+    those of `laplace_approximation`. It raises LinAlgError if I + W^1/2 K W^1/2 is not positive
+    definite, because K is no covariance.
     """
     covariance = prior.covariance
     value = _log_posterior(prior, likelihood, weights, offset)

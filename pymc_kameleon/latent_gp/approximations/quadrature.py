@@ -33,16 +33,10 @@ def quadrature_moments(likelihood, mean, variance, n_nodes=33, tolerance=1e-6) -
 
     The slope of a term may jump, as that of -|y - f| does. The rule of `n_nodes` is refined, where
     it must be, until no moment of any term (log Z; mean and standard deviation in units of the
-    latter) changes by more than `tolerance` from one refinement to the next.
+    latter) changes by more than `tolerance` from one refinement to the next. It raises
+    FloatingPointError if the moments of a term do not settle within `MAX_NODES` nodes, as where it
+    is not finite in all of its cavity.
 
-    Raises
-    ------
-    FloatingPointError
-        If the moments of a term do not settle within `MAX_NODES` nodes, as where it is not finite
-        in all of its cavity.
-
-    Notes
-    -----
     The trapezoidal rule in u = sum_j asinh((f - c_j) / s_j), where c_j are the modes of the tilted
     density and the bend of the log-likelihood, and s_j the scales there. Nodes are dense where the
     density is narrow and reach over the whole cavity, so that a likelihood thousands of times

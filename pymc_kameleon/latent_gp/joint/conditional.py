@@ -49,16 +49,8 @@ LEAST_TOLD = 1e-8
 class ConditionalGaussian:
     """N(f; m, C C^T) times Gaussian sites, normalised.
 
-    Parameters
-    ----------
-    prior_mean : array, shape (N,)
-        m.
-    root : array, shape (N, N)
-        C, in C order. Above the diagonal it is not read.
-    sites : Sites
-        With no negative precision.
-    inner : SiteFactor
-        A, for the covariance and these sites.
+    m is `prior_mean` (N,), and C is `root` (N, N), in C order, not read above the diagonal. The
+    `sites` have no negative precision, and `inner` is A, for the covariance and these sites.
     """
 
     def __init__(

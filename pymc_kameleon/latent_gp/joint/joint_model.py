@@ -23,13 +23,9 @@ class JointModel:
     `vars` names the latent function, and hyperparameters if not all of them are to be moved. The
     value variables of theta are `hyperparameters`, in the model's order, of `shapes`, `dim` numbers
     in all, and `scales` (d,) those of their prior. `others` are the value variables that other
-    steps move, with their shared variables.
-
-    Raises
-    ------
-    ValueError
-        If there is no latent function, or more than one, or a variable is none of its
-        hyperparameters: it says which, and what to write.
+    steps move, with their shared variables. If there is no latent function, or more than one, or a
+    variable is none of its hyperparameters, it raises ValueError, which says which, and what to
+    write.
     """
 
     def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
@@ -146,12 +142,8 @@ class JointModel:
 def named_variables(model, vars):
     """Split what a user named into the latent function and the value variables of hyperparameters.
 
-    These are None if no hyperparameter was named, which means all of them.
-
-    Raises
-    ------
-    ValueError
-        If there is no latent function, or more than one, or a variable is discrete.
+    These are None if no hyperparameter was named, which means all of them. It raises ValueError if
+    there is no latent function, or more than one, or a variable is discrete.
     """
     if vars is None:
         functions = [rv for rv in model.free_RVs if _is_function(model, rv)]

@@ -30,21 +30,14 @@ def elliptical_slice(
 ) -> tuple[np.ndarray, float, int]:
     """Make transitions from `x` (N,) that leave base(x) exp(log_ratio(x)) invariant.
 
-    `value` is ``target.log_ratio(x)``. A transition stays where it is after `most_evaluations` of
-    the log importance ratio, and that keeps it reversible: given the slice, a move and its reverse
-    reject the same number of angles with the same density (Murray et al., section 2.3), so the
-    moves of each number obey detailed balance by themselves. Those beyond the bound become a stay,
-    its own reverse.
+    `value` is ``target.log_ratio(x)``. The new x is returned, which is the array that was given if
+    no transition moved, with the log ratio there and how often it was evaluated: once a transition
+    where an angle is accepted at once.
 
-    Returns
-    -------
-    x : array, shape (N,)
-        The array that was given if no transition moved.
-    value : float
-        ``target.log_ratio`` at the new x.
-    n_evaluations : int
-        How often the log importance ratio was evaluated; one a transition is an angle accepted at
-        once.
+    A transition stays where it is after `most_evaluations` of the log importance ratio, and that
+    keeps it reversible: given the slice, a move and its reverse reject the same number of angles
+    with the same density (Murray et al., section 2.3), so the moves of each number obey detailed
+    balance by themselves. Those beyond the bound become a stay, its own reverse.
     """
     directions = target.base.directions(rng, n_transitions)
     uniforms = rng.random((n_transitions, 1 + most_evaluations))

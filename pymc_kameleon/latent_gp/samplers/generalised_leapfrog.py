@@ -64,19 +64,8 @@ def leapfrog_step(
     Equations 13 to 15. A negative `step_size` is a step back in time. `n_fixed_point` plain
     iterations of each implicit equation are made without any check, as in the paper, and then the
     step is not reversible unless it is short; None solves the equations and checks the way back.
-
-    Returns
-    -------
-    LocalGeometry
-        At the new position.
-    array, shape (N,)
-        The momentum there.
-    int
-        Iterations of the two implicit equations, without those of the checks.
-
-    Raises
-    ------
-    IntegrationError
+    It returns the geometry at the new position, the momentum (N,) there, and the iterations of the
+    two implicit equations, without those of the checks; a step that fails raises IntegrationError.
     """
     half = 0.5 * step_size
     is_checked = n_fixed_point is None

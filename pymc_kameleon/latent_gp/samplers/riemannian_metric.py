@@ -82,12 +82,8 @@ def log_ratio_curvature(
 
     Of the `terms` (4, N) of `TemperedTarget.log_ratio_terms`, lambda is -beta l'' where there is no
     `soft_floor`, for a log-concave likelihood, and else `soft_absolute` of that, in value and
-    derivative alike. `precision_scale` tells rounding from a wrong sign.
-
-    Raises
-    ------
-    FloatingPointError
-        If a curvature is not finite, or negative without a floor.
+    derivative alike. It raises FloatingPointError if a curvature is not finite, or negative without
+    a floor; `precision_scale` tells rounding from a wrong sign.
     """
     curvature, slope = -terms[2], -terms[3]
     if not np.all(np.isfinite(terms)):
@@ -107,10 +103,7 @@ def log_ratio_curvature(
 class Metric(SiteFactor):
     """G = diag(curvature) + A^-1, A the covariance of `base`: the precision of base times sites.
 
-    Raises
-    ------
-    FloatingPointError
-        If it is not finite.
+    It raises FloatingPointError if it is not finite.
     """
 
     def __init__(self, base: Gaussian, curvature: np.ndarray):
@@ -162,13 +155,8 @@ class LocalGeometry:
     `curvature_slope` (N,) what `log_ratio_curvature` makes of them. `log_density` is normalised but
     for the evidence, and `score` (N,) its gradient.
 
-    Raises
-    ------
-    ValueError
-        If the target has sites.
-    FloatingPointError
-        If the log density or the metric is not finite, or the likelihood is not log-concave and
-        there is no floor.
+    It raises ValueError if the target has sites, and FloatingPointError if the log density or the
+    metric is not finite, or the likelihood is not log-concave and there is no floor.
     """
 
     def __init__(self, target: TemperedTarget, position: np.ndarray, soft_floor: float = 0.0):

@@ -33,19 +33,11 @@ LARGEST_ENERGY_ERROR = 1000.0
 class RiemannianSettings:
     """What a transition needs to know besides its target, fixed while the chain is compared.
 
-    Attributes
-    ----------
-    step_size : float
-        In the unit of the metric: trajectories of length pi / 2 cross a Gaussian.
-    n_steps : int
-        Largest number of leapfrog steps.
-    n_fixed_point : int or None
-        See `leapfrog_step`.
-    random_length : bool
-        Whether the number of steps is uniform on 1 to `n_steps`, so that no trajectory length
-        is in tune with a period of the target; otherwise it is `n_steps`.
-    soft_floor : float
-        See `log_ratio_curvature`; 0 for a log-concave likelihood, else `default_soft_floor`.
+    `step_size` is in the unit of the metric: trajectories of length pi / 2 cross a Gaussian. The
+    number of leapfrog steps is `n_steps` or, with `random_length`, uniform on 1 to `n_steps`, so
+    that no trajectory length is in tune with a period of the target. For `n_fixed_point` see
+    `leapfrog_step`, for `soft_floor` `log_ratio_curvature`: it is 0 for a log-concave likelihood,
+    else `default_soft_floor`.
     """
 
     step_size: float = 0.4
@@ -76,19 +68,11 @@ class RiemannianState(NamedTuple):
 class RiemannianOutcome(NamedTuple):
     """What happened in a transition.
 
-    Attributes
-    ----------
-    acceptance : float
-        Acceptance probability; 0 if the trajectory failed.
-    accepted : bool
-    n_leapfrog : int
-        Steps made, the one that failed included.
-    energy : float
-        Hamiltonian at the state that the transition ended in.
-    n_fixed_point : float
-        Mean iterations of a step, of its two implicit equations together.
-    not_converged, not_reversible, diverged : float
-        1 if this is why the trajectory failed, else 0.
+    `acceptance` is its probability, 0 if the trajectory failed; `n_leapfrog` counts the steps made,
+    the one that failed included; `energy` is the Hamiltonian at the state that the transition ended
+    in; `n_fixed_point` are the mean iterations of a step, of its two implicit equations together.
+    `not_converged`, `not_reversible` and `diverged` are 1 if this is why the trajectory failed,
+    else 0.
     """
 
     acceptance: float
@@ -113,13 +97,9 @@ def transition(
     back is rejected, so the target is left invariant (with checked implicit steps) for any step
     size that does not depend on the state.
 
-    Raises
-    ------
-    ValueError
-        If the target has sites.
-    FloatingPointError
-        If the chain is where the target or its metric is not finite, or at an element of positive
-        second derivative without a `soft_floor`.
+    It raises ValueError if the target has sites, and FloatingPointError if the chain is where the
+    target or its metric is not finite, or at an element of positive second derivative without a
+    `soft_floor`.
     """
     n_steps = settings.n_steps
     if settings.random_length:

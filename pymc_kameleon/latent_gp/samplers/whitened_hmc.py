@@ -25,15 +25,9 @@ def hamiltonian(
     It moves v in x = mean + L v, with L the Cholesky factor of the base: a base that is close to
     the target makes all scales about 1. The energy is U + |p|^2 / 2, p ~ N(0, I), with
     U = |v|^2 / 2 - log_ratio(mean + L v). The number of leapfrog steps is uniform from 1 to
-    `n_steps`, against orbits that return to where they began.
-
-    Returns
-    -------
-    x : array, shape (N,)
-    acceptance : float
-        Acceptance probability of the move; 0 where the trajectory left the support.
-    n_evaluations : int
-        Evaluations of the derivatives.
+    `n_steps`, against orbits that return to where they began. The new x (N,) is returned, with the
+    acceptance probability, 0 where the trajectory left the support, and the number of evaluations
+    of the derivatives.
     """
     base = target.base
     position = solve_triangular(base.cholesky, x - base.mean, lower=True, check_finite=False)

@@ -38,7 +38,6 @@ from pymc_kameleon import (
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.kernels import CustomKernel
 from pymc_kameleon.mcmc.numba_bridge import evaluate, evaluate_gradients
-from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 
 pytestmark = [
@@ -848,12 +847,7 @@ class Fuzz:
     def check(self):
         assert np.shape(self.point["x"]) == (SIZE,)
         assert np.all(np.isfinite(self.point["x"]))
-        state = self.step.sampling_state
-        for name, fresh in self.step._fresh_state().items():
-            check_like(name, getattr(state, name), fresh)
-        if getattr(state, "learner", None) is not None:
-            learner = copy.copy(self.step.learner)
-            learner.sampling_state = state.learner
+        copy.copy(self.step).sampling_state = self.step.sampling_state
 
 
 INTERRUPTED = [

@@ -174,9 +174,12 @@ class Learner(WithSamplingState, ABC):
                 f"sampling_state.learner is that of a {state.kind}, and should be that of a "
                 f"{type(self).__name__}."
             )
-        own = {name: getattr(self, name) for name in self.state_names}
-        check_like("sampling_state.learner", state.values, own, self.varying)
         self.__dict__.update(deepcopy(state.values))
+
+    def check_state(self, fresh: "Learner") -> None:
+        """Raise an error unless the arrays that were set are as in a `fresh` learner."""
+        own, new = ({name: getattr(x, name) for name in x.state_names} for x in (self, fresh))
+        check_like("sampling_state.learner", own, new, self.varying)
         if not self.is_consistent:
             raise ValueError("sampling_state.learner has arrays whose lengths do not fit.")
 

@@ -252,8 +252,7 @@ def _check_step(step, store):
 def _takes_store(step) -> bool:
     if isinstance(step, functools.partial):
         return _takes_store(step.func)
-    made_by = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
-    parameters = inspect.signature(made_by).parameters
+    parameters = inspect.signature(step).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return "store" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 

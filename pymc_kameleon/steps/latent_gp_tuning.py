@@ -122,11 +122,13 @@ class LatentGPTuning(LatentFunctionStep):
         }
 
     def _set_state(self, state):
-        if state.learner is not None:
-            x = np.zeros(self.joint.dim)
-            is_taught = state.learner.kind == EvidenceLearner.__name__
-            self.learner = self._taught_learner(x) if is_taught else self._new_learner(x)
+        if state.learner is None:
+            return super()._set_state(state)
+        x, is_taught = np.zeros(self.joint.dim), state.learner.kind == EvidenceLearner.__name__
+        new_learner = self._taught_learner if is_taught else self._new_learner
+        fresh, self.learner = new_learner(x), new_learner(x)
         super()._set_state(state)
+        self.learner.check_state(fresh)
 
     def _new_learner(self, x):
         accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept

@@ -232,9 +232,11 @@ class MetropolisHastingsStep(Step):
     def _set_state(self, state):
         # PyMC sets the state of what has one, so there has to be a learner: a new one, so that the
         # present one is left as it is if the state is refused.
-        if state.learner is not None:
-            self.learner = self._new_learner(np.zeros(self.dim), None)
+        if state.learner is None:
+            return super()._set_state(state)
+        fresh, self.learner = (self._new_learner(np.zeros(self.dim), None) for _ in range(2))
         super()._set_state(state)
+        self.learner.check_state(fresh)
 
     def _new_learner(self, position, warm):
         return self.untaught.start(position, self.rng, self.target_accept, warm)

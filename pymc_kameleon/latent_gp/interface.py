@@ -190,7 +190,9 @@ def log_evidence(
         cores : int
             Processes. The result for one seed does not depend on their number.
         random_seed : int, Generator or None
+            One seed is one result.
         progressbar : bool
+            Whether to show how far it is.
 
     Returns
     -------

@@ -1,6 +1,7 @@
 """HMC on a surrogate: the regression, the trajectories, the exact ratio, the search, the step."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import arviz as az
 import models
@@ -879,11 +880,11 @@ def test_nothing_is_learnt_after_tuning():
     begin(step, 2, tune=150)
     _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
     step.stop_tuning()
-    before = step.learner.sampling_state
+    before = SimpleNamespace(**step.learner.sampling_state.values)
     held = [np.copy(part) for part in (*before.regression[3:], before.integrator.root)]
     count, hot_share = before.evaluations.count.copy(), before.integrator.hot_share.copy()
     drive(step, point, 50, tune=-1)
-    after = step.learner.sampling_state
+    after = SimpleNamespace(**step.learner.sampling_state.values)
     for old, new in zip(held, (*after.regression[3:], after.integrator.root), strict=True):
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)

@@ -605,6 +605,7 @@ def spoilt(state):
 def spoilt_values(learner):
     for name, part in learner.values.items():
         if isinstance(part, tuple):
+            yield name, LearnerState(kind=learner.kind, values=learner.values | {name: None})
             for where, other in spoilt_tuple(part):
                 values = learner.values | {name: other}
                 yield f"{name}.{where}", LearnerState(kind=learner.kind, values=values)

@@ -18,10 +18,10 @@ def check_like(name: str, value: Any, fresh: Any, varying: Mapping[str, int] | N
     Tuples, dictionaries and dataclasses are searched. A tuple with a property `is_consistent` is
     also asked for that, and may name in `varying` the axis of an array that has no fixed length;
     the argument `varying` names such axes for `value` itself. Where `fresh` is None nothing is
-    known; `value` may be None. A ValueError or TypeError, in which `value` is called `name`, says
+    known. A ValueError or TypeError, in which `value` is called `name`, says
     which array it is, what it is and what it should be.
     """
-    if value is None or fresh is None:
+    if fresh is None:
         return
     if isinstance(fresh, np.ndarray):
         _check_array(name, value, fresh, None)

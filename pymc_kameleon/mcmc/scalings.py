@@ -8,6 +8,7 @@ import numpy as np
 from pymc_kameleon.mcmc.numba_bridge import jitable
 
 __all__ = [
+    "NO_RECURSION",
     "WIDEST_BOUNDS",
     "CoordinateScales",
     "Scaling",
@@ -16,7 +17,6 @@ __all__ = [
     "learn_coordinate_scale",
     "learn_scaling",
     "new_scaling",
-    "no_recursion",
     "target_acceptance",
 ]
 
@@ -72,12 +72,10 @@ class ScalingRecursion(NamedTuple):
     learns: bool
 
 
-def no_recursion() -> ScalingRecursion:
-    """Return what a proposal without a scaling has in its place."""
-    nothing = np.zeros(0)
-    return ScalingRecursion(
-        Scaling(nothing, nothing), ScalingBounds(nothing, nothing), 0.0, 0.0, 0.0, False
-    )
+NO_RECURSION = ScalingRecursion(
+    Scaling(np.zeros(0), np.zeros(0)), ScalingBounds(np.zeros(0), np.zeros(0)), 0.0, 0.0, 0.0, False
+)
+"""What a proposal without a scaling has in its place."""
 
 
 @jitable

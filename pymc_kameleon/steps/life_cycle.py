@@ -179,7 +179,8 @@ class Step(CalledByPyMC, ArrayStepShared):
         with all_or_nothing(self):
             self._set_state(state)
             for name, fresh in self._fresh_state().items():
-                check_like(f"sampling_state.{name}", getattr(state, name), fresh)
+                if getattr(state, name) is not None:
+                    check_like(f"sampling_state.{name}", getattr(state, name), fresh)
 
     def _set_state(self, state):
         ArrayStepShared.sampling_state.fset(self, state)

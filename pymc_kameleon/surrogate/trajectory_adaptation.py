@@ -12,7 +12,7 @@ from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.evaluations import keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.history import new_history, thinned
 from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences
-from pymc_kameleon.mcmc.scalings import no_recursion
+from pymc_kameleon.mcmc.scalings import NO_RECURSION
 from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.near_mode import around_the_mode
@@ -202,7 +202,7 @@ class TrajectoryLearner(Learner):
         return Mixture(self.scales, differences, 0.0, self.difference_share)
 
     def recursion(self):  # noqa: D102
-        return no_recursion()
+        return NO_RECURSION
 
     # learning -------------------------------------------------------------------------------------
 

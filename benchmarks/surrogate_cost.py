@@ -11,9 +11,12 @@ from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
 from benchmarks.simulators import logistic_regression, simulate_logistic_regression
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
 from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.surrogate.budget import add_training_point
-from pymc_kameleon.surrogate.gaussian_process import Process, log_surrogate, predict_with_gradient
-from pymc_kameleon.surrogate.training_set import extend
+from pymc_kameleon.surrogate.sparse_gp import (
+    SparseGP,
+    add_centre,
+    log_surrogate,
+    predict_with_gradient,
+)
 
 __all__ = ["add_arguments", "run"]
 
@@ -58,15 +61,9 @@ def ask_with_gradient(process, points):
 
 
 @numba.njit
-def extend_all(process, points, values, gradients):
+def learn_all(process, points, values):
     for i in range(len(points)):
-        extend(process, points[i], values[i], gradients[i])
-
-
-@numba.njit
-def learn_all(process, points, values, gradients):
-    for i in range(len(points)):
-        add_training_point(process, points[i], values[i], gradients[i], process.points[0])
+        add_centre(process, points[i], values[i])
 
 
 # timing ---------------------------------------------------------------------------------------
@@ -82,7 +79,7 @@ def examples(n: int, has_gradients: bool, rng: np.random.Generator) -> tuple[np.
     return points, -4.0 * np.log(np.cosh(points)).sum(axis=1), gradients
 
 
-def fitted(data, capacity: int) -> Process:
+def fitted(data, capacity: int) -> SparseGP:
     """Return a process that holds these points and has room for `capacity` of them."""
     has_gradients = data[2].shape[1] > 0
     surrogate = GPSurrogate(max_points=capacity * (1 + data[2].shape[1]))
@@ -111,14 +108,13 @@ def cost(size: int, has_gradients: bool, arguments) -> dict[str, float]:
     process, asked = fitted(data, n), ask_with_gradient if has_gradients else ask
     predict = seconds(partial(asked, process, proposals), blocks) / len(proposals)
     few = min(blocks, 3)
-    extending = seconds(extend_all, few, lambda: (fitted(data, n + TAUGHT), *new))
-    learning = seconds(learn_all, few, lambda: (fitted(data, n), *new))
+    learning = seconds(learn_all, few, lambda: (fitted(data, n + TAUGHT), *new[:2]))
     before = [part[: round(n / GPSurrogate().refit)] for part in data]
     fit_again = GPSurrogate().fit_into
     refitting = seconds(fit_again, few, lambda: (fitted(before, n), *data))
     row = {"surrogate": "value and gradient" if has_gradients else "value", "dim": DIM, "points": n}
-    row |= {"us, predict": 1e6 * predict, "us, extend": 1e6 * extending / TAUGHT}
-    row |= {"us, learn when full": 1e6 * learning / TAUGHT, "ms, refit": 1e3 * refitting}
+    row |= {"us, predict": 1e6 * predict, "us, learn": 1e6 * learning / TAUGHT}
+    row |= {"ms, refit": 1e3 * refitting}
     if not has_gradients and size in BOUNDS:
         row |= mark(row["us, predict"], BOUNDS[size])
     return row
@@ -129,9 +125,9 @@ def show_costs(arguments):
         "surrogate-cost: CPU time of a surrogate in 5 dimensions",
         "Values of a sum of -4 log cosh over coordinates at standard normal points. predict: mean "
         "and variance at a proposal in a compiled loop, what the first stage of a transition "
-        "does. extend: a point more. learn when full: a point that takes the place of the least "
-        f"useful one, or is refused; both per point, {TAUGHT} in a row. refit: hyperparameters, "
-        "when the number of points has grown to this one by the factor of GPSurrogate.refit. "
+        f"does. learn: a point more, {TAUGHT} in a row. refit: hyperparameters, centres and "
+        "weights, when the number of points has grown to this one by the factor of "
+        "GPSurrogate.refit. "
         f"Medians over {arguments.blocks} blocks (3 where a process is fitted for each).",
     )
     rows = []

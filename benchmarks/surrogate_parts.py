@@ -12,13 +12,13 @@ from benchmarks.black_box import TARGETS, Step, draw_by_step, errors, reference_
 from benchmarks.black_box_targets import starting_points
 from benchmarks.common import heading, show, write
 from pymc_kameleon import SurrogateHMCStep
-from pymc_kameleon.surrogate.straightening import no_straightening
+from pymc_kameleon.surrogate.triangular_map import identity_map
 
 __all__ = ["PARTS", "add_arguments", "run"]
 
 STEP = "pymc_kameleon.steps.surrogate_hmc"
 LEARNER = "pymc_kameleon.surrogate.trajectory_adaptation"
-FIT = "pymc_kameleon.surrogate.regression_fit"
+FIT = "pymc_kameleon.surrogate.sparse_gp_fit"
 
 PARTS: dict[str, tuple[dict, dict, bool]] = {
     "all parts": ({}, {}, False),
@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[dict, dict, bool]] = {
     "mean not confined": ({f"{FIT}.confined": lambda mean, *_: mean}, {}, False),
     "last surrogate not checked": ({f"{LEARNER}.N_CHECKED": 0}, {}, False),
     "no straight coordinates": (
-        {f"{FIT}.fit_straightening": lambda u, weights: no_straightening(len(u))},
+        {f"{FIT}.fit_triangular_map": lambda u, weights: identity_map(len(u))},
         {},
         False,
     ),

@@ -1,4 +1,4 @@
-"""The banana with a prior and a likelihood, and surrogates of this likelihood."""
+"""The banana with a prior and a likelihood, surrogates of it, and Gaussian processes."""
 
 import numpy as np
 import pymc as pm
@@ -6,7 +6,8 @@ import pytensor.tensor as pt
 
 from pymc_kameleon import GPSurrogate
 from pymc_kameleon.surrogate import FittedSurrogate
-from pymc_kameleon.surrogate.training_set import rebuild
+from pymc_kameleon.surrogate.covariances import COVARIANCES
+from pymc_kameleon.surrogate.sparse_gp import add_centre, new_sparse_gp
 from pymc_kameleon.targets import Banana
 
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
@@ -36,5 +37,21 @@ def fitted(n, rng, **options):
     process = surrogate.new_process(2)
     # Far from the points it says -7.5, where the largest value does not bound it.
     process.mean.constant[0] = -12.0
-    rebuild(process, points, log_likelihood(points), hyperparameters=np.log([3.0, 10.0, 10.0]))
-    return FittedSurrogate(surrogate, process)
+    values = log_likelihood(points)
+    learn_all(process, points, values, np.log([3.0, 10.0, 10.0]))
+    return FittedSurrogate(surrogate, process, points, values)
+
+
+def learn_all(process, points, values, hyperparameters):
+    """Let a process without centres have these hyperparameters, and a centre at each point."""
+    process.hyperparameters[:] = hyperparameters
+    process.inverse_lengthscales[:] = np.exp(-process.hyperparameters[1:])
+    assert all(add_centre(process, x, value) for x, value in zip(points, values, strict=True))
+    return process
+
+
+def gp_of(points, values, hyperparameters, kernel="squared_exponential", depth=60.0):
+    """Return a process with room for five more, of mean 0 in raw coordinates."""
+    size, dim = points.shape
+    process = new_sparse_gp(COVARIANCES[kernel], dim, size + 5, depth, has_variance=True)
+    return learn_all(process, points, values, hyperparameters)

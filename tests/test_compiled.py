@@ -9,7 +9,7 @@ from pymc_kameleon import (
     KameleonStep,
     PCAKameleonStep,
 )
-from pymc_kameleon.mcmc.run import run_compiled
+from pymc_kameleon.mcmc.loop import run_compiled
 from pymc_kameleon.targets import Banana
 
 MODEL = Banana(0.03, dim=3).model()

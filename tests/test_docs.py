@@ -52,9 +52,9 @@ def test_the_code_that_a_page_names_exists(page):
 
 
 def test_a_name_that_does_not_exist_is_found_out():
-    assert documentation.exists("mcmc.run.run_plain")
+    assert documentation.exists("mcmc.loop.run_plain")
     assert documentation.exists("steps.kameleon.KameleonStep.paper")
-    assert not documentation.exists("mcmc.run.no_such_thing")
+    assert not documentation.exists("mcmc.loop.no_such_thing")
     assert not documentation.exists("no_such_module.run")
 
 

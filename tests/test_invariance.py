@@ -25,7 +25,7 @@ from pymc_kameleon import (
     SurrogateHMCStep,
 )
 from pymc_kameleon.kernels import CustomKernel, Linear
-from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.proposals import eigenfunction_moves, langevin, local_gaussian
 from pymc_kameleon.mcmc.proposals.local_gaussian import centred_scatter
 from pymc_kameleon.surrogate import delayed_acceptance
@@ -170,7 +170,7 @@ SPOILT = {
 def test_a_spoilt_ratio_is_caught(name, monkeypatch):
     row, mistake = SPOILT[name]
     monkeypatch.setattr(*mistake)
-    monkeypatch.setattr(run, "run_compiled", None)
+    monkeypatch.setattr(loop, "run_compiled", None)
     found = p_values(row, compile_kwargs={"mode": "cvm"})
     assert min(found.values()) < BOUND, found
 

@@ -19,17 +19,17 @@ from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.joint import moves
 from pymc_kameleon.latent_gp.joint import target as target_module
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
+from pymc_kameleon.latent_gp.joint.learning import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.moves import move_hyperparameters, slices
 from pymc_kameleon.latent_gp.joint.pilots import approximate
 from pymc_kameleon.latent_gp.joint.sites import constant_sites, fit_sites
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_density_terms
 from pymc_kameleon.latent_gp.prior import FreeVariable, PriorAt, UnfactorisedPrior
-from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.history import record
-from pymc_kameleon.surrogate.depth import typical_depth
+from pymc_kameleon.surrogate.typical_set import typical_depth
 
 N_DATA_SETS = 500
 # Most mistakes that are planted show in fewer.
@@ -259,13 +259,13 @@ def test_surrogate_transitions_leave_exact_draws_exact(taught):
 @pytest.mark.slow
 @pytest.mark.numerics
 def test_calibration_sees_that_the_surrogates_ratio_is_missing(taught, monkeypatch):
-    exact = run.propose
+    exact = loop.propose
 
     def without(proposal, chain, normals, uniforms):
         log_ratio, index = exact(proposal, chain, normals, uniforms)
         return (0.0 if log_ratio > -np.inf else log_ratio), index
 
-    monkeypatch.setattr(run, "propose", without)
+    monkeypatch.setattr(loop, "propose", without)
     p_values = calibration_p_values("poisson", move=move_by(taught), n_data=N_PLANTED)
     assert min(p_values.values()) < FALSE_ALARM, p_values
 

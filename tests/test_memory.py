@@ -636,7 +636,8 @@ def test_a_state_of_other_arrays_is_refused_and_changes_nothing(variant):
     step.sampling_state = state
     count = 0
     for name, other in spoilt(state):
-        with pytest.raises((ValueError, TypeError), match=f"sampling_state.{name}"):
+        named = name.removesuffix(".mapped")  # whose length is that of the arrays after it
+        with pytest.raises((ValueError, TypeError), match=f"sampling_state.{named}"):
             step.sampling_state = other
         count += 1
     assert count > 30

@@ -21,8 +21,8 @@ from pymc_kameleon.plots import (
     plot_surrogate,
 )
 from pymc_kameleon.plots.surrogate import implied_acceptance
-from pymc_kameleon.surrogate.depth import typical_depth
 from pymc_kameleon.surrogate.posterior import predicted
+from pymc_kameleon.surrogate.typical_set import typical_depth
 from pymc_kameleon.targets import Banana
 
 COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])
@@ -288,7 +288,7 @@ def test_predictions_are_those_of_all_evaluations(surrogate_step):
 
 def test_a_misjudged_evaluation_is_marked():
     step = learnt(gaussian_model(2))
-    step.learner.regression.mean.linear[:] += 40.0
+    step.learner.gp.mean.linear[:] += 40.0
     left, _ = plot_surrogate(step)
     (marked,) = [line for line in left.lines if line.get_marker() == "<"]
     assert set(marked.get_xdata()) == {left.get_xlim()[0]}

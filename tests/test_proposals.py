@@ -8,13 +8,13 @@ from scipy import linalg, stats
 
 from pymc_kameleon.kernels import Gaussian, Linear, Matern, Polynomial
 from pymc_kameleon.mcmc.linalg import cholesky_in_place, rank_one_update, solve_factor
+from pymc_kameleon.mcmc.loop import Differences, propose_difference
 from pymc_kameleon.mcmc.proposals.eigenfunction_moves import rank_one_log_ratio
 from pymc_kameleon.mcmc.proposals.local_gaussian import (
     centred_scatter,
     local_covariance,
     reverse_log_density,
 )
-from pymc_kameleon.mcmc.run import Differences, propose_difference
 
 KERNELS = [Gaussian(), Matern(1.5), Matern(2.5), Matern(3.3), Linear(), Polynomial(2)]
 

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from pymc_kameleon import SurrogateHMCStep
-from pymc_kameleon.mcmc import run
+from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.proposals import learn
@@ -25,8 +25,7 @@ from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
 from pymc_kameleon.surrogate import trajectory, trajectory_adaptation
-from pymc_kameleon.surrogate.depth import misfits, typical_depth, typical_set
-from pymc_kameleon.surrogate.mean import Mean, confined, fit_concave_mean, mean_value
+from pymc_kameleon.surrogate.mean import Mean, confined, fit_quadratic, mean_value
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
@@ -36,18 +35,16 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_value_and_gradient,
     surrogate_values,
 )
-from pymc_kameleon.surrogate.regression_fit import fit_regression
-from pymc_kameleon.surrogate.straightening import (
-    bend_all,
-    bend_gradient,
-    fit_straightening,
-    no_straightening,
-    straighten_all,
-    straighten_gradient,
-    straightened_slopes,
-)
+from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 from pymc_kameleon.surrogate.transition import COLD
+from pymc_kameleon.surrogate.triangular_map import (
+    fit_triangular_map,
+    gradient_in_u,
+    gradient_in_v,
+    identity_map,
+)
+from pymc_kameleon.surrogate.typical_set import clipped_residuals, typical_depth, typical_set
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -59,23 +56,23 @@ BOUND = 1e-6
 BANANA = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 
-def without_prior(regression):
-    nowhere = np.zeros(len(regression.mean.linear), dtype=np.bool_)
-    bends = regression.straightening
-    return PosteriorSurrogate(regression.standardization, bends, regression, nowhere, NO_PRIOR)
+def without_prior(gp):
+    nowhere = np.zeros(len(gp.mean.linear), dtype=np.bool_)
+    bends = gp.triangular_map
+    return PosteriorSurrogate(gp.standardization, bends, gp.mean_function(), nowhere, NO_PRIOR)
 
 
 def fitted(target=BANANA, n=80, max_centers=500, seed=0):
     points = target.draw(n, np.random.default_rng(seed))
     values = target.log_density(points)
     coordinates = standardization(points, np.ones(target.dim))
-    regression, _ = fit_regression(points, values, coordinates, max_centers)
-    return without_prior(regression), points, values
+    gp, _ = fit_sparse_gp(points, values, coordinates, max_centers)
+    return without_prior(gp), points, values
 
 
-def straight_coordinates(regression, points):
-    u = regression.standardization.whiten(points)
-    return straighten_all(regression.straightening, u)
+def straight_coordinates(gp, points):
+    u = gp.standardization.whiten(points)
+    return gp.triangular_map.to_v(u)
 
 
 # the regression -----------------------------------------------------------------------------------
@@ -104,21 +101,21 @@ def test_gradient_is_that_of_the_value(dim):
 
 def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
     surrogate, points, values = fitted(n=40)
-    regression = surrogate.regression
-    v = straight_coordinates(regression, points)
-    prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(v.T)]
-    residuals, noise = misfits(values, np.array(prior), typical_set(values, 2))
-    z = (v * regression.inverse_lengthscales[:, None]).T
+    gp = surrogate.gp
+    v = straight_coordinates(gp, points)
+    prior = [mean_value(gp.mean, row) for row in np.ascontiguousarray(v.T)]
+    residuals, noise = clipped_residuals(values, np.array(prior), typical_set(values, 2))
+    z = (v * gp.inverse_lengthscales[:, None]).T
     elsewhere = BANANA.draw(7, np.random.default_rng(2))
-    at = straight_coordinates(regression, elsewhere)
-    new = (at * regression.inverse_lengthscales[:, None]).T
+    at = straight_coordinates(gp, elsewhere)
+    new = (at * gp.inverse_lengthscales[:, None]).T
 
     def covariance(a, b):
         squared = np.sum((a[:, None] - b[None]) ** 2, axis=2)
-        return np.exp(2 * regression.hyperparameters[0]) * (1 + squared / 16) ** -8
+        return np.exp(2 * gp.hyperparameters[0]) * (1 + squared / 16) ** -8
 
     solved = np.linalg.solve(covariance(z, z) + np.diag(noise**2), residuals)
-    prior = [mean_value(regression.mean, row) for row in np.ascontiguousarray(at.T)]
+    prior = [mean_value(gp.mean, row) for row in np.ascontiguousarray(at.T)]
     expected = prior + covariance(new, z) @ solved
     found = predicted(surrogate, elsewhere)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
@@ -129,7 +126,7 @@ def test_few_centres_learn_from_all_evaluations():
 
     def error(n):
         surrogate = fitted(n=n, max_centers=40)[0]
-        assert surrogate.regression.weights.size <= 40
+        assert surrogate.gp.weights.size <= 40
         return np.median(np.abs(predicted(surrogate, test) - BANANA.log_density(test)))
 
     assert error(400) < 0.5 * error(40)
@@ -147,19 +144,19 @@ def fitted_with_gradients(n, max_centers=500, target=BANANA):
     gradients = gradients_of(target, points)
     gradients[0, 1] = np.nan
     values, coordinates = target.log_density(points), standardization(points, np.ones(2))
-    regression, _ = fit_regression(points, values, coordinates, max_centers, None, None, gradients)
-    return regression, points, values, gradients
+    gp, _ = fit_sparse_gp(points, values, coordinates, max_centers, None, None, gradients)
+    return gp, points, values, gradients
 
 
 def test_gradients_are_regressed_on_as_values_are():
     """The weights are those of generalised least squares on values and gradients together."""
-    regression, points, values, gradients = fitted_with_gradients(12, max_centers=20)
-    u, factor = regression.standardization.whiten(points), regression.standardization.factor
-    slopes = straightened_slopes(regression.straightening, u, (gradients @ factor).T).T
-    u = straight_coordinates(regression, points)
-    prior = np.array([mean_value(regression.mean, row) for row in np.ascontiguousarray(u.T)])
-    residuals, noise = misfits(values, prior, typical_set(values, 2))
-    inverse, centres = regression.inverse_lengthscales, regression.centres
+    gp, points, values, gradients = fitted_with_gradients(12, max_centers=20)
+    u, factor = gp.standardization.whiten(points), gp.standardization.factor
+    slopes = gp.triangular_map.gradients_in_v(u, (gradients @ factor).T).T
+    u = straight_coordinates(gp, points)
+    prior = np.array([mean_value(gp.mean, row) for row in np.ascontiguousarray(u.T)])
+    residuals, noise = clipped_residuals(values, prior, typical_set(values, 2))
+    inverse, centres = gp.inverse_lengthscales, gp.centres
 
     def basis(u):
         apart = (u * inverse[:, None]).T[:, None] - centres.T[None]
@@ -174,7 +171,7 @@ def test_gradients_are_regressed_on_as_values_are():
         h = 1e-5 * np.eye(2)[:, [k]]
         rows.append((basis(u + h) - basis(u - h))[known] / 2e-5)
         means = [
-            [mean_value(regression.mean, np.ascontiguousarray(row)) for row in (u + sign * h).T]
+            [mean_value(gp.mean, np.ascontiguousarray(row)) for row in (u + sign * h).T]
             for sign in (1, -1)
         ]
         targets.append((slopes[:, k] - (np.subtract(*means) / 2e-5))[known])
@@ -183,10 +180,10 @@ def test_gradients_are_regressed_on_as_values_are():
     scaled = design / np.concatenate(sds)[:, None]
     apart = centres.T[:, None] - centres.T[None]
     covariance = (1 + np.sum(apart**2, axis=2) / 16) ** -8 + 1e-8 * np.eye(len(centres.T))
-    precision = scaled.T @ scaled + covariance * np.exp(-2 * regression.hyperparameters[0])
+    precision = scaled.T @ scaled + covariance * np.exp(-2 * gp.hyperparameters[0])
     weights = np.linalg.solve(precision, scaled.T @ (target / np.concatenate(sds)))
     new = basis(np.random.default_rng(2).normal(size=(2, 9)))
-    np.testing.assert_allclose(new @ regression.weights, new @ weights, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(new @ gp.weights, new @ weights, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_tell_more_than_values_alone():
@@ -202,7 +199,7 @@ def test_gradients_tell_more_than_values_alone():
 
 def test_values_far_below_are_very_low_and_in_order():
     values = np.array([0.0, -1.0, -1e2, -1e4, -1e300, -np.inf, np.nan])
-    found, noise = misfits(values, np.zeros(7), typical_set(values, 3))
+    found, noise = clipped_residuals(values, np.zeros(7), typical_set(values, 3))
     assert np.all(np.diff(found[:3]) < 0)
     assert np.all(np.diff(found[3:]) <= 0)
     assert found[-1] > -2 * typical_depth(3) - 1e-9
@@ -214,7 +211,7 @@ def test_values_far_below_are_very_low_and_in_order():
 def test_nothing_is_added_where_value_and_mean_are_both_far_below():
     values = np.array([0.0, -1e3, -1e3, -2.0, -np.inf])
     means = np.array([0.0, -500.0, -1.0, -500.0, -500.0])
-    found, _ = misfits(values, means, typical_set(values, 3))
+    found, _ = clipped_residuals(values, means, typical_set(values, 3))
     assert found[1] == found[4] == 0.0
     assert found[2] < -typical_depth(3) + 1
     assert found[3] == 498.0
@@ -228,7 +225,7 @@ def test_typical_is_what_the_chain_sees():
     assert -20 < typical.highest - typical.depth < -18
     expected = [0.0, 0.0, typical.highest - 30.0, typical.highest + 70.0, typical.highest + 1e6]
     np.testing.assert_allclose(typical.depths(values), [*expected, np.inf])
-    residuals, noise = misfits(values, np.zeros(6), typical)
+    residuals, noise = clipped_residuals(values, np.zeros(6), typical)
     np.testing.assert_allclose(residuals[:3], values[:3])
     assert noise[0] == noise[1] == noise[2] < noise[3] < noise[4] <= noise[5]
     assert typical_set(values[1:2], 12, np.array([40.0, 49.0])).highest == 50.0
@@ -239,8 +236,8 @@ def test_points_without_density_do_not_spoil_the_rest():
     rng = np.random.default_rng(3)
     points = rng.normal(size=(300, 2))
     values = np.where(points[:, 0] < 1.0, -0.5 * np.sum(points**2, axis=1), -np.inf)
-    regression, _ = fit_regression(points, values, standardization(points, np.ones(2)), 500)
-    surrogate = without_prior(regression)
+    gp, _ = fit_sparse_gp(points, values, standardization(points, np.ones(2)), 500)
+    surrogate = without_prior(gp)
     test = rng.normal(size=(300, 2))
     inside = test[:, 0] < 0.5
     error = predicted(surrogate, test[inside]) + 0.5 * np.sum(test[inside] ** 2, axis=1)
@@ -253,7 +250,7 @@ def test_points_without_density_do_not_spoil_the_rest():
 def test_the_mean_is_concave(dim):
     rng = np.random.default_rng(dim)
     u = rng.normal(size=(dim, 12))
-    mean = fit_concave_mean(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
+    mean = fit_quadratic(u, 0.5 * np.sum(u**2, axis=0), np.ones(12))
     assert np.linalg.eigvalsh(mean.quadratic)[-1] <= 1e-9
 
 
@@ -290,10 +287,10 @@ def test_an_exact_quadratic_stays_exact_beside_a_prior_that_is_none():
     priors -= 4.0 * log_scale
     values = priors - 0.5 * np.sum((points[:, 1:] - 1.0) ** 2, axis=1)
     coordinates = standardization(points, np.ones(5))
-    regression, _ = fit_regression(points, values, coordinates, 100, log_prior=priors)
+    gp, _ = fit_sparse_gp(points, values, coordinates, 100, log_prior=priors)
     far = np.array([[-4.0, 1.0, 1.0, 1.0, 1.0], [4.0, 9.0, -9.0, 3.0, 0.0]])
     exact = -0.5 * np.sum((far[:, 1:] - 1.0) ** 2, axis=1)
-    np.testing.assert_allclose(predicted(without_prior(regression), far), exact, atol=1e-3)
+    np.testing.assert_allclose(predicted(without_prior(gp), far), exact, atol=1e-3)
 
 
 # straight coordinates -----------------------------------------------------------------------------
@@ -303,9 +300,9 @@ def test_a_twisted_gaussian_becomes_straight():
     """What is left of it is a Gaussian with independent coordinates."""
     target = Banana(0.1, dim=5)
     surrogate = fitted(target, n=150)[0]
-    regression = surrogate.regression
-    np.testing.assert_array_equal(regression.straightening.bent, [1])
-    test = straight_coordinates(regression, target.draw(4000, np.random.default_rng(4)))
+    gp = surrogate.gp
+    np.testing.assert_array_equal(gp.triangular_map.mapped, [1])
+    test = straight_coordinates(gp, target.draw(4000, np.random.default_rng(4)))
     parabola = np.corrcoef(test[0] ** 2, test[1])[0, 1]
     assert abs(parabola) < 0.1
     assert 0.7 < np.std(test[1]) < 1.5
@@ -317,17 +314,17 @@ def test_the_surrogate_goes_on_along_a_ridge():
     points = BANANA.draw(200, rng)
     points = points[np.abs(points[:, 0]) < 20.0]
     values = BANANA.log_density(points)
-    regression, _ = fit_regression(points, values, standardization(points, np.ones(2)), 500)
+    gp, _ = fit_sparse_gp(points, values, standardization(points, np.ones(2)), 500)
     beyond = BANANA.draw(4000, rng)
     beyond = beyond[np.abs(beyond[:, 0]) > 20.0]
     assert np.abs(beyond[:, 0]).max() > 30.0
-    errors = predicted(without_prior(regression), beyond) - BANANA.log_density(beyond)
+    errors = predicted(without_prior(gp), beyond) - BANANA.log_density(beyond)
     assert np.median(np.abs(errors)) < 0.3
 
 
 @pytest.mark.parametrize("target", [Ring(dim=4), CorrelatedGaussian(4)])
 def test_what_does_not_bend_is_left_as_it_is(target):
-    assert fitted(target, n=200)[0].regression.straightening.bent.size == 0
+    assert fitted(target, n=200)[0].gp.triangular_map.mapped.size == 0
 
 
 def bending_both_ways():
@@ -336,48 +333,47 @@ def bending_both_ways():
     u = rng.normal(size=(4, 500))
     u[0] = u[2] * u[3] - 0.5 * u[2] + 0.1 * u[0]
     u[1] = 0.7 * u[0] ** 2 + u[3] ** 2 + 2.0 + 0.3 * u[1]
-    return u, fit_straightening(u, np.ones(500))
+    return u, fit_triangular_map(u, np.ones(500))
 
 
 def test_one_bend_may_follow_another():
-    u, straightening = bending_both_ways()
-    np.testing.assert_array_equal(straightening.bent, [1, 0])
-    np.testing.assert_allclose(straightening.scales, [0.3, 0.1], rtol=0.15)
-    np.testing.assert_allclose(straightening.quadratic[0][[0, 3], [0, 3]], [1.4, 2.0], atol=0.15)
-    assert straightening.quadratic[1][2, 3] == pytest.approx(1.0, abs=0.05)
-    v = straighten_all(straightening, u)
+    u, triangular_map = bending_both_ways()
+    np.testing.assert_array_equal(triangular_map.mapped, [1, 0])
+    np.testing.assert_allclose(triangular_map.scales, [0.3, 0.1], rtol=0.15)
+    np.testing.assert_allclose(triangular_map.quadratic[0][[0, 3], [0, 3]], [1.4, 2.0], atol=0.15)
+    assert triangular_map.quadratic[1][2, 3] == pytest.approx(1.0, abs=0.05)
+    v = triangular_map.to_v(u)
     expected = (u[0] - u[2] * u[3] + 0.5 * u[2]) / 0.1
     assert np.corrcoef(v[0], expected)[0, 1] > 0.98
 
 
 def test_slopes_in_straight_coordinates_and_back():
-    u, straightening = bending_both_ways()
+    u, triangular_map = bending_both_ways()
     u = u[:, :5]
     step = 1e-6
     jacobians = np.array(
         [
-            straighten_all(straightening, u + h[:, None])
-            - straighten_all(straightening, u - h[:, None])
+            triangular_map.to_v(u + h[:, None]) - triangular_map.to_v(u - h[:, None])
             for h in step * np.eye(4)
         ]
     ) / (2 * step)  # (coordinate of u, coordinate of v, point)
     straight = np.random.default_rng(9).normal(size=(4, 5))
     slopes = np.einsum("ijn,jn->in", jacobians, straight)
-    found = straightened_slopes(straightening, u, slopes)
+    found = triangular_map.gradients_in_v(u, slopes)
     np.testing.assert_allclose(found, straight, rtol=1e-6, atol=1e-6)
     for i in range(5):
         row, back = np.ascontiguousarray(u[:, i]), np.empty(4)
-        bend_gradient(straightening, row, np.ascontiguousarray(straight[:, i]), back)
+        gradient_in_u(triangular_map, row, np.ascontiguousarray(straight[:, i]), back)
         np.testing.assert_allclose(back, slopes[:, i], rtol=1e-6, atol=1e-6)
-        straighten_gradient(straightening, row, back)
+        gradient_in_v(triangular_map, row, back)
         np.testing.assert_allclose(back, straight[:, i], rtol=1e-10, atol=1e-10)
 
 
 def test_straight_coordinates_are_bent_back():
-    u, straightening = bending_both_ways()
-    v = straighten_all(straightening, u)
+    u, triangular_map = bending_both_ways()
+    v = triangular_map.to_v(u)
     assert np.abs(v - u).max() > 1.0
-    np.testing.assert_allclose(bend_all(straightening, v), u, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(triangular_map.to_u(v), u, rtol=1e-10, atol=1e-10)
 
 
 def test_trajectories_are_straight_where_the_regression_is():
@@ -385,7 +381,7 @@ def test_trajectories_are_straight_where_the_regression_is():
     target = Banana(0.1, dim=4)
     step = learnt(target.model(), tune=400)
     surrogate = step.learner.surrogate
-    np.testing.assert_array_equal(surrogate.bends.bent, [1])
+    np.testing.assert_array_equal(surrogate.triangular_map.mapped, [1])
     draws = surrogate.to_moves(target.draw(4000, np.random.default_rng(4)))
     assert np.abs(np.corrcoef(draws**2)[np.triu_indices(4, 1)]).max() < 0.15
     assert step.learner.integrator.step_size[0] > 0.3
@@ -401,22 +397,22 @@ def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
     step = learnt(model, tune=300)
     learner = step.learner
     assert learner.is_bounded.tolist() == [True, False, False]
-    assert learner.bends.bent.size > 0 and learner.regression.straightening.bent.size > 0
+    assert learner.triangular_map.mapped.size > 0 and learner.gp.triangular_map.mapped.size > 0
     assert_gradient_is_that_of_the_value(learner.surrogate, 3)
     state = step.sampling_state
-    nothing = no_straightening(3)
-    for bends in (learner.bends, nothing):
+    nothing = identity_map(3)
+    for bends in (learner.triangular_map, nothing):
         other = SurrogateHMCStep(model=model)
         begin(other, 5, tune=300)
         other.sampling_state = replace(state, learner=with_bends(state.learner, bends))
         drive(other, model.initial_point(), 3, tune=300)
-    wrong = learner.bends._replace(bent=np.array([3]))
-    with pytest.raises(ValueError, match="bends"):
+    wrong = learner.triangular_map._replace(mapped=np.array([3]))
+    with pytest.raises(ValueError, match="triangular_map"):
         other.sampling_state = replace(state, learner=with_bends(state.learner, wrong))
 
 
 def with_bends(learner, bends):
-    return replace(learner, values=learner.values | {"bends": bends})
+    return replace(learner, values=learner.values | {"triangular_map": bends})
 
 
 # the prior ----------------------------------------------------------------------------------------
@@ -606,7 +602,7 @@ def p_values(target, spoil=None, n=20_000, steps_per_draw=3, **options):
 
 def wrong_surrogate(learner):
     """Tilt it: its own draws are elsewhere, and refused half the time."""
-    learner.regression.mean.linear[:] += 0.8
+    learner.gp.mean.linear[:] += 0.8
 
 
 def hot(learner):
@@ -617,7 +613,9 @@ def hot(learner):
 @pytest.mark.parametrize("spoil", [None, wrong_surrogate, hot])
 def test_exact_draws_of_a_banana_stay_exact(spoil):
     found, step = p_values(BANANA, spoil)
-    assert step.learner.bends.bent.size > 0  # so that straight coordinates are tested too
+    assert (
+        step.learner.triangular_map.mapped.size > 0
+    )  # so that straight coordinates are tested too
     assert min(found.values()) > BOUND, found
     assert step.report.acceptance > 0.1
 
@@ -636,10 +634,10 @@ def test_a_chain_leaves_a_tail_where_the_surrogate_is_too_low():
     learner = step.learner
     learner.difference_share = 0.0
     learner.integrator.radius[0] = 10.0
-    learner.regression.weights[:] = 0.0
+    learner.gp.weights[:] = 0.0
     location, factor = learner.standardization.location, learner.standardization.factor
-    learner.regression.mean.linear[:] = -factor.T @ location / 0.36
-    learner.regression.mean.quadratic[:] = -factor.T @ factor / 0.36
+    learner.gp.mean.linear[:] = -factor.T @ location / 0.36
+    learner.gp.mean.quadratic[:] = -factor.T @ factor / 0.36
     # p / exp(s) is exp(14) times as large there as in the middle: without hotter proposals the
     # chain leaves with probability 0.001. A fifth is hotter, of which 0.3 are accepted, so the null
     # probability is 0.94^300 = 1e-8.
@@ -710,13 +708,13 @@ def test_exact_draws_of_two_modes_stay_exact_and_cross(spoil):
 
 @pytest.mark.slow
 def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
-    exact = run.propose
+    exact = loop.propose
 
     def without(proposal, chain, normals, uniforms):
         log_ratio, index = exact(proposal, chain, normals, uniforms)
         return (0.0 if log_ratio > -np.inf else log_ratio), index
 
-    monkeypatch.setattr(run, "propose", without)
+    monkeypatch.setattr(loop, "propose", without)
     found, _ = p_values(
         BANANA, wrong_surrogate, n=800, steps_per_draw=60, compile_kwargs={"mode": "cvm"}
     )
@@ -881,11 +879,11 @@ def test_nothing_is_learnt_after_tuning():
     _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
     step.stop_tuning()
     before = SimpleNamespace(**step.learner.sampling_state.values)
-    held = [np.copy(part) for part in (*before.regression[3:], before.integrator.root)]
+    held = [np.copy(part) for part in (*before.gp[5:], before.integrator.root)]
     count, hot_share = before.evaluations.count.copy(), before.integrator.hot_share.copy()
     drive(step, point, 50, tune=-1)
     after = SimpleNamespace(**step.learner.sampling_state.values)
-    for old, new in zip(held, (*after.regression[3:], after.integrator.root), strict=True):
+    for old, new in zip(held, (*after.gp[5:], after.integrator.root), strict=True):
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)
     assert 0.05 <= hot_share[0] <= 0.2

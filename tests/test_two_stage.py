@@ -10,7 +10,7 @@ import pymc as pm
 import pytest
 from models import sample, values
 from scipy import stats
-from surrogates import TARGET, banana_with_likelihood, fitted, log_likelihood
+from surrogates import TARGET, banana_with_likelihood, fitted, learn_all, log_likelihood
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -19,9 +19,8 @@ from pymc_kameleon import (
     MALAStep,
 )
 from pymc_kameleon.surrogate import FittedSurrogate
-from pymc_kameleon.surrogate.gaussian_process import predict
 from pymc_kameleon.surrogate.langevin_delayed_acceptance import predict_into
-from pymc_kameleon.surrogate.training_set import rebuild
+from pymc_kameleon.surrogate.sparse_gp import predict
 from pymc_kameleon.testing import frozen, invariance_p_values
 
 pytestmark = pytest.mark.numerics
@@ -98,16 +97,7 @@ def test_gp_mala_is_invariant_with_a_surrogate_of_three_points():
     step = frozen(step, 44)
     step.step({"x": TARGET.draw(1, rng)[0]})
     points = TARGET.draw(3, rng)
-    bent = points[:, 1] - 0.1 * (points[:, 0] ** 2 - 100.0)
-    gradients = points / 900 - np.stack([points[:, 0] * (0.01 - 0.2 * bent), bent], axis=1)
-    hyperparameters = np.log([30.0, 10.0, 10.0])
-    rebuild(
-        step.stage.process,
-        points,
-        log_likelihood(points),
-        gradients,
-        hyperparameters=hyperparameters,
-    )
+    learn_all(step.stage.process, points, log_likelihood(points), np.log([30.0, 10.0, 10.0]))
     step.stage.is_open[0] = True
     found = invariance_p_values(
         step,
@@ -171,10 +161,11 @@ def test_a_chain_leaves_what_it_has_learnt_for_what_is_better():
     surrogate = GPSurrogate(mean="constant", max_points=4, one_stage_share=0.0)
     start, process = np.array([0.0, -25.0]), surrogate.new_process(2)
     points = start + 0.1 * np.random.default_rng(51).normal(size=(4, 2))
-    rebuild(process, points, log_likelihood(points), hyperparameters=np.log([30.0, 0.1, 0.1]))
+    values = log_likelihood(points)
+    learn_all(process, points, values, np.log([30.0, 0.1, 0.1]))
     step = AdaptiveMetropolisStep(
         model=banana_with_likelihood(),
-        surrogate=FittedSurrogate(surrogate, process),
+        surrogate=FittedSurrogate(surrogate, process, points, values),
         covariance="identity",
         scaling=2.0,
         learn_scaling=False,
@@ -363,10 +354,10 @@ def test_a_surrogate_that_saves_nothing_says_so_once():
     surrogate = GPSurrogate(mean="constant", max_points=4)
     process = surrogate.new_process(2)
     far = 1e3 + np.arange(6.0).reshape(3, 2)
-    rebuild(process, far, np.zeros(3), hyperparameters=np.log([1.0, 1.0, 1.0]))
+    learn_all(process, far, np.zeros(3), np.zeros(3))
     step = AdaptiveMetropolisStep(
         model=banana_with_likelihood(),
-        surrogate=FittedSurrogate(surrogate, process),
+        surrogate=FittedSurrogate(surrogate, process, far, np.zeros(3)),
         covariance="identity",
         scaling=1e-4,
         learn_scaling=False,

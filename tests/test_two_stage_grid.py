@@ -10,24 +10,24 @@ import math
 
 import numpy as np
 import pytest
+from surrogates import gp_of
 
-from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.delayed_acceptance import (
     corrected_second_stage,
     first_stage,
     log_probability,
     second_stage,
 )
-from pymc_kameleon.surrogate.gaussian_process import (
-    log_surrogate,
-    new_process,
-    predict_with_gradient,
-)
 from pymc_kameleon.surrogate.langevin_delayed_acceptance import (
     log_exact_density,
     log_marginal_density,
 )
-from pymc_kameleon.surrogate.training_set import extend, follow, rebuild
+from pymc_kameleon.surrogate.sparse_gp import (
+    add_centre,
+    follow,
+    log_surrogate,
+    predict_with_gradient,
+)
 
 N_STATES = 60
 GRID = np.linspace(-3, 4, N_STATES)
@@ -91,13 +91,7 @@ def matrix(function):
 
 
 def process_of(points, constant=-2.0):
-    process = new_process(COVARIANCES["squared_exponential"], 20, 1, 60.0)
-    rebuild(
-        process,
-        points[:, None],
-        log_likelihood(points),
-        hyperparameters=np.log([2.0, 0.7]),
-    )
+    process = gp_of(points[:, None], log_likelihood(points), np.log([2.0, 0.7]))
     follow(process, constant)
     return process
 
@@ -163,7 +157,7 @@ def test_gp_mh_is_wrong_if_the_new_point_is_learnt_before_the_ratio(proposal):
     values, learnt = surrogate_on_grid(process), []
     for j in range(N_STATES):
         later = copy.deepcopy(process)
-        extend(later, GRID[j : j + 1], LIKELIHOOD[j], np.empty(0))
+        add_centre(later, GRID[j : j + 1], LIKELIHOOD[j])
         learnt.append(surrogate_on_grid(later))
 
     def after(i, j):
@@ -211,15 +205,7 @@ def langevin():
     On the grid e has the normalised proposal; m may stay a density, since any function of the two
     states serves as the first stage's numerator and denominator.
     """
-    process = new_process(COVARIANCES["squared_exponential"], 5, 1, 60.0, gradients=True)
-    slopes = likelihood_slope(KNOWN)[:, None]
-    rebuild(
-        process,
-        KNOWN[:, None],
-        log_likelihood(KNOWN),
-        slopes,
-        hyperparameters=np.log([2.0, 0.7]),
-    )
+    process = gp_of(KNOWN[:, None], log_likelihood(KNOWN), np.log([2.0, 0.7]))
     posterior = []
     for x in GRID[:, None]:
         of_mean, cross, of_gradient = np.empty(1), np.empty(1), np.empty((1, 1))

@@ -11,8 +11,8 @@ import numpy as np
 from pymc.step_methods.state import DataClassState, WithSamplingState, dataclass_state
 
 from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.proposals import covariance_at
-from pymc_kameleon.mcmc.run import Mixture, no_differences
 from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.mcmc.scalings import (
     WIDEST_BOUNDS,

@@ -8,8 +8,8 @@ from scipy import linalg
 
 from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.mcmc.coordinates import standardization
+from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.proposals.random_walk import Moments, RandomWalk
-from pymc_kameleon.mcmc.run import Mixture, no_differences
 from pymc_kameleon.mcmc.scalings import WIDEST_BOUNDS, ScalingRecursion, new_scaling
 from pymc_kameleon.validation import checked_array, checked_number
 

@@ -10,8 +10,8 @@ from pymc_kameleon.adaptation.learner import Learner, WarmStart
 from pymc_kameleon.kernels import median_bandwidth
 from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.mcmc.history import new_history, thinned
+from pymc_kameleon.mcmc.loop import Mixture, differences_of
 from pymc_kameleon.mcmc.proposals.local_gaussian import no_scatter, scatter
-from pymc_kameleon.mcmc.run import Mixture, differences_of
 from pymc_kameleon.mcmc.scalings import ScalingBounds, ScalingRecursion, new_scaling
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 

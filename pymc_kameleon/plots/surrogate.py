@@ -21,8 +21,8 @@ from pymc_kameleon.plots.common import (
     statistic,
 )
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
-from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.posterior import predicted
+from pymc_kameleon.surrogate.typical_set import typical_set
 
 __all__ = ["plot_surrogate"]
 

@@ -7,8 +7,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
-from pymc_kameleon.latent_gp.joint.learning import learn
+from pymc_kameleon.latent_gp.joint.learning import EvidenceLearner, learn
 from pymc_kameleon.latent_gp.joint.moves import point_of_draw
 from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
@@ -19,8 +18,8 @@ from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.life_cycle import all_or_nothing
 from pymc_kameleon.steps.start import FIRST_SHARE, point_near_mode, search_from
-from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
+from pymc_kameleon.surrogate.typical_set import around_the_mode
 
 __all__ = ["LatentGPState", "LatentGPTuning"]
 

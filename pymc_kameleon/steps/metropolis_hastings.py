@@ -16,9 +16,9 @@ from pymc.step_methods.state import dataclass_state
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.learner import Learner, LearnerState, WarmStart
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain, new_chain, turned
+from pymc_kameleon.mcmc.loop import run_plain, runner
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
-from pymc_kameleon.mcmc.run import run_plain, runner
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling

@@ -6,8 +6,7 @@ from pymc.exceptions import SamplingError
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps import kept_estimate
-from pymc_kameleon.surrogate.depth import typical_depth
-from pymc_kameleon.surrogate.near_mode import around_the_mode
+from pymc_kameleon.surrogate.typical_set import around_the_mode, typical_depth
 from pymc_kameleon.validation import checked_choice
 
 __all__ = [

@@ -231,7 +231,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         return value
 
     def _explore(self):
-        for point in self.learner.wanted:
+        for point in self.learner.acquisition_points:
             self._evaluate_as_proposal(point)
         self._read_store()
 
@@ -246,7 +246,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             surrogate = self.learner.surrogate
             errors = [
                 self._evaluate_as_proposal(point) - predicted_at(surrogate, point)
-                for point in self.learner.wanted
+                for point in self.learner.acquisition_points
             ]
             if min(errors, default=0.0) > -GROSS:
                 return

@@ -21,7 +21,7 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     no_prediction,
 )
 from pymc_kameleon.surrogate.routines import compiled_routines, plain_routines
-from pymc_kameleon.surrogate.selection import most_informative
+from pymc_kameleon.surrogate.sparse_gp_fit import most_informative
 
 __all__ = ["NoScreening", "Screening", "screening"]
 
@@ -93,7 +93,7 @@ class Screening(NoScreening):
     def __init__(self, surrogate, target, gradients):
         self.settings, self.gradients, self.dim = configuration(surrogate), gradients, target.dim
         self.prior = target.prior_with_gradient if gradients else target.prior
-        self.fitted = surrogate.process if isinstance(surrogate, FittedSurrogate) else None
+        self.fitted = surrogate if isinstance(surrogate, FittedSurrogate) else None
         self.store = self.settings.store
         self.configuration = repr(replace(self.settings, store=None))
 
@@ -101,12 +101,11 @@ class Screening(NoScreening):
         """Return a first stage, closed unless the surrogate is fitted already."""
         settings, dim, gradients = self.settings, self.dim, self.gradients
         if self.fitted is not None:
-            process = copy.deepcopy(self.fitted)
+            process, known = copy.deepcopy(self.fitted.process), len(self.fitted.values)
         else:
-            process = settings.new_process(dim, gradients)
-        size = max(settings.capacity(dim, gradients), settings.initial_size(dim, gradients))
-        derivatives = dim if gradients else 0
-        return FirstStage(
+            process, known = settings.new_process(dim, gradients), 0
+        size, derivatives = settings.n_kept(dim, gradients), dim if gradients else 0
+        stage = FirstStage(
             routines=None,
             log_prior=None,
             process=process,
@@ -121,10 +120,13 @@ class Screening(NoScreening):
             points=np.zeros((size, dim)),
             values=np.zeros(size),
             gradients=np.zeros((size, derivatives)),
-            count=np.full(2, process.count[0]),
+            count=np.full(2, known),
             counts=np.zeros(2, dtype=np.int64),
             outcome=np.zeros(N_OUTCOMES),
         )
+        if known:
+            stage.points[:known], stage.values[:known] = self.fitted.points, self.fitted.values
+        return stage
 
     def form(self, stage, chain, is_compiled, learns):  # noqa: D102
         stage.learns[0] = learns
@@ -138,17 +140,14 @@ class Screening(NoScreening):
         stage.is_current[0] = False
 
     def known(self, stage):  # noqa: D102
-        return self._held(stage) if stage.is_open[0] else None
-
-    def _held(self, stage):
-        process = stage.process
-        points, terms = process.points[: process.count[0]], np.empty(stage.proposed_prior.size)
-        log_densities = process.values[: process.count[0]].copy()
+        if not stage.is_open[0]:
+            return None
+        (points, log_densities, _), terms = _lately(stage), np.empty(stage.proposed_prior.size)
         for i, point in enumerate(points):
             self.prior.into(point, terms)
             log_densities[i] += terms[0]
         log_densities[~np.isfinite(log_densities)] = -np.inf
-        return points.copy(), log_densities
+        return points, log_densities
 
     def growth(self, stage) -> float:
         """Factor by which evaluations grow from one reading of a store to the next."""
@@ -174,55 +173,36 @@ class Screening(NoScreening):
     def teach_found(self, stage, chain, found):
         """Teach what others evaluated (`FromOthers`); `chain`'s proposal is overwritten.
 
-        Where there is no room for all of it, what the process holds is chosen anew, of its own
-        points and of these, those that say most.
+        Where there is no room for all of it, those are taught that say most.
         """
-        process, n = stage.process, len(found.points)
-        size, count = process.values.size, process.count[0]
-        if not stage.is_open[0] or count + n <= size:
-            chosen = np.arange(n)
-            if n > size:
-                chosen = most_informative(found.points, found.log_densities, size)
-            self.teach(stage, chain, *(part[chosen] for part in found))
-            self.refit(stage, chain)
-            return
-        own, log_densities = self._held(stage)
-        chosen = most_informative(
-            np.concatenate([own, found.points]),
-            np.concatenate([log_densities, found.log_densities]),
-            size,
-        )
-        first = N_TERMS + own.shape[1]
-        parts = (
-            (own, found.points),
-            (process.values[:count], found.values[:, 1]),
-            (process.gradients[:count], found.values[:, first:]),
-        )
-        stage.count[0] += n
-        self._fit(stage, chain, *(np.concatenate(part)[chosen] for part in parts))
+        n, size = len(found.points), stage.values.size
+        chosen = np.arange(n)
+        if n > size:
+            chosen = most_informative(found.points, found.log_densities, size)
+        self.teach(stage, chain, *(part[chosen] for part in found))
+        is_full = stage.process.count[0] == stage.process.values.size
+        self.refit(stage, chain, at_once=is_full)
 
-    def refit(self, stage, chain):
-        """Fit the process anew if enough was learnt since the last time; open it at the first."""
-        settings, (count, fitted), process = self.settings, stage.count, stage.process
+    def refit(self, stage, chain, at_once=False):
+        """Fit the process anew if enough was learnt since the last time; open it at the first.
+
+        With `at_once` one that is open is fitted in any case.
+        """
+        settings, (count, fitted) = self.settings, stage.count
         if stage.is_open[0]:
-            if not settings.needs_refit(count, fitted):
+            if not (at_once or settings.needs_refit(count, fitted)):
                 return
-            source, size = process, process.count[0]
         else:
             initial = settings.initial_size(self.dim, self.gradients)
             if count < max(initial, settings.refit * fitted):
                 return
-            source, size = stage, min(count, stage.values.size)
-        stored = (a[:size] for a in (source.points, source.values, source.gradients))
-        self._fit(stage, chain, *stored)
+        self._fit(stage, chain)
 
     @one_thread()
-    def _fit(self, stage, chain, points, values, gradients):
+    def _fit(self, stage, chain):
         stage.count[1] = stage.count[0]
         try:
-            self.settings.fit_into(
-                stage.process, points, values, gradients, current_value=chain.value[1]
-            )
+            self.settings.fit_into(stage.process, *_lately(stage), current_value=chain.value[1])
         except (ValueError, linalg.LinAlgError):
             # Too few finite points so far, or points that no jitter tells apart: ask again later.
             stage.is_open[0] = False
@@ -243,7 +223,7 @@ class Screening(NoScreening):
         return {
             "surrogate_accept": passed,
             "surrogate_sd": spread,
-            "n_points": float(stage.process.count[0]),
+            "n_points": float(min(stage.count[0], stage.values.size)) if stage.is_open[0] else 0.0,
             "calls_made": float(report.calls_made),
             "calls_saved": float(report.calls_saved),
         }
@@ -278,6 +258,13 @@ class Screening(NoScreening):
             return None
         report.told.add("surrogate")
         return WarningType.BAD_PARAMS, message
+
+
+def _lately(stage):
+    """Points, values and gradients evaluated lately, the oldest first."""
+    count, size = stage.count[0], stage.values.size
+    order = np.arange(max(0, count - size), count) % size
+    return stage.points[order], stage.values[order], stage.gradients[order]
 
 
 def _check(surrogate, target, pseudo_marginal, gradients):
@@ -315,10 +302,10 @@ def _check(surrogate, target, pseudo_marginal, gradients):
                 "surrogate: this step learns values and gradients together; pass GPSurrogate(...), "
                 "which it fits itself."
             )
-        found = surrogate.process.points.shape[1]
+        found = surrogate.points.shape[1]
         if found != target.dim:
             raise ValueError(
                 f"surrogate was fitted in {found} dimensions, and {names} have {target.dim}."
             )
         fresh = configuration(surrogate).new_process(target.dim)
-        check_like("surrogate.process", surrogate.process, fresh)
+        check_like("surrogate.process", surrogate.process, fresh, varying={})

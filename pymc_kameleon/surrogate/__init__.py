@@ -1,6 +1,5 @@
-"""Gaussian processes of the log-likelihood, and the two-stage acceptance that they serve."""
+"""Gaussian processes of the log density, and the two-stage acceptance that they serve."""
 
-from pymc_kameleon.surrogate.configuration import GPSurrogate
-from pymc_kameleon.surrogate.fitted import FittedSurrogate
+from pymc_kameleon.surrogate.gp_surrogate import FittedSurrogate, GPSurrogate
 
 __all__ = ["FittedSurrogate", "GPSurrogate"]

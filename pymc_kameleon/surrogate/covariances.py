@@ -52,19 +52,11 @@ def radial(kernel, squared):
 
 @jit(fastmath=SIMD, allocates=True)
 def correlations(kernel, z, coordinates, count, size, out):
-    """Correlations at `z` with the rows of `count` points.
+    """Correlations at `z` (d,) with the rows of the first `count` points of `coordinates` (d, n).
 
-    Parameters
-    ----------
-    kernel : int
-    z : array, shape (d,)
-    coordinates : array, shape (d, capacity)
-        Divided by the lengthscales, as `z`.
-    count : int
-    size : int
-        Rows of a point: 1, its value, or 1 + d, its value and its gradient in z.
-    out : array, shape (1 or 1 + d, at least count * size)
-        Of the value at `z`, or of value and gradient; written.
+    Both are divided by the lengthscales. A point has `size` rows: 1, its value, or 1 + d, its value
+    and its gradient in z. Written to `out` (1 or 1 + d, at least count * size): those of the value
+    at `z`, or of value and gradient.
     """
     n_out = out.shape[0]
     if n_out == 1 and size == 1:  # without room for differences, a tenth of a prediction faster
@@ -109,19 +101,9 @@ def correlation_matrix(kernel, coordinates, size, out):
 def lengthscale_slopes(kernel, coordinates, size, weights, out):
     """Sum `weights` times the derivatives of correlations in each log lengthscale.
 
-    The sum is over the lower triangle. In z, a log lengthscale moves a difference by minus itself
-    in one coordinate.
-
-    Parameters
-    ----------
-    kernel : int
-    coordinates : array, shape (d, t)
-        Divided by the lengthscales.
-    size : int
-        Rows of a point, as for `correlations`.
-    weights : array, shape (rows, rows)
-    out : array, shape (d,)
-        Written.
+    The sum, into `out` (d,), is over the lower triangle of `weights` (rows, rows); coordinates and
+    size are those of `correlations`. In z, a log lengthscale moves a difference by minus itself in
+    one coordinate.
     """
     dim, count = coordinates.shape
     z, difference = np.empty(dim), np.empty(dim)

@@ -34,8 +34,7 @@ from pymc_kameleon.mcmc.numba_bridge import (
     jit,
     jitable,
 )
-from pymc_kameleon.surrogate.gaussian_process import Process, bounded, log_surrogate, predict
-from pymc_kameleon.surrogate.training_set import follow
+from pymc_kameleon.surrogate.sparse_gp import SparseGP, bounded, follow, log_surrogate, predict
 
 __all__ = [
     "N_OUTCOMES",
@@ -83,14 +82,9 @@ def log_probability(log_ratio):
 def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_proposal_ratio):
     """Log acceptance probability of the first stage of GP-MH.
 
-    Parameters
-    ----------
-    surrogate_proposed, surrogate_current : float
-        S(x*) and S(x), by the same code even where the log-likelihood is known.
-    log_prior_ratio : float
-        log p(x*) - log p(x), with the Jacobians of transforms.
-    log_proposal_ratio : float
-        log q(x | x*) - log q(x* | x).
+    `surrogate_proposed` and `surrogate_current` are S(x*) and S(x), by the same code even where the
+    log-likelihood is known. `log_prior_ratio` is log p(x*) - log p(x), with the Jacobians of
+    transforms, and `log_proposal_ratio` is log q(x | x*) - log q(x* | x).
     """
     return log_probability(
         surrogate_proposed - surrogate_current + log_prior_ratio + log_proposal_ratio
@@ -101,12 +95,7 @@ def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_prop
 def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, surrogate_current):
     """Log acceptance probability of the second stage of GP-MH; prior and proposal have cancelled.
 
-    Parameters
-    ----------
-    likelihood_proposed, likelihood_current : float
-        Log-likelihoods of x* and x.
-    surrogate_proposed, surrogate_current : float
-        What the first stage was given.
+    It takes the log-likelihoods of x* and x, then S(x*) and S(x) as the first stage was given them.
     """
     return log_probability(
         likelihood_proposed - likelihood_current - (surrogate_proposed - surrogate_current)
@@ -117,16 +106,9 @@ def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, su
 def corrected_second_stage(log_ratio, log_first, log_first_reverse):
     """Log acceptance probability of the second stage, for a first stage of any kind.
 
-    It serves a prior mean that follows the current point, and form B of GP-MALA.
-
-    Parameters
-    ----------
-    log_ratio : float
-        Log of the Metropolis-Hastings ratio without a surrogate.
-    log_first : float
-        Log of the probability that the first stage lets x -> x* through.
-    log_first_reverse : float
-        Log of the probability that it would let x* -> x through.
+    `log_ratio` is the log of the Metropolis-Hastings ratio without a surrogate; the others are logs
+    of the probabilities that the first stage lets x -> x* through, and that it would let x* -> x
+    through. It serves a prior mean that follows the current point, and form B of GP-MALA.
     """
     return log_probability(log_ratio + log_first_reverse - log_first)
 
@@ -137,13 +119,9 @@ def corrected_second_stage(log_ratio, log_first, log_first_reverse):
 class Prediction(NamedTuple):
     """What a process says at a point; all arrays are changed in place.
 
-    Attributes
-    ----------
-    moments : array, shape (2,)
-        Mean and variance of the log-likelihood.
-    gradient_mean, cross_covariance : array, shape (d,)
-    gradient_covariance : array, shape (d, d)
-        As in `gaussian_process.predict_with_gradient`; empty for a process of values.
+    `moments` (2,) are mean and variance of the log-likelihood. The others are those of
+    `sparse_gp.predict_with_gradient`: mean of its gradient (d,), covariance of the two (d,), and
+    covariance of the gradient (d, d); they are empty for a process of values.
     """
 
     moments: np.ndarray
@@ -161,61 +139,36 @@ def no_prediction(derivatives: int) -> Prediction:
 class Routines(NamedTuple):
     """What a first stage calls: addresses in compiled code, callables in plain Python.
 
-    Attributes
-    ----------
-    accept
-        Of type `accept_with_values`; for proposals along a gradient, `accept_with_gradients`.
-    learn
-        `learn`.
-    add_training_point
-        `budget.add_training_point`.
+    `accept` is of the type of `accept_with_values`; for proposals along a gradient, it is
+    `accept_with_gradients`. The others are `learn` and `sparse_gp.add_centre`.
     """
 
     accept: Any
     learn: Any
-    add_training_point: Any
+    add_centre: Any
 
 
 class FirstStage(NamedTuple):
     """The surrogate of a chain; all arrays are changed in place.
 
-    Attributes
-    ----------
-    routines : Routines
-    log_prior
-        The log prior, as `numba_bridge.evaluate` takes it, with its gradient if points have one.
-    process : Process
-        Gaussian process of the log-likelihood.
-    is_open : bool array, shape (1,)
-        Whether the process screens proposals.
-    learns : bool array, shape (1,)
-        Whether evaluations are learnt.
-    follows : bool array, shape (1,)
-        Whether the prior mean of the process is the log-likelihood of the current position. The
-        surrogate then depends on the state, and the reverse first stage has another one.
-    one_stage_share : array, shape (1,)
-        Share of transitions without a first stage.
-    here, there : Prediction
-        At the current position, valid if `is_current[0]`, and at the proposal.
-    is_current : bool array, shape (1,)
-    proposed_prior : array, shape (3,) or (3 + d,)
-        Log prior, two zeros, and the gradient of the log prior, at the proposal.
-    points : array, shape (m, d)
-        Positions evaluated lately.
-    values : array, shape (m,)
-        Their log-likelihoods.
-    gradients : array, shape (m, d) or (m, 0)
-        Gradients of these.
-    count : int64 array, shape (2,)
-        How many there were so far (they are stored modulo m), and how many at the last fit.
-    counts : int64 array, shape (2,)
-        Evaluations of the log prior, as for the log density.
-    outcome : array, shape (N_OUTCOMES,)
+    `log_prior` is as `numba_bridge.evaluate` takes it, with its gradient if points have one, and
+    `process` is that of the log-likelihood. Four are boolean, of shape (1,): whether the process
+    screens proposals (`is_open`); whether evaluations are learnt; whether the prior mean `follows`
+    the log-likelihood of the current position, so that the surrogate depends on the state, and the
+    reverse first stage has another one; and whether `here`, what the process says at that position,
+    `is_current`. `there` is at the proposal, where `proposed_prior` (3,) or (3 + d,) has the log
+    prior, two zeros, and its gradient. `one_stage_share` (1,) is that of transitions without a
+    first stage.
+
+    Of m positions evaluated lately there are `points` (m, d), log-likelihoods `values` (m,) and
+    `gradients` (m, d) or (m, 0). `count` (2,) says how many there were so far (they are stored
+    modulo m), and how many at the last fit; `counts` (2,) are evaluations of the log prior, as for
+    the log density. `outcome` has shape (N_OUTCOMES,).
     """
 
     routines: Any
     log_prior: Any
-    process: Process
+    process: SparseGP
     is_open: np.ndarray
     learns: np.ndarray
     follows: np.ndarray
@@ -233,8 +186,8 @@ class FirstStage(NamedTuple):
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the counts are no negative ones."""
-        return bool(np.all(self.count >= 0))
+        """Whether the counts are no negative ones, and the process has a variance."""
+        return bool(np.all(self.count >= 0)) and self.process.has_variance
 
 
 @jitable
@@ -268,10 +221,7 @@ def learn(stage, chain, moved_unscreened):
     stage.values[i] = value
     stage.count[0] += 1
     if stage.is_open[0]:
-        call_for_truth(
-            stage.routines.add_training_point,
-            (stage.process, chain.proposal, value, gradient, chain.position),
-        )
+        call_for_truth(stage.routines.add_centre, (stage.process, chain.proposal, value))
         stage.is_current[0] = False
 
 
@@ -279,15 +229,8 @@ def learn(stage, chain, moved_unscreened):
 def screen(stage, chain, log_ratio, uniforms):
     """First stage of `chain.proposal`, by the process as it is before the proposal is learnt.
 
-    Returns
-    -------
-    passes : bool
-    log_first : float
-        Log of the probability of passing.
-    log_prior_ratio : float
-        log p(x*) - log p(x).
-    proposed, current : float
-        S(x*) and S(x).
+    Returns whether it passes, the log of the probability that it does, log p(x*) - log p(x), and
+    S(x*) and S(x).
     """
     log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
     stage.outcome[SCREENED] += 1.0
@@ -311,11 +254,8 @@ def screen(stage, chain, log_ratio, uniforms):
 def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
 
-    Returns
-    -------
-    acceptance : float
-        That of the second stage; 0 after a rejection by the first.
-    accepted : bool
+    Returns the acceptance probability of the second stage, which is 0 after a rejection by the
+    first, and whether the proposal was accepted.
     """
     passes, _, _, proposed, current = screen(stage, chain, log_ratio, uniforms)
     if not passes:

@@ -39,7 +39,7 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     is_screened,
     log_probability,
 )
-from pymc_kameleon.surrogate.gaussian_process import predict_with_gradient
+from pymc_kameleon.surrogate.sparse_gp import predict_with_gradient
 
 __all__ = ["accept_with_gradients", "log_exact_density", "log_marginal_density", "predict_into"]
 
@@ -48,19 +48,10 @@ __all__ = ["accept_with_gradients", "log_exact_density", "log_marginal_density",
 def log_exact_density(start, end, log_density, drift, step_size, factor):
     r"""Return log e(start -> end): density of `start` times that of the MALA move to `end`.
 
-    The move is :math:`N(x + \tfrac12 \delta \Lambda g,\ \delta \Lambda)`.
-
-    Parameters
-    ----------
-    start, end : array, shape (d,)
-    log_density : float
-        Log-likelihood plus log prior at `start`.
-    drift : array, shape (d,)
-        Its gradient g.
-    step_size : float
-        :math:`\delta`.
-    factor : array, shape (d, d)
-        Lower Cholesky factor P of the preconditioner, :math:`\Lambda = P P^\top`.
+    The move is :math:`N(x + \tfrac12 \delta \Lambda g,\ \delta \Lambda)`, where :math:`\delta` is
+    the `step_size`, `drift` (d,) the gradient g of `log_density`, which is log-likelihood plus log
+    prior at `start` (d,), and `factor` (d, d) the lower Cholesky factor P of the preconditioner
+    :math:`\Lambda = P P^\top`.
     """
     dim = start.size
     whitened = np.empty(dim)
@@ -88,27 +79,11 @@ def log_marginal_density(
     r"""Return log m(start -> end): e averaged over log-likelihood and gradient.
 
     :math:`p\, e^{\mu + \kappa/2} N(x + \tfrac12 \delta \Lambda (\mu_g + c + s),\
-    \delta \Lambda + \tfrac14 \delta^2 \Lambda G \Lambda)`, all of it at `start`.
-
-    Parameters
-    ----------
-    start, end : array, shape (d,)
-    log_prior : float
-    prior_gradient : array, shape (d,)
-        Gradient s of the log prior.
-    mean, variance : float
-        :math:`\mu` and :math:`\kappa` of the log-likelihood.
-    gradient_mean, cross_covariance : array, shape (d,)
-        Mean :math:`\mu_g` of its gradient, and c, the covariance of the two.
-    gradient_covariance : array, shape (d, d)
-        Covariance G of its gradient.
-    step_size, factor
-        As in `log_exact_density`.
-
-    Returns
-    -------
-    float
-        NaN, which is a rejection, if G is not positive semi-definite.
+    \delta \Lambda + \tfrac14 \delta^2 \Lambda G \Lambda)`, all of it at `start`, with mean
+    :math:`\mu` and variance :math:`\kappa` of the log-likelihood, mean :math:`\mu_g` (d,) and
+    covariance G (d, d) of its gradient, covariance c (d,) of the two, and gradient s (d,) of the
+    log prior. What is left is as in `log_exact_density`. It is NaN, which is a rejection, if G is
+    not positive semi-definite.
     """
     dim = start.size
     drift, whitened, root = np.empty(dim), np.empty(dim), np.zeros((dim, dim))
@@ -195,11 +170,7 @@ def _log_exact(start, end, value, step_size, factor):
 def accept_with_gradients(stage, log_density, chain, factor, step_size, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
 
-    Returns
-    -------
-    acceptance : float
-        That of the second stage; 0 after a rejection by the first.
-    accepted : bool
+    Returns what `delayed_acceptance.accept_with_values` returns.
     """
     log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
     stage.outcome[SCREENED] += 1.0

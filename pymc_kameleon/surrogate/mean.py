@@ -1,6 +1,6 @@
 r"""Prior means of the surrogates: :math:`m(u) = c + b^\top u + \tfrac12 u^\top Q u`.
 
-u are standardised coordinates. The mean is fitted before the hyperparameters, by least squares.
+u are standardised coordinates. The mean is fitted before the hyperparameters.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,7 @@ __all__ = [
     "Mean",
     "confined",
     "constant_mean",
-    "fit_concave_mean",
-    "fit_mean",
+    "fit_quadratic",
     "mean_gradient",
     "mean_value",
     "n_coefficients",
@@ -71,67 +70,21 @@ def n_coefficients(dim: int) -> int:
     return 1 + dim + dim * (dim + 1) // 2
 
 
-def fit_mean(quadratic: bool, u: np.ndarray, targets: np.ndarray) -> Mean:
-    """Fit a mean by weighted least squares.
-
-    A point counts 1 / (1 + depth / d), its depth being the distance to the largest value: a
-    log-likelihood varies by about d/2 where the posterior has its mass, and errors further down do
-    not change a decision. The quadratic is made concave: eigenvalues above 0 are set to 0 and the
-    rest is fitted again, so that the surrogate does not rise without bound where it knows nothing.
-
-    Parameters
-    ----------
-    quadratic : bool
-        Whether to fit a quadratic. With fewer than two numbers for each coefficient it would follow
-        the points and leave nothing to learn an amplitude from: then it is constant.
-    u : array, shape (d, t)
-        Standardised coordinates.
-    targets : array, shape (1, t) or (1 + d, t)
-        Values, and their gradients in standardised coordinates.
-    """
-    dim, values = len(u), targets[0]
-    weights = 1.0 / np.sqrt(1.0 + (values.max() - values) / dim)
-    if not quadratic or targets.size < 2 * n_coefficients(dim):
-        return constant_mean(np.sum(weights**2 * values) / np.sum(weights**2), dim)
-    # Centring keeps the digits of values such as -1e6 + small differences.
-    centre = values.max()
-    designs = [_design(u)] + (_gradient_designs(u) if len(targets) > 1 else [])
-    design, target = np.concatenate(designs), np.concatenate([values - centre, *targets[1:]])
-    weights = np.tile(weights, len(targets))
-    coefficients = _least_squares(design, target, weights)
-    matrix = _as_matrix(coefficients[1 + dim :], dim)
-    eigenvalues, vectors = np.linalg.eigh(matrix)
-    if eigenvalues[-1] > 0:
-        matrix = (vectors * np.minimum(eigenvalues, 0.0)) @ vectors.T
-        rest = target - design[:, 1 + dim :] @ matrix[np.triu_indices(dim)]
-        coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
-    return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
-
-
-def fit_concave_mean(
+def fit_quadratic(
     u: np.ndarray,
     values: np.ndarray,
     weights: np.ndarray,
     largest_curvature: float = 0.0,
     gradients: np.ndarray | None = None,
 ) -> Mean:
-    """Fit a concave quadratic, however few points there are.
+    """Fit a concave quadratic to values (t,) at `u` (d, t), however few there are.
 
     Ridge regression towards the log density of a standard normal, as strong as leave-one-out errors
-    say: none where values are those of a Gaussian, much where they are not. Curvatures above
-    `largest_curvature` are cut off, and the rest is fitted again. In many dimensions it is that
-    log density.
-
-    Parameters
-    ----------
-    u : array, shape (d, t)
-        Standardised coordinates.
-    values, weights : array, shape (t,)
-        Values, and what multiplies their misfits.
-    largest_curvature : float
-        0 or less.
-    gradients : array, shape (d, t), optional
-        Of the values, in u; points with a NaN among them count with their value alone.
+    say: none where values are those of a Gaussian, much where they are not. `weights` (t,) multiply
+    the errors. Curvatures above `largest_curvature`, 0 or less, are cut off, so that the mean does
+    not rise without bound where nothing is known, and the rest is fitted again. Of `gradients`
+    (d, t) in u, points with a NaN count with their value alone. In many dimensions the quadratic is
+    that log density.
     """
     dim, centre = len(u), values.max()
     if n_coefficients(dim) > LARGEST_FIT:
@@ -164,16 +117,8 @@ def confined(mean: Mean, whole: Mean, u: np.ndarray, weights: np.ndarray) -> Mea
     would correct it. Along each axis the largest value is to be no further from the points' centre
     than the furthest of them on that side, their reach, and from the centre it is to fall by `FALL`
     at least over the reach: that of the mean, or that of the log density, which asks for less.
-    Value and slope at the centre stay, and the average over the points.
-
-    Parameters
-    ----------
-    mean : Mean
-        Of the part that is learnt.
-    whole : Mean
-        Of the log density with what is known of it.
-    u : array, shape (d, t)
-    weights : array, shape (t,)
+    Value and slope at the centre stay, and the average over the points. `mean` is that of the part
+    that is learnt, `whole` that of the log density with what is known of it.
     """
     weights = weights / weights.sum()
     _, axes = np.linalg.eigh(mean.quadratic)

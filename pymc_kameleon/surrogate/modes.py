@@ -43,19 +43,9 @@ def _link(surrogate, points, values, linked):
 def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     """Group draws from a surrogate by its modes.
 
-    Two of the higher half are linked if the straight line between them crosses no deep valley; a
-    curved mode is a chain of links.
-
-    Parameters
-    ----------
-    surrogate : PosteriorSurrogate
-    points : array, shape (d, n)
-        Draws, in coordinates of moves.
-
-    Returns
-    -------
-    int64 array, shape (n,)
-        Number of the mode of each, the largest first; -1 for low draws, and for few of their own.
+    Two of the higher half of `points` (d, n), in coordinates of moves, are linked if the straight
+    line between them crosses no deep valley; a curved mode is a chain of links. Returns the number
+    of each one's mode (n,), the largest first; -1 for low draws, and for few of their own.
     """
     values = surrogate_values(surrogate, points.T)
     high = np.flatnonzero(values >= np.median(values))

@@ -16,18 +16,12 @@ from scipy.special import expit
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
-from pymc_kameleon.surrogate.regression import (
-    Regression,
-    regression_value,
-    regression_value_and_gradient,
-)
-from pymc_kameleon.surrogate.straightening import (
-    Straightening,
-    bend,
-    bend_all,
-    straighten,
-    straighten_all,
-    straighten_gradient,
+from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
+from pymc_kameleon.surrogate.triangular_map import (
+    TriangularMap,
+    gradient_in_v,
+    map_to_u,
+    map_to_v,
 )
 
 __all__ = [
@@ -54,60 +48,36 @@ NO_PRIOR = np.zeros(0, dtype=np.int64)
 class PosteriorSurrogate(NamedTuple):
     """A surrogate of the log density; fixed until the next fit.
 
-    Attributes
-    ----------
-    standardization : Standardization
-        u = factor^-1 (x - location).
-    bends : Straightening
-        v(u), the coordinates of moves. Its determinant is constant, so the density of v is
-        proportional to that of u.
-    regression : Regression
-        Of the log-likelihood, or of all of the log density without a prior, in its own standardised
-        coordinates of w(x).
-    is_bounded : bool array, shape (d,)
-        Coordinates of which w(x) is a natural value.
-    log_prior : int64 array
-        What `evaluate` takes of a function that returns the terms of the log density, the first of
-        which is the log prior and the others 0, and the prior's gradient; or `NO_PRIOR`. Valid
-        until a shared variable gets another array.
+    Moves are in v(u) of u = factor^-1 (x - location); the map's determinant is constant, so the
+    density of v is proportional to that of u. The process, of the log-likelihood or, without a
+    prior, of all of the log density, has its own standardised coordinates of w(x), a natural value
+    where a coordinate `is_bounded`. `log_prior` is what `evaluate` takes of a function that returns
+    the terms of the log density, the first of which is the log prior and the others 0, and the
+    prior's gradient; or `NO_PRIOR`. It is valid until a shared variable gets another array.
     """
 
     standardization: Standardization
-    bends: Straightening
-    regression: Regression
+    triangular_map: TriangularMap
+    gp: MeanFunction
     is_bounded: np.ndarray
     log_prior: np.ndarray
 
     def to_moves(self, points: np.ndarray) -> np.ndarray:
         """Coordinates of moves (d, n) of the rows of `points` (n, d)."""
-        return straighten_all(self.bends, self.standardization.whiten(points))
+        return self.triangular_map.to_v(self.standardization.whiten(points))
 
     def to_points(self, v: np.ndarray) -> np.ndarray:
         """Points (n, d) whose coordinates of moves are `v` (d, n)."""
-        return self.standardization.unwhiten(bend_all(self.bends, v))
+        return self.standardization.unwhiten(self.triangular_map.to_u(v))
 
 
 class Workspace(NamedTuple):
     """Where evaluations and moves keep what they find on the way, so that none has to allocate.
 
-    Attributes
-    ----------
-    standardised, raw, own : array, shape (d,)
-        Standardised and raw coordinates of the point, and those of the regression.
-    straight, scaled : array, shape (d,)
-        The regression's divided by the lengthscales.
-    slopes : array, shape (d,)
-        Gradient in raw coordinates.
-    basis : array, shape (m,)
-        Of the regression, one number for each centre.
-    prior : array, shape (3 + d,)
-        Terms of the log prior, and its gradient.
-    counts : int64 array, shape (2,)
-        Of calls of the prior.
-    gradient, velocity : array, shape (d,)
-        Of a trajectory.
-    other : array, shape (d,)
-        Where a trajectory began, or a difference may lead.
+    Of a point: standardised and raw coordinates, those of the process, straight ones, these divided
+    by the lengthscales, and the gradient in raw ones, all (d,). Then basis functions (m,), terms of
+    the log prior with its gradient (3 + d,), and counts of calls of the prior (2,). Of a
+    trajectory: gradient and velocity; and where it began, or a difference may lead, all (d,).
     """
 
     standardised: np.ndarray
@@ -135,7 +105,7 @@ def new_workspace(surrogate):
         np.empty(dim),
         np.empty(dim),
         np.empty(dim),
-        np.empty(surrogate.regression.weights.size),
+        np.empty(surrogate.gp.weights.size),
         np.empty(N_TERMS + dim),
         np.zeros(2, dtype=np.int64),
         np.empty(dim),
@@ -159,33 +129,32 @@ def natural_slopes(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
 def move_coordinates(surrogate, x, u, out):
     """Coordinates of moves of `x` (d,), into `out` (d,); `u` (d,) is written."""
     standardize(surrogate.standardization, x, u)
-    straighten(surrogate.bends, u, out)
+    map_to_v(surrogate.triangular_map, u, out)
 
 
 @jit
 def raw_coordinates(surrogate, v, u, out):
     """Raw coordinates of `v` (d,), into `out` (d,), and the standardised ones, into `u` (d,)."""
-    bend(surrogate.bends, v, u)
+    map_to_u(surrogate.triangular_map, v, u)
     factor_times(surrogate.standardization.factor, u, out)
     add_into(surrogate.standardization.location, out, out)
 
 
 @jit
 def _find_coordinates(surrogate, v, workspace):
-    """Standardised and raw coordinates of `v` (d,), and those of the regression."""
     raw, own = workspace.raw, workspace.own
     raw_coordinates(surrogate, v, workspace.standardised, raw)
     for k in range(v.size):
         own[k] = 1.0 / (1.0 + np.exp(-raw[k])) if surrogate.is_bounded[k] else raw[k]
-    standardize(surrogate.regression.standardization, own, own)
+    standardize(surrogate.gp.standardization, own, own)
 
 
 @jit
 def surrogate_value(surrogate, v, workspace):
     """Evaluate the surrogate at `v` (d,), in coordinates of moves; -inf if it is not finite."""
     _find_coordinates(surrogate, v, workspace)
-    value = regression_value(
-        surrogate.regression, workspace.own, workspace.straight, workspace.scaled, workspace.basis
+    value = value_at(
+        surrogate.gp, workspace.own, workspace.straight, workspace.scaled, workspace.basis
     )
     if surrogate.log_prior.size > 0:
         evaluate(surrogate.log_prior, workspace.raw, workspace.prior, workspace.counts)
@@ -212,15 +181,15 @@ def surrogate_value_and_gradient(surrogate, v, workspace, out):
     """Evaluate likewise, and write the gradient in `v` into `out` (d,)."""
     _find_coordinates(surrogate, v, workspace)
     raw, slopes = workspace.raw, workspace.slopes
-    value = regression_value_and_gradient(
-        surrogate.regression,
+    value = value_and_gradient_at(
+        surrogate.gp,
         workspace.own,
         workspace.straight,
         workspace.scaled,
         workspace.basis,
         slopes,
     )
-    solve_upper(surrogate.regression.standardization.factor, v.size, slopes)
+    solve_upper(surrogate.gp.standardization.factor, v.size, slopes)
     for k in range(v.size):
         if surrogate.is_bounded[k]:
             share = 1.0 / (1.0 + np.exp(-raw[k]))
@@ -234,7 +203,7 @@ def surrogate_value_and_gradient(surrogate, v, workspace, out):
         out[i] = 0.0
         for j in range(i, v.size):
             out[i] += factor[j, i] * slopes[j]
-    straighten_gradient(surrogate.bends, workspace.standardised, out)
+    gradient_in_v(surrogate.triangular_map, workspace.standardised, out)
     return value if np.isfinite(value) else -np.inf
 
 

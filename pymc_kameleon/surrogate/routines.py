@@ -6,7 +6,6 @@ import numpy as np
 from numba import typeof, types
 
 from pymc_kameleon.mcmc.numba_bridge import jit, machine_code_address
-from pymc_kameleon.surrogate.budget import add_training_point
 from pymc_kameleon.surrogate.delayed_acceptance import (
     Routines,
     accept_with_current_mean,
@@ -14,6 +13,7 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     learn,
 )
 from pymc_kameleon.surrogate.langevin_delayed_acceptance import accept_with_gradients
+from pymc_kameleon.surrogate.sparse_gp import add_centre
 
 __all__ = ["compiled_routines", "plain_routines"]
 
@@ -29,7 +29,7 @@ def _acceptance(stage):
 
 def plain_routines(stage) -> Routines:
     """Return what a `FirstStage` calls in plain Python."""
-    return Routines(_acceptance(stage), learn, add_training_point)
+    return Routines(_acceptance(stage), learn, add_centre)
 
 
 _found: dict = {}
@@ -55,5 +55,5 @@ def _addresses(accept, stage, chain, table):
     return Routines(
         machine_code_address(_compiled(accept), (stage, table, chain, *move, vector)),
         machine_code_address(_compiled(learn), (stage, chain, types.boolean)),
-        machine_code_address(add_training_point, (process, vector, number, vector, vector)),
+        machine_code_address(add_centre, (process, vector, number)),
     )

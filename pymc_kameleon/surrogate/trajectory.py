@@ -56,21 +56,12 @@ LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128])
 class Integrator(NamedTuple):
     r"""How trajectories run; arrays are changed in place.
 
-    Attributes
-    ----------
-    root : array, shape (d, d)
-        A, lower-triangular: a root of the inverse mass matrix in coordinates of moves.
-    step_size : array, shape (1,)
-    length : array, shape (1,)
-        Largest number of leapfrog steps.
-    radius : array, shape (1,)
-        Distance from the origin of u that no point of a trajectory exceeds. The way back visits the
-        same points, so this is symmetric.
-    n_steps : array, shape (1,)
-        Leapfrog steps so far.
-    hot_share : array, shape (1,)
-        Share of proposals at a higher temperature, :math:`n \sim N(0, T I)`: they end further out,
-        where the surrogate is to learn, and leave a tail where it is too low. They are as exact.
+    `root` is A, lower-triangular: a root of the inverse mass matrix in coordinates of moves;
+    `length` the largest number of leapfrog steps, and `n_steps` how many there were so far. No
+    point of a trajectory is further than `radius` from the origin; the way back visits the same
+    points, so this is symmetric. A `hot_share` of proposals is at a higher temperature,
+    :math:`n \sim N(0, T I)`: they end further out, where the surrogate is to learn, and leave a
+    tail where it is too low. They are as exact.
     """
 
     root: np.ndarray
@@ -98,22 +89,8 @@ def _kick(root, size, gradient, momentum):
 def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum):
     """Move `u` and `momentum`, both (d,), in place along a trajectory.
 
-    Parameters
-    ----------
-    surrogate : PosteriorSurrogate
-    root : array, shape (d, d)
-    step_size : float
-    n_steps : int
-        1 or more.
-    radius : float
-    gradient : array, shape (d,)
-        That of the surrogate at `u`, before and after.
-    workspace : Workspace
-
-    Returns
-    -------
-    float
-        s where it ends; -inf if a point was outside of the ball of `radius`, or not finite.
+    `gradient` (d,) is that of the surrogate at `u`, before and after. Returns s where it ends; -inf
+    if a point was outside of the ball of `radius`, or not finite.
     """
     velocity, value = workspace.velocity, -np.inf
     for _ in range(n_steps):
@@ -137,25 +114,8 @@ def _squared_norm(vector):
 def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, uniforms, workspace):
     """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant.
 
-    Parameters
-    ----------
-    surrogate : PosteriorSurrogate
-    integrator : Integrator
-    temperature : float
-        T.
-    u : array, shape (d,)
-    value : float
-        s(u).
-    momentum : array, shape (d,)
-        Standard normal numbers, overwritten.
-    uniforms : array, shape (4,)
-        Uniform random numbers.
-    workspace : Workspace
-
-    Returns
-    -------
-    float
-        s(u) of the new `u`.
+    `value` is s(u), and s of the new u is returned. `momentum` (d,), which is overwritten, has
+    standard normal numbers, `uniforms` (4,) uniform ones.
     """
     dim = u.size
     start, gradient = workspace.other, workspace.gradient
@@ -187,15 +147,8 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
 def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, acceptance, jumps):
     """Find acceptance and accepted squared jumps on the surrogate alone, after some lengths.
 
-    Parameters
-    ----------
-    lengths : int64 array, shape (n,)
-        Increasing.
-    starts, momenta : array, shape (k, d)
-    acceptance : array, shape (n, k)
-        Written.
-    jumps : array, shape (n, d)
-        Their means over the starts are written.
+    For increasing `lengths` (n,) from `starts` with `momenta` (k, d), `acceptance` (n, k) is
+    written, and the means of the `jumps` (n, d) over the starts.
     """
     k, dim = starts.shape
     u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
@@ -234,17 +187,9 @@ def tuned_integrator(
     """Choose mass matrix, step size and length on the surrogate, without a true evaluation.
 
     The inverse of the mass matrix is that of the surrogate's Fisher information; the length
-    that with the largest expected squared jump a step, of the coordinate that moves least.
-
-    Parameters
-    ----------
-    surrogate : PosteriorSurrogate
-    integrator : Integrator
-    points : array, shape (k, d)
-        Coordinates of moves of points that the chain visits.
-    target_accept : float
-        Mean acceptance on the surrogate, without starts that are stuck.
-    rng : numpy.random.Generator
+    that with the largest expected squared jump a step, of the coordinate that moves least. The mean
+    acceptance on the surrogate, without starts that are stuck, is to be `target_accept`; `points`
+    (k, d), in coordinates of moves, are those that the chain visits.
     """
     radius = integrator.radius[0]
     k, dim = points.shape

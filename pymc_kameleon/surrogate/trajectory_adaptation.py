@@ -11,11 +11,9 @@ from pymc_kameleon.mcmc.chain import turned
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.evaluations import keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.history import new_history, thinned
-from pymc_kameleon.mcmc.run import Mixture, differences_of, no_differences
+from pymc_kameleon.mcmc.loop import Mixture, differences_of, no_differences
 from pymc_kameleon.mcmc.scalings import NO_RECURSION
-from pymc_kameleon.surrogate.depth import typical_set
 from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
-from pymc_kameleon.surrogate.near_mode import around_the_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
@@ -24,12 +22,13 @@ from pymc_kameleon.surrogate.posterior import (
     natural_where,
     surrogate_values,
 )
-from pymc_kameleon.surrogate.regression import (
+from pymc_kameleon.surrogate.sparse_gp import (
+    RATIONAL,
     Uncertainty,
-    no_regression,
+    new_sparse_gp,
     posterior_covariance,
 )
-from pymc_kameleon.surrogate.regression_fit import fit_regression, typical_straightening
+from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp, typical_map
 from pymc_kameleon.surrogate.trajectory import new_integrator
 from pymc_kameleon.surrogate.transition import (
     MOVES,
@@ -39,6 +38,7 @@ from pymc_kameleon.surrogate.transition import (
     anneal,
     move_routine,
 )
+from pymc_kameleon.surrogate.typical_set import around_the_mode, typical_set
 from pymc_kameleon.validation import checked_integer
 
 __all__ = ["TrajectoryLearner"]
@@ -101,19 +101,9 @@ below so large a standard deviation there is nothing to learn."""
 class TrajectoryLearner(Learner):
     """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor.
 
-    Parameters
-    ----------
-    max_centers : int
-        Largest number of radial basis functions.
-    gradients : bool
-        Whether the gradients of evaluations are learnt from too.
-
-    Attributes
-    ----------
-    prior : ModelFunction or None
-        The log prior with its gradient, which is then not learnt.
-    is_bounded : bool array, shape (d,)
-        Coordinates that the regression takes by their natural values; none without a prior.
+    It has at most `max_centers` radial basis functions, and learns from `gradients` of evaluations
+    too if they have them. A `prior` with its gradient is not learnt; without one no coordinate
+    `is_bounded`, and taken by its natural value.
     """
 
     history_capacity = N_HISTORY
@@ -125,8 +115,8 @@ class TrajectoryLearner(Learner):
         "history",
         "evaluations",
         "standardization",
-        "bends",
-        "regression",
+        "triangular_map",
+        "gp",
         "integrator",
         "outcome",
         "last",
@@ -151,9 +141,9 @@ class TrajectoryLearner(Learner):
         dim = self.dim
         self.history = new_history(N_HISTORY, dim)
         self.evaluations = new_evaluations(N_EVALUATIONS, dim, self.gradients)
-        self.regression = no_regression(dim)
-        self.standardization = self.regression.standardization
-        self.bends = self.regression.straightening
+        self.gp = new_sparse_gp(RATIONAL, dim)
+        self.standardization = self.gp.standardization
+        self.triangular_map = self.gp.triangular_map
         self.is_bounded = np.zeros(dim, dtype=np.bool_)
         self.prior = None
         self.integrator = new_integrator(dim)
@@ -167,7 +157,7 @@ class TrajectoryLearner(Learner):
         self.next_update = 5 * (dim + 2)
         self.n_fitted = 0
         self.n_foreign, self.last_update = 0, np.zeros(2, dtype=np.int64)
-        self.wanted, self.usual_height = (), math.inf
+        self.acquisition_points, self.usual_height = (), math.inf
         self._no_differences = no_differences(dim)
 
     @property
@@ -245,11 +235,11 @@ class TrajectoryLearner(Learner):
         return min(n, max(0, self.next_update - self.n_own))
 
     def update(self, position, tune, rng):  # noqa: D102
-        fitted, self.wanted = self.fit(rng), ()
+        fitted, self.acquisition_points = self.fit(rng), ()
         n_new = self.n_before_next_fit()
         self.last_update[:] = self.n_own, self.n_foreign
         if fitted is not None:
-            self.wanted = self._points_to_explore(fitted, round(EXPLORED * n_new))
+            self.acquisition_points = self._points_to_explore(fitted, round(EXPLORED * n_new))
             self.outcome *= REMEMBERED
         self.next_update = self.n_own + n_new
 
@@ -277,8 +267,8 @@ class TrajectoryLearner(Learner):
         values = surrogate_values(self.surrogate, drawn)
         values = np.minimum(values, self.usual_height)
         points = self.surrogate.to_points(drawn.T)
-        own = self.regression.standardization.whiten(natural_where(self.is_bounded, points))
-        covariance = posterior_covariance(self.regression, uncertainty, own)
+        own = self.gp.standardization.whiten(natural_where(self.is_bounded, points))
+        covariance = posterior_covariance(self.gp, uncertainty, own)
         variance = np.diagonal(covariance).copy()
         chosen = []
         for _ in range(n):
@@ -296,13 +286,14 @@ class TrajectoryLearner(Learner):
 
     def end_tuning(self, position, rng):  # noqa: D102
         self._judge()
-        self.wanted = ()
+        self.acquisition_points = ()
         enough = self.n_fitted + 1 if self.has_learnt else 2 * (self.dim + 1)
         if self.evaluations.count[0] > enough:
             fitted = self.fit(rng)
             if fitted is not None:
                 uncertainty, annealed = fitted
-                self.wanted = self._uncertain_points(uncertainty, annealed[-1], N_CHECKED)
+                points = self._uncertain_points(uncertainty, annealed[-1], N_CHECKED)
+                self.acquisition_points = points
         if self.has_learnt:
             self.modes = find_modes(self.surrogate, self.population)
         refused = 1.0 if math.isnan(self.acceptance) else 1.0 - self.acceptance
@@ -312,11 +303,8 @@ class TrajectoryLearner(Learner):
     def fit(self, rng: np.random.Generator) -> tuple[Uncertainty, list[np.ndarray]] | None:
         """Fit surrogate, integrator and difference moves to what is known.
 
-        Returns
-        -------
-        (Uncertainty, list of arrays) or None
-            That of the surrogate, and what `anneal` drew from it; None, and nothing has changed, if
-            there was no fit.
+        Returns the uncertainty of the surrogate, and what `anneal` drew from it; None, and nothing
+        has changed, if there was no fit.
         """
         points, values, not_learnt = self.known()
         if not np.any(np.isfinite(values)):
@@ -329,11 +317,11 @@ class TrajectoryLearner(Learner):
         usual_height = np.median(visited) if len(visited) else np.inf
         high = typical.depths(values) < 2.0 * typical.depth
         try:
-            regression, uncertainty = self._regress(
+            gp, uncertainty = self._regress(
                 points, values, not_learnt, gradients, learnt, coordinates, typical
             )
-            bends = self._bends(points, values, coordinates, regression, typical)
-            surrogate = self._surrogate_of(coordinates, bends, regression)
+            triangular_map = self._map_of_moves(points, values, coordinates, gp, typical)
+            surrogate = self._surrogate_of(coordinates, triangular_map, gp)
             known = surrogate.to_moves(points)
             radius = BALL * math.sqrt(np.max(np.sum(known[:, high] ** 2, axis=0)))
             annealed, integrator = anneal(
@@ -353,7 +341,7 @@ class TrajectoryLearner(Learner):
         self.population = np.ascontiguousarray(annealed[-1].T)
         self.population[:, : len(best)] = known[:, best]
         self.modes = np.full(N_TYPICAL, -1)
-        self.standardization, self.bends, self.regression = coordinates, bends, regression
+        self.standardization, self.triangular_map, self.gp = coordinates, triangular_map, gp
         self.integrator, self.differences = integrator, usual
         self.usual_height = usual_height
         self._judge()
@@ -366,17 +354,17 @@ class TrajectoryLearner(Learner):
                 gradients, learnt = gradients / scales, learnt / scales
             points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
             coordinates = self._coordinates(points, values, gradients, past)
-        previous = self.regression if self.has_learnt else None
+        previous = self.gp.hyperparameters if self.has_learnt else None
         size = self.max_centers
-        return fit_regression(
+        return fit_sparse_gp(
             points, values, coordinates, size, previous, not_learnt, learnt, typical
         )
 
-    def _bends(self, points, values, coordinates, regression, typical):
-        """Straighten the coordinates of moves, if those of the regression are."""
-        found = regression.straightening
-        if np.any(self.is_bounded) and found.bent.size > 0:  # they are not the regression's
-            return typical_straightening(coordinates.whiten(points), values, typical)
+    def _map_of_moves(self, points, values, coordinates, gp, typical):
+        """Straighten the coordinates of moves, if those of the process are."""
+        found = gp.triangular_map
+        if np.any(self.is_bounded) and found.mapped.size > 0:  # they are not the process's
+            return typical_map(coordinates.whiten(points), values, typical)
         return found
 
     def _judge(self):
@@ -418,10 +406,13 @@ class TrajectoryLearner(Learner):
     @property
     def surrogate(self) -> PosteriorSurrogate:
         """The surrogate of the log density."""
-        return self._surrogate_of(self.standardization, self.bends, self.regression)
+        return self._surrogate_of(self.standardization, self.triangular_map, self.gp)
 
-    def _surrogate_of(self, coordinates, bends, regression):
-        return PosteriorSurrogate(coordinates, bends, regression, self.is_bounded, self.log_prior)
+    def _surrogate_of(self, coordinates, triangular_map, gp):
+        mean = gp.mean_function()
+        return PosteriorSurrogate(
+            coordinates, triangular_map, mean, self.is_bounded, self.log_prior
+        )
 
     @property
     def has_learnt(self):  # noqa: D102
@@ -455,5 +446,5 @@ class TrajectoryLearner(Learner):
         return {
             "scaling": float(self.integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
-            "n_centers": float(self.regression.weights.size),
+            "n_centers": float(self.gp.weights.size),
         }

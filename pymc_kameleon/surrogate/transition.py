@@ -81,19 +81,11 @@ call_for_value = by_address(types.float64)
 class TransitionRecord(NamedTuple):
     """What a chain that adapts remembers of each transition; all arrays are changed in place.
 
-    Attributes
-    ----------
-    history : History
-    evaluations : Evaluations
-    outcome : array, shape (2, 4)
-        Of trajectories and of differences: how many, sum of their acceptance probabilities, of the
-        squared distances that the chain moved, and of the squares of these. No distance counts for
-        more than that of two independent points, so that one way back from far away says little.
-    scales : array, shape (d,)
-        Standard deviations, the units of these distances.
-    last : array, shape (d,)
-        Where the chain was before.
-    keeps_evaluations : bool
+    Rows of `outcome` (2, 4) are of trajectories and of differences: how many, sum of their
+    acceptance probabilities, of the squared distances that the chain moved, in units of the
+    standard deviations `scales` (d,), and of the squares of these. No distance counts for more than
+    that of two independent points, so that one way back from far away says little. `last` (d,) is
+    where the chain was before.
     """
 
     history: History
@@ -105,17 +97,9 @@ class TransitionRecord(NamedTuple):
 
 
 class SurrogateTransition(NamedTuple):
-    """The proposal.
+    """The proposal; `move` is what `move_routine` returned.
 
-    Attributes
-    ----------
-    surrogate : PosteriorSurrogate
-    integrator : Integrator
-    points : array, shape (d, n)
-        Those whose differences are moves, in coordinates of moves.
-    move
-        What `move_routine` returned.
-    record : TransitionRecord or None
+    Differences of `points` (d, n), in coordinates of moves, are moves.
     """
 
     surrogate: PosteriorSurrogate
@@ -270,27 +254,10 @@ def anneal(
 ) -> tuple[list[np.ndarray], Integrator]:
     """Draw from the tempered surrogate by sequential Monte Carlo, without a true evaluation.
 
-    Parameters
-    ----------
-    surrogate : PosteriorSurrogate
-    integrator : Integrator
-        Its radius is used; the rest is tuned anew at each temperature.
-    starts : array, shape (k, d)
-        Points in coordinates of moves, among them some of each mode.
-    n : int
-        Draws at each temperature.
-    target_accept : float
-    rng : numpy.random.Generator
-    highest : float
-        Log density above which all particles have the same weights.
-
-    Returns
-    -------
-    list of arrays, shape (n, d)
-        Draws from exp(s / T), one array for each temperature, the hottest
-        first, down to T = 1.
-    Integrator
-        Tuned for the last of them.
+    Among the `starts` (k, d), in coordinates of moves, are some of each mode. Above the log density
+    `highest` all particles have the same weights. Of the integrator the radius is used; the rest is
+    tuned anew at each temperature. Returns `n` draws (n, d) from exp(s / T) for each temperature,
+    the hottest first, down to T = 1, and the integrator that was tuned for the last of them.
     """
     dim = starts.shape[1]
     particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]

@@ -1,4 +1,4 @@
-"""What tuning learns from pilots: a surrogate of p(theta | y), and sites."""
+"""What tuning learns from pilots: a surrogate of log p(theta | y), and sites."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,16 @@ import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.joint.evidence_learner import EvidenceLearner
 from pymc_kameleon.latent_gp.joint.pilots import Pilot, Pilots, approximate
 from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites, fit_sites
 from pymc_kameleon.mcmc.history import thinned
-from pymc_kameleon.surrogate.depth import typical_depth
+from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
+from pymc_kameleon.surrogate.typical_set import typical_depth
 
-__all__ = ["Lesson", "learn"]
+__all__ = ["EvidenceLearner", "Lesson", "learn"]
+
+COSINE = 0.7
+"""That of the angle between an axis and the points that say what is in its direction."""
 
 N_DRAWS = 16
 """Functions drawn at each pilot, of which one is resampled to compare sites by."""
@@ -25,18 +28,53 @@ N_COMPARED, AGREEMENT = 8, 0.05
 deviation of the difference of their log evidences up to which the cheaper is as good."""
 
 
-class Lesson(NamedTuple):
-    """What was learnt.
+class EvidenceLearner(TrajectoryLearner):
+    """Moves on a surrogate of log p(theta | y), beside differences of past points.
 
-    Attributes
-    ----------
-    pilots : Pilots
-    sites : SiteFunction or None
-        None without pilots.
-    is_surrogate_fitted : bool
-    method : {"ep", "laplace"}
-        Of the lessons to come.
+    The surrogate is fitted to approximations at pilot points, which are given by `keep`, and not to
+    the densities that transitions evaluate: those know theta and a function. It differs from the
+    truth by what the approximation leaves out, and the exact ratio takes that into account.
     """
+
+    keeps_evaluations = False
+
+    def transitions_before_update(self, transition, n, rng):
+        """Return `n`: whoever has the pilots says when to fit."""
+        return n
+
+    def unknown_points(self, fitted, n: int) -> np.ndarray:
+        """Rows of points, at most n + 2 d, where the surrogate that was `fitted` should know more.
+
+        At most `n` of them are where it is uncertain. It does not know of what is further out than
+        its trajectories go, so the others are at their end, on the axes.
+        """
+        return np.concatenate([self._points_to_explore(fitted, n), self._open_ends()])
+
+    def _open_ends(self):
+        """Return the ends of axes, but those in whose direction a very low density is known."""
+        points, values, _ = self.known()
+        surrogate = self.surrogate
+        v = surrogate.to_moves(points)
+        v /= np.maximum(np.linalg.norm(v, axis=0), 1e-300)
+        axes = np.concatenate([np.eye(self.dim), -np.eye(self.dim)])
+        is_low = values < values.max() - typical_depth(self.dim)
+        is_closed = np.any((axes @ v > COSINE) & is_low, axis=1)
+        return surrogate.to_points(self.integrator.radius[0] * axes[~is_closed].T)
+
+    def end_tuning(self, position, rng):
+        """Freeze what there is."""
+        self._judge()
+        self.integrator.hot_share[0] = 0.0
+
+    def statistics(self):
+        """Return the share of surrogate transitions, beside the scaling."""
+        found = super().statistics()
+        surrogate = 1.0 - self.difference_share if self.has_learnt else 0.0
+        return {"scaling": found["scaling"], "surrogate_share": surrogate}
+
+
+class Lesson(NamedTuple):
+    """What was learnt; `method` is that of the lessons to come, sites are None without pilots."""
 
     pilots: Pilots
     sites: SiteFunction | None
@@ -54,17 +92,9 @@ def learn(
 ) -> Lesson:
     """Approximate at points where the chain was and where the surrogate is uncertain, and fit.
 
-    Parameters
-    ----------
-    model : HyperparameterModel
-    learner : EvidenceLearner
-        Its history is where the chain was. It is fitted.
-    pilots : Pilots
-    method : {"ep", "laplace"}
-    rng : numpy.random.Generator
-    n_pilots : int
-        New pilots where the chain was. In each of several explorations half as many more are where
-        the surrogate is uncertain, and up to 2 d on the axes where it ends.
+    The history of the learner, which is fitted, is where the chain was: `n_pilots` new ones are
+    there. In each of several explorations half as many more are where the surrogate is uncertain,
+    and up to 2 d on the axes where it ends.
     """
     past = thinned(np.unique(learner.history.later_half(), axis=0), n_pilots, rng)
     scale = past.std(axis=0) + 1e-300
@@ -75,10 +105,10 @@ def learn(
     for _ in range(EXPLORATIONS):
         if fitted is None:
             break
-        wanted = learner.unknown_points(fitted, n_pilots // 2)
-        if len(wanted) == 0:
+        unknown = learner.unknown_points(fitted, n_pilots // 2)
+        if len(unknown) == 0:
             break
-        pilots = _approximated(model, learner, pilots, wanted, scale, method)
+        pilots = _approximated(model, learner, pilots, unknown, scale, method)
         fitted = learner.fit(rng) or fitted
     if len(pilots.values) == 0:
         return Lesson(pilots, None, fitted is not None, method)

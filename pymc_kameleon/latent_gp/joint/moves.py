@@ -14,9 +14,9 @@ from pymc_kameleon.latent_gp.joint.target import (
 from pymc_kameleon.latent_gp.samplers.ellipse import MOST_EVALUATIONS, slices_along
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
+from pymc_kameleon.mcmc.loop import run_plain
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
-from pymc_kameleon.mcmc.run import run_plain
 
 __all__ = ["move_hyperparameters", "point_of_draw", "slices"]
 

@@ -32,16 +32,7 @@ class Pilot(NamedTuple):
 
 
 class Pilots(NamedTuple):
-    """What is kept of approximations, one row each.
-
-    Attributes
-    ----------
-    points : array, shape (P, d)
-    values : array, shape (P,)
-        Log densities of theta.
-    precision, shift : array, shape (P, N)
-        Of the sites.
-    """
+    """What is kept of approximations, one row each: theta, its log density, and the sites."""
 
     points: np.ndarray
     values: np.ndarray
@@ -62,19 +53,10 @@ class Pilots(NamedTuple):
         """Return these and new ones, at most `MOST_PILOTS`."""
         if not new:
             return self
-        parts = [
-            np.concatenate([old, rows])
-            for old, rows in zip(
-                self,
-                (
-                    [pilot.x for pilot in new],
-                    [pilot.log_density for pilot in new],
-                    [pilot.sites.precision for pilot in new],
-                    [pilot.sites.shift for pilot in new],
-                ),
-                strict=True,
-            )
-        ]
+        rows = zip(
+            *((p.x, p.log_density, p.sites.precision, p.sites.shift) for p in new), strict=True
+        )
+        parts = [np.concatenate([old, row]) for old, row in zip(self, rows, strict=True)]
         kept = np.sort(np.argsort(-parts[1])[:MOST_PILOTS])
         return Pilots(*(np.ascontiguousarray(part[kept]) for part in parts))
 
@@ -97,23 +79,11 @@ def no_pilots(dim: int, size: int) -> Pilots:
 
 
 def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
-    """Approximate p(f | y, theta) at `x` (d,), by `method` or, where it fails, by Laplace's.
+    """Approximate p(f | y, theta) at `x` (d,), by "ep" or "laplace" or, where it fails, the latter.
 
-    Without curvature of the likelihood it is always by expectation propagation.
-
-    Parameters
-    ----------
-    model : HyperparameterModel
-        Its hyperparameters are set to `x`.
-    x : array, shape (d,)
-    method : {"ep", "laplace"}
-    start : Sites, optional
-        Of a point nearby, where expectation propagation begins.
-
-    Returns
-    -------
-    Pilot or None
-        None if neither gives a Gaussian.
+    Without curvature of the likelihood it is always by expectation propagation, which begins at the
+    sites `start`. The hyperparameters of the model are set to `x`. None if neither gives a
+    Gaussian.
     """
     log_prior = model.log_prior(x)
     if not np.isfinite(log_prior):

@@ -81,7 +81,7 @@ def log_posterior(point: JointPoint) -> float:
 
 
 class JointTarget:
-    """The density of theta at a fixed eta, as `mcmc.run` evaluates it in plain Python.
+    """The density of theta at a fixed eta, as `mcmc.loop` evaluates it in plain Python.
 
     The Gaussian `sites` are a function of theta (d,), and must not depend on anything else. `eta`
     (2, N) is the standardised function, since `hold`; `proposed` the point of the last evaluation

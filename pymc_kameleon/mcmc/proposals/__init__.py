@@ -1,6 +1,6 @@
 """What a proposal is: a NamedTuple of arrays, and functions that are registered for its class.
 
-The loop of `mcmc.run` calls these functions with the tuple first.
+The loop of `mcmc.loop` calls these functions with the tuple first.
 """
 
 from collections.abc import Callable

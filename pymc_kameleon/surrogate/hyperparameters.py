@@ -1,7 +1,6 @@
 """Hyperparameters by maximum marginal likelihood (Rasmussen & Williams 2006, section 5.4.1)."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import scipy
@@ -12,8 +11,8 @@ from pymc_kameleon.surrogate.covariances import correlation_matrix, lengthscale_
 __all__ = ["N_ROWS", "fit_hyperparameters", "log_marginal_likelihood"]
 
 JITTER = 1e-8
-"""Relative to the squared amplitude, and larger than that of predictions: the search passes through
-lengthscales where the covariance is all but singular."""
+"""Relative to the squared amplitude: the search passes through lengthscales where the covariance is
+all but singular."""
 
 NEGLIGIBLE = 1e-25
 """A smaller correlation is taken for 0: products of several would be denormal, and slow."""
@@ -39,23 +38,11 @@ def log_marginal_likelihood(
     hyperparameters: np.ndarray,
     noise: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray]:
-    """Log marginal likelihood of values, or values and gradients, and its gradient.
+    """Log marginal likelihood of values, or values and gradients, and its gradient (1 + d,).
 
-    Parameters
-    ----------
-    kernel : int
-    u : array, shape (d, t)
-        Standardised coordinates.
-    residuals : array, shape (1, t) or (1 + d, t)
-        Values, and their gradients in standardised coordinates, minus those of the prior mean.
-    hyperparameters : array, shape (1 + d,)
-        Logs of the amplitude and of the lengthscales.
-    noise : array, shape (t,), optional
-        Standard deviations of the values; default 0.
-
-    Returns
-    -------
-    float, array of shape (1 + d,)
+    `residuals` (1, t) or (1 + d, t) are values, and their gradients in the standardised coordinates
+    `u` (d, t), minus those of the prior mean; `hyperparameters` (1 + d,) are logs of the amplitude
+    and of the lengthscales. `noise` (t,) has standard deviations of the values, 0 by default.
     """
     size, count = residuals.shape
     rows, lengthscales = count * size, np.exp(hyperparameters[1:, None])
@@ -90,45 +77,40 @@ def log_marginal_likelihood(
     return value, slopes
 
 
-def _most_likely(
-    objective: Callable,
-    dim: int,
-    scale: float,
-    previous: np.ndarray | None,
-    max_iterations: int,
+def fit_hyperparameters(
+    kernel: int,
+    u: np.ndarray,
+    residuals: np.ndarray,
+    previous: np.ndarray | None = None,
+    noise: np.ndarray | None = None,
+    max_iterations: int = 60,
+    n_rows: int = N_ROWS,
 ) -> tuple[np.ndarray, float]:
-    """Maximise a marginal likelihood with L-BFGS-B.
+    """Maximise the log marginal likelihood by L-BFGS-B; hyperparameters (1 + d,), and its value.
 
-    Parameters
-    ----------
-    objective : callable
-        Hyperparameters to the log marginal likelihood and its gradient.
-    dim : int
-    scale : float
-        Root mean square of the residuals.
-    previous : array, shape (1 + d,), optional
-        Start from here; from three lengthscales if not given.
-    max_iterations : int
-
-    Returns
-    -------
-    array of shape (1 + d,), float
+    The arguments are those of `log_marginal_likelihood`; the search starts from `previous` ones, or
+    from several lengthscales. At most `n_rows` values and derivatives, those of points that are
+    evenly spaced in the order that they came, are fitted to.
     """
-    root = math.sqrt(dim)
-    scale = max(scale, SMALLEST_AMPLITUDE)
+    size, count = residuals.shape
+    chosen = np.linspace(0, count - 1, min(count, max(2, n_rows // size))).round().astype(int)
+    u, residuals = np.ascontiguousarray(u[:, chosen]), residuals[:, chosen]
+    noise = None if noise is None else noise[chosen]
+    root = math.sqrt(len(u))
+    scale = max(math.sqrt(np.mean(residuals[0] ** 2)), SMALLEST_AMPLITUDE)
     lengths = (math.log(LENGTHSCALES[0] * root), math.log(LENGTHSCALES[1] * root))
     amplitude = (math.log(SMALLEST_AMPLITUDE), math.log(1e3 * scale))
-    lowest, highest = np.array([amplitude, *[lengths] * dim]).T
+    lowest, highest = np.array([amplitude, *[lengths] * len(u)]).T
 
     def negative(hyperparameters):
         try:
-            value, gradient = objective(hyperparameters)
+            value, gradient = log_marginal_likelihood(kernel, u, residuals, hyperparameters, noise)
         except linalg.LinAlgError:
             return 1e25, np.zeros(hyperparameters.size)
         return -value, -gradient
 
     starts = [previous] if previous is not None else []
-    starts += [np.log([scale, *[s * root] * dim]) for s in STARTS if previous is None]
+    starts += [np.log([scale, *[s * root] * len(u)]) for s in STARTS if previous is None]
     results = [
         scipy.optimize.minimize(
             negative,
@@ -142,33 +124,3 @@ def _most_likely(
     ]
     best = min(results, key=lambda result: result.fun)
     return best.x, -best.fun
-
-
-def fit_hyperparameters(
-    kernel: int,
-    u: np.ndarray,
-    residuals: np.ndarray,
-    previous: np.ndarray | None = None,
-    noise: np.ndarray | None = None,
-    max_iterations: int = 60,
-    n_rows: int = N_ROWS,
-) -> tuple[np.ndarray, float]:
-    """Hyperparameters of a process, shape (1 + d,), and their log marginal likelihood.
-
-    The arguments are those of `log_marginal_likelihood`; `previous` hyperparameters are where the
-    search, of at most `max_iterations`, starts. At most `n_rows` values and derivatives, those of
-    points that are evenly spaced in the order that they came, are fitted to.
-    """
-    size, count = residuals.shape
-    n_points = min(count, max(2, n_rows // size))
-    chosen = np.linspace(0, count - 1, n_points).round().astype(int)
-    u, residuals = np.ascontiguousarray(u[:, chosen]), residuals[:, chosen]
-    noise = None if noise is None else noise[chosen]
-    scale = math.sqrt(np.mean(residuals[0] ** 2))
-    return _most_likely(
-        lambda h: log_marginal_likelihood(kernel, u, residuals, h, noise),
-        len(u),
-        scale,
-        previous,
-        max_iterations,
-    )

@@ -17,17 +17,17 @@ from latent_likelihoods import (
 from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
-from pymc_kameleon.latent_gp.approximations.approximation import SiteProduct
-from pymc_kameleon.latent_gp.approximations.binary_likelihoods import (
+from pymc_kameleon.latent_gp.binary_likelihoods import (
     log_ndtr_derivatives,
     probit_moments,
 )
-from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+from pymc_kameleon.latent_gp.gaussian_approximations import (
+    SiteProduct,
     expectation_propagation_approximation,
+    laplace_approximation,
 )
-from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
-from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, factorised, with_sites
+from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 
 METHODS = [laplace_approximation, expectation_propagation_approximation]
 

@@ -19,7 +19,7 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
     with_sites,
 )
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.samplers.riemannian_metric import Metric
+from pymc_kameleon.latent_gp.riemannian_metric import Metric
 from pymc_kameleon.pseudo_marginal.gp_classification import ImportanceDensity
 
 pytestmark = pytest.mark.numerics

@@ -31,12 +31,12 @@ from scipy.special import logsumexp
 
 from pymc_kameleon import LatentGPStep
 from pymc_kameleon.latent_gp import laplace
-from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.approximations.quadrature import quadrature_moments
-from pymc_kameleon.latent_gp.joint.pilots import approximate
+from pymc_kameleon.latent_gp.joint.learning import approximate
 from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
+from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.steps import latent_gp_tuning
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")

@@ -25,19 +25,17 @@ from pymc_kameleon.latent_gp.annealing import (
     anneal,
     learn_ladder,
 )
-from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
-    expectation_propagation_approximation,
-)
 from pymc_kameleon.latent_gp.evidence import (
     estimate_log_evidence,
     importance_sampling,
     stepping_stones,
     thermodynamic_integration,
 )
+from pymc_kameleon.latent_gp.gaussian_approximations import (
+    expectation_propagation_approximation,
+)
 from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised, with_sites
-from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
-from pymc_kameleon.latent_gp.samplers.whitened_hmc import hamiltonian
-from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_slice, hamiltonian
 from pymc_kameleon.plots import plot_evidence
 
 pytestmark = pytest.mark.numerics

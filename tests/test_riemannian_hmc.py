@@ -10,26 +10,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pymc_kameleon.latent_gp import riemannian_trajectory
 from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised
-from pymc_kameleon.latent_gp.samplers import generalised_leapfrog
-from pymc_kameleon.latent_gp.samplers.generalised_leapfrog import (
-    RETURN_TOLERANCE,
-    Diverged,
-    IntegrationError,
-    NotConverged,
-    NotReversible,
-    leapfrog_step,
-)
-from pymc_kameleon.latent_gp.samplers.riemannian_metric import (
+from pymc_kameleon.latent_gp.riemannian_metric import (
     LocalGeometry,
     Metric,
     default_soft_floor,
     soft_absolute,
 )
-from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
+from pymc_kameleon.latent_gp.riemannian_trajectory import (
+    RETURN_TOLERANCE,
+    Diverged,
     DualAveraging,
+    IntegrationError,
+    NotConverged,
+    NotReversible,
     RiemannianSettings,
     RiemannianState,
+    leapfrog_step,
     transition,
 )
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, annealed_from_prior_form
@@ -253,8 +251,8 @@ def test_each_implicit_sub_step_returns(name, step_size, monkeypatch):
         return solve_and_keep
 
     for solver, is_position in (("_solve_momentum", False), ("_solve_position", True)):
-        wrapped = spied(getattr(generalised_leapfrog, solver), is_position)
-        monkeypatch.setattr(generalised_leapfrog, solver, wrapped)
+        wrapped = spied(getattr(riemannian_trajectory, solver), is_position)
+        monkeypatch.setattr(riemannian_trajectory, solver, wrapped)
     made = 0
     for geometry, momentum in starts(name, 12):
         calls.clear()
@@ -372,7 +370,7 @@ def test_failures_are_told_apart(monkeypatch):
             seen.add(type(error))
             assert error.n_fixed_point > 0
     assert NotReversible in seen
-    monkeypatch.setattr(generalised_leapfrog, "MAX_ITERATIONS", 2)
+    monkeypatch.setattr(riemannian_trajectory, "MAX_ITERATIONS", 2)
     for start in starts("poisson", 2):
         with pytest.raises(NotConverged):
             leapfrog_step(*start, 0.5)
@@ -380,8 +378,6 @@ def test_failures_are_told_apart(monkeypatch):
 
 @pytest.mark.parametrize("failure", [NotConverged, NotReversible, Diverged])
 def test_a_failure_is_a_rejection_that_is_counted(failure, monkeypatch):
-    from pymc_kameleon.latent_gp.samplers import riemannian_trajectory
-
     def fail(*_):
         raise failure(7)
 

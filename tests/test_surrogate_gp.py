@@ -10,9 +10,12 @@ from surrogates import learn_all
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.surrogate import GPSurrogate, sparse_gp_fit
-from pymc_kameleon.surrogate.covariances import COVARIANCES
+from pymc_kameleon.surrogate.covariances import (
+    COVARIANCES,
+    fit_hyperparameters,
+    log_marginal_likelihood,
+)
 from pymc_kameleon.surrogate.gp_surrogate import MEANS
-from pymc_kameleon.surrogate.hyperparameters import fit_hyperparameters, log_marginal_likelihood
 from pymc_kameleon.surrogate.mean import Mean, fit_quadratic, mean_gradient, mean_value
 from pymc_kameleon.surrogate.sparse_gp import (
     add_centre,

@@ -26,10 +26,11 @@ from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
 from pymc_kameleon.surrogate import trajectory, trajectory_adaptation
 from pymc_kameleon.surrogate.mean import Mean, confined, fit_quadratic, mean_value
-from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
+    find_modes,
+    nearest_mode,
     new_workspace,
     predicted,
     surrogate_value_and_gradient,

@@ -19,7 +19,7 @@ from pymc_kameleon import (
     MALAStep,
 )
 from pymc_kameleon.surrogate import FittedSurrogate
-from pymc_kameleon.surrogate.langevin_delayed_acceptance import predict_into
+from pymc_kameleon.surrogate.delayed_acceptance import predict_into
 from pymc_kameleon.surrogate.sparse_gp import predict
 from pymc_kameleon.testing import frozen, invariance_p_values
 

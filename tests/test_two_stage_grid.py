@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from surrogates import gp_of
 
-from pymc_kameleon.surrogate.delayed_acceptance import (
+from pymc_kameleon.surrogate.acceptance_ratios import (
     corrected_second_stage,
     first_stage,
-    log_probability,
-    second_stage,
-)
-from pymc_kameleon.surrogate.langevin_delayed_acceptance import (
     log_exact_density,
     log_marginal_density,
+    log_probability,
+    second_stage,
 )
 from pymc_kameleon.surrogate.sparse_gp import (
     add_centre,

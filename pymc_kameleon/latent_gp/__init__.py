@@ -4,8 +4,8 @@ Approximations and log evidence of a PyMC model; the steps that sample such mode
 `RiemannianHMCStep` and `EllipticalSliceStep`, are with the other steps.
 """
 
-from pymc_kameleon.latent_gp.approximations.approximation import GaussianApproximation
 from pymc_kameleon.latent_gp.evidence import Evidence
+from pymc_kameleon.latent_gp.gaussian_approximations import GaussianApproximation
 from pymc_kameleon.latent_gp.interface import expectation_propagation, laplace, log_evidence
 
 __all__ = [

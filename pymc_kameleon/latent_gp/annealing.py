@@ -14,18 +14,18 @@ from pymc.smc.kernels import systematic_resampling
 from scipy.special import softmax
 
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
-from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
-from pymc_kameleon.latent_gp.samplers.riemannian_metric import needed_soft_floor
-from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
+from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
+from pymc_kameleon.latent_gp.riemannian_trajectory import (
     RiemannianSettings,
     RiemannianState,
 )
-from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import transition as riemannian
-from pymc_kameleon.latent_gp.samplers.whitened_hmc import hamiltonian
+from pymc_kameleon.latent_gp.riemannian_trajectory import transition as riemannian
 from pymc_kameleon.latent_gp.tempered_target import (
     FactorisingLikelihood,
     TemperedTarget,
     annealed_from_prior_form,
+    elliptical_slice,
+    hamiltonian,
 )
 
 __all__ = [
@@ -60,9 +60,8 @@ TRAJECTORY = math.pi
 class AnnealingPath:
     """Targets base(x) exp(beta log_ratio(x)) from prior x sites (beta = 0) to the posterior (1).
 
-    `base` is prior x sites, normalised, and `log_normaliser` the log of the integral of prior x
-    sites: log Z is this plus that of the annealing. `sites` are what the base takes of the
-    likelihood, None where the path begins at the prior.
+    `base` is prior x sites, normalised, and `log_normaliser` the log of its integral. `sites` are
+    None where the path begins at the prior.
     """
 
     def __init__(self, prior: Gaussian, likelihood: FactorisingLikelihood, sites: Sites):
@@ -103,8 +102,8 @@ class TemperedTransition(NamedTuple):
     """A family of transitions, one for each temperature of a path.
 
     ``at(path, beta)``, beta > 0, returns ``move(x, log_ratio, step_size, rng) -> Move`` that leaves
-    the tempered target invariant; ``log_ratio = path.log_ratio(x)``. The pilot pass begins at
-    `initial_step_size`, NaN for a transition without a step size.
+    the tempered target invariant; ``log_ratio = path.log_ratio(x)``. `initial_step_size` is NaN for
+    a transition without a step size.
     """
 
     at: Callable[[AnnealingPath, float], Callable[..., Move]]
@@ -192,16 +191,15 @@ def learn_ladder(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Learn temperatures between which swaps are rejected equally often, and their step sizes.
 
-    It returns inverse temperatures (n_temperatures,), increasing from 0 to 1, and step sizes
-    (n_temperatures,), NaN at beta = 0 and everywhere for a transition without a step size. `rng` is
-    used by nothing else: what follows is independent of what is learnt, so each of its transitions
-    leaves its temperature invariant, and weights stay unbiased.
+    It returns inverse temperatures (n_temperatures,), increasing from 0 to 1, and step sizes, NaN
+    at beta = 0. `rng` is used by nothing else: what follows is independent of what is learnt, so
+    each of its transitions leaves its temperature invariant, and weights stay unbiased.
 
     A few pilots climb from 0 to 1, resampled by their weights at each temperature, which is chosen
     so that a given share of its swaps with the last one would be rejected. The sum of the shares is
     the barrier of Syed et al.; the temperatures divide it equally. Increments of log weights then
-    have nearly equal variances too, which is best for annealing. After each move log step += gain
-    (acceptance - target), and the step size of a temperature is the geometric mean of those tried.
+    have nearly equal variances too, which is best for annealing. The step size of a temperature is
+    the geometric mean of those tried.
     """
     pilots, log_step = _States(path, [rng] * PILOTS), math.log(transition.initial_step_size)
     betas, barrier, log_steps = [0.0], [0.0], [log_step]
@@ -258,12 +256,10 @@ def _rejection(log_ratios, gap):
 class Run(NamedTuple):
     """What n particles, or a replicate of all temperatures, brought back, warm-up left out.
 
-    `log_ratios` (n, n_temperatures) are log importance ratios, at beta = 1, of the state of each
-    temperature, a row a particle, or an iteration of tempering; `draws` (n, N) are the states at
-    beta = 1. `acceptance` (k, n_temperatures) is the mean over the transitions of each particle, or
-    of a replicate, NaN at beta = 0, and `n_evaluations` (k,) counts those of the likelihood, or of
-    its derivatives, in transitions. `swap_acceptance` (n_temperatures - 1,), None for particles, is
-    the mean acceptance probability of the swaps of a temperature and the next.
+    `log_ratios` (n, n_temperatures) are at beta = 1, a row a particle, or an iteration of
+    tempering; `draws` (n, N) are the states at beta = 1. `acceptance` (k, n_temperatures) and
+    `n_evaluations` (k,) are those of each particle, or of a replicate. `swap_acceptance`
+    (n_temperatures - 1,), None for particles, is of the swaps of a temperature and the next.
     """
 
     log_ratios: np.ndarray
@@ -285,7 +281,6 @@ def anneal(
     """Anneal a particle for each generator, all of them temperature by temperature.
 
     A particle uses no other generator: how particles are split over processes changes nothing.
-    `advance` is called after each temperature.
     """
     n, n_temperatures = len(generators), len(betas)
     states = _States(path, generators)
@@ -317,7 +312,7 @@ def temper(
 
     Pairs (0, 1), (2, 3), ... and (1, 2), (3, 4), ... swap in alternation, which carries a state
     from one end to the other faster than random pairs. The temperature of beta = 0 is a fresh draw
-    of the base every time. `advance` is called after each iteration.
+    of the base every time.
     """
     n_temperatures = len(betas)
     moves = [transition.at(path, beta) for beta in betas[1:]]

@@ -78,10 +78,8 @@ class Estimate(NamedTuple):
 def importance_sampling(log_weights: np.ndarray) -> Estimate:
     r"""Log of the mean of weights (n,), with Kish's effective size, :math:`(\sum w)^2 / \sum w^2`.
 
-    The standard error is that of the delta method, the standard deviation of w over
-    :math:`\sqrt n` times its mean; infinite for a single weight. A jackknife agrees to the first
-    order, and no estimate from the weights knows of a tail that they have not met: where the
-    effective size is a few, take neither at its word.
+    The standard error is that of the delta method; infinite for a single weight. No estimate from
+    the weights knows of a tail that they have not met.
     """
     n, largest = len(log_weights), np.max(log_weights)
     if not np.isfinite(largest):
@@ -103,8 +101,7 @@ def stepping_stones(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
 
     .. math:: \log Z = \sum_i \log \operatorname{mean}_{x \sim \beta_i} e^{\Delta_i\, t(x)}
 
-    for any ladder, with no error of discretisation. The standard error is that of the delta
-    method, from a series over the draws as in `thermodynamic_integration`.
+    for any ladder, with no error of discretisation.
     """
     exponents = np.diff(betas) * log_ratios[..., :-1]
     ratios = np.array([_log_mean_exp(exponents[..., i]) for i in range(len(betas) - 1)])
@@ -116,16 +113,14 @@ def stepping_stones(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
 def thermodynamic_integration(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
     r"""Integrate the mean log ratio over beta by the trapezoid rule, corrected by the variance.
 
-    The derivative of the mean :math:`E_\beta` is the variance :math:`V_\beta`, so that, from log
-    ratios (n_replicates, n_draws, n_temperatures),
+    The derivative of the mean :math:`E_\beta` is the variance :math:`V_\beta`, so that
 
     .. math:: \log Z \approx \sum_i \frac{\Delta_i}{2} (E_i + E_{i+1})
               - \frac{\Delta_i^2}{12} (V_{i+1} - V_i).
 
     What is left of the error of the ladder is of order :math:`\Delta^4` and not in the standard
-    error. This one is from the effective size (over the draws) of the sum over temperatures of what
-    each draw adds to the estimate, so that correlation between temperatures, which swaps cause, is
-    counted.
+    error. This one is from the sum over temperatures of what each draw adds, so that the
+    correlation between temperatures, which swaps cause, is counted.
     """
     widths = np.diff(betas)
     weights = 0.5 * (np.append(widths, 0.0) + np.insert(widths, 0, 0.0))
@@ -277,8 +272,8 @@ def estimate_log_evidence(
 ) -> Evidence:
     """Estimate log Z, Z the integral of N(f; prior) exp(sum l_n(f_n)).
 
-    Arguments are those of `latent_gp.log_evidence`. With `sites`, a Gaussian approximation of the
-    likelihood of non-negative precisions, the path begins at prior x sites and not at the prior.
+    Arguments are those of `latent_gp.log_evidence`. With `sites`, of non-negative precisions, the
+    path begins at prior x sites.
     """
     checked_choice("method", method, DEFAULTS)
     checked_choice("estimator", estimator, ESTIMATORS)

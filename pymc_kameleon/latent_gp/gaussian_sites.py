@@ -116,11 +116,7 @@ def cholesky_of(matrix: np.ndarray) -> np.ndarray:
 
 
 def cholesky_overwriting(matrix: np.ndarray) -> np.ndarray:
-    """Replace a symmetric matrix in C order, of which the lower triangle is enough, by its factor.
-
-    The memory is the same, and above the diagonal there is what was there. It raises what
-    `cholesky_of` does.
-    """
+    """Likewise, in the memory of the matrix, with what was there above the diagonal."""
     return _factor(matrix, clean=0, overwrite_a=1)
 
 
@@ -140,11 +136,7 @@ def solve_root(root: np.ndarray, x: np.ndarray, transposed: bool = False) -> np.
 
 
 def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
-    """N(mean, covariance) with the Cholesky factor computed.
-
-    If the covariance is not positive definite it raises ValueError, with the smallest eigenvalue
-    and the jitter that would make it so.
-    """
+    """N(mean, covariance) with the Cholesky factor computed; ValueError if there is none."""
     covariance = np.asarray(covariance, dtype=float)
     if not np.all(np.isfinite(covariance)):
         raise ValueError(f"The covariance of {name} has NaN or infinite entries.")
@@ -180,10 +172,7 @@ def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
 
 
 def whitened_precision(prior: Gaussian, sites: Sites) -> np.ndarray:
-    """B = I + L^T diag(precision) L, an array (N, N) in C order, with K = L L^T.
-
-    It is positive definite but where negative precisions outweigh the rest: there is no Gaussian.
-    """
+    """B = I + L^T diag(precision) L, an array (N, N) in C order, with K = L L^T."""
     precision, root = sites.precision, prior.cholesky
     positive = np.sqrt(np.maximum(precision, 0.0))[:, None] * root
     inner = positive.T @ positive
@@ -210,9 +199,9 @@ class SiteFactor:
     """A = I + S K S factorised, for a covariance K and precisions W = S^2, none of them negative.
 
     `roots` (N,) are S, and `told` (N,) is diag(S K S): what each site says beside the prior.
-    `lower` (N, N) is the Cholesky factor of A, in C order, and what is above its diagonal is not
-    zero; `half_log_determinant` is log |A| / 2 = log |I + K W| / 2. It raises LinAlgError if the
-    factor is not finite.
+    `lower` is the Cholesky factor of A, and what is above its diagonal is not zero;
+    `half_log_determinant` is log |A| / 2 = log |I + K W| / 2. It raises LinAlgError if the factor
+    is not finite.
     """
 
     def __init__(self, covariance: np.ndarray, precision: np.ndarray):
@@ -276,16 +265,14 @@ def _row_squares_into(upper, out):
 class SiteProduct:
     """Marginals and normaliser of a Gaussian times sites of either sign.
 
-    `mean` and `variance` (N,) are the marginals of the product, and `slope` (N,) is
-    a = K^-1 (mean - m) = shift - W mean. `shares` (N,) are 1 - W variance: a cavity has the
-    variance of the marginal divided by this. `half_log_determinant` is log |I + K W| / 2. The
-    prior's Cholesky factor is needed only where a precision is negative. It raises LinAlgError if
-    the negative precisions outweigh the rest, so that the product is no Gaussian.
+    `mean` and `variance` (N,) are the marginals, `slope` (N,) is a = K^-1 (mean - m), and `shares`
+    (N,) are 1 - W variance, by which a marginal's variance is divided to be the cavity's. It raises
+    LinAlgError if negative precisions outweigh the rest, so that the product is no Gaussian.
 
-    The mean is m + K a for a = s - S A^-1 S K s and s = shift - W m. Where s = S t + u,
-    a = u + S A^-1 (t - S K u), which loses no digits where sites are precise; u is that of the
-    sites that say less than the prior. The variances are (1 - diag A^-1) / W, but where a site says
-    so little that this loses digits, K - K S A^-1 S K.
+    The mean is m + K a for a = s - S A^-1 S K s and s = shift - W m. Where s = S t + u, a = u + S
+    A^-1 (t - S K u), which loses no digits where sites are precise; u is that of the sites that say
+    less than the prior. The variances are (1 - diag A^-1) / W, but where a site says so little that
+    this loses digits, K - K S A^-1 S K.
     """
 
     def __init__(self, prior: Gaussian, sites: Sites):

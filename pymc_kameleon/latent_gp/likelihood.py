@@ -10,7 +10,7 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import log_ndtr
 
-from pymc_kameleon.latent_gp.approximations.binary_likelihoods import (
+from pymc_kameleon.latent_gp.binary_likelihoods import (
     TiltedMoments,
     log_expit,
     logit_moments,
@@ -29,15 +29,10 @@ PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 class ModelLikelihood:
     """Log likelihood of the values of a latent function, as the sum of one term for each value.
 
-    `terms` are the log densities of the variables that depend on the function `name`, by their own
-    names, and graphs of `function` (N,), float64. The likelihood is probed about `centre` (N,), the
-    prior mean at the model's initial point: it raises ValueError if the likelihood is not finite
-    near it, or does not factorise.
-
-    `compiled_value`, whose `n_outputs` are 0, the value, 0 and every observation's, is behind
-    `value`. `has_curvature` is whether any second derivative is not 0; those of -|y - f| are, and
-    Laplace's approximation knows nothing then. Without a gradient only `value` and `elementwise`
-    serve.
+    `terms` are the log densities of the variables that depend on the function `name`, by name, and
+    graphs of `function` (N,), float64. It raises ValueError if the likelihood is not finite near
+    `centre` (N,), the prior mean, or does not factorise. `has_curvature` is whether any second
+    derivative is not 0: of -|y - f| all are, and Laplace's approximation knows nothing then.
     """
 
     def __init__(self, model, name, terms, function, size, centre, compile_kwargs):
@@ -67,10 +62,7 @@ class ModelLikelihood:
         self.data_changed(centre)
 
     def data_changed(self, centre: np.ndarray) -> None:
-        """Find anew which observations there are, and which value each of them belongs to.
-
-        It raises what making a likelihood does, and ValueError if the data do not fit each other.
-        """
+        """Find anew which observations there are, and which value each of them belongs to."""
         self.compiled_value.check_data(centre, f"The log likelihood of {self.name}")
         self._counts = self._count(centre)
         self.n_outputs = N_TERMS + int(sum(self._counts))
@@ -137,10 +129,7 @@ class ModelLikelihood:
         return self._labels(log_expit)
 
     def tilted_moments(self, mean: np.ndarray, variance: np.ndarray) -> TiltedMoments:
-        """Moments of N(f; m, v) exp(l(f)) for means and variances (N,), with `logit_labels` only.
-
-        Their fixed rule costs a tenth of what the quadrature for any likelihood does.
-        """
+        """Tilted moments with `logit_labels`: a tenth of the cost of the quadrature."""
         return logit_moments(self.logit_labels, mean, variance)
 
     def _labels(self, log_probability):
@@ -223,8 +212,7 @@ class ModelLikelihood:
 def _in_double_precision(graphs):
     """Return equal graphs without casts from double to single precision.
 
-    Rounded values hide which observation belongs to which value of the function, and the tails of a
-    normal distribution function.
+    Rounded values hide which observation belongs to which value, and the tails of Phi.
     """
     casts = {
         v: v.owner.inputs[0]

@@ -32,10 +32,9 @@ covariance need not be positive definite everywhere."""
 
 @dataclass(frozen=True)
 class FreeVariable:
-    """The model's free variable v behind a latent function: f = offset + matrix v.
+    """The model's free variable v behind a latent function: f = offset + matrix v, or v itself.
 
-    f is v itself where there are no offset (N,) and matrix (N, N). What is above the diagonal of a
-    matrix that is lower triangular is not read.
+    What is above the diagonal of a matrix that is lower triangular is not read.
     """
 
     offset: np.ndarray | None
@@ -105,11 +104,9 @@ class ModelPrior:
 
     The free variable v is f itself (`pm.MvNormal`) or has a Gaussian prior of which f is an affine
     function (`pm.gp.Latent` samples v ~ N(0, I) and sets f = m + L v). It raises ValueError if v is
-    no Gaussian, or f no affine function of it, or K is not positive definite.
-
-    `variable` is the random variable v (N,), `function` f in terms of the model's value variables,
-    or None if it is v, and `others` the value variables that do not belong to f, with their shared
-    variables. `gaussian` is at the values of these at the last `refresh`.
+    no Gaussian, or f no affine function of it, or K is not positive definite. `function` is f in
+    terms of the value variables, or None if it is v; `others` are those that do not belong to f,
+    with their shared variables.
     """
 
     def __init__(self, model, name, variable, function, others, compile_kwargs):
@@ -151,10 +148,7 @@ class ModelPrior:
         return self.at.gaussian
 
     def refresh(self) -> None:
-        """Compute the prior at the present values of the other variables.
-
-        It raises ValueError if the covariance is not positive definite.
-        """
+        """Compute the prior anew; ValueError if the covariance is not positive definite."""
         try:
             self.at = self.evaluate()
         except LinAlgError as error:
@@ -209,10 +203,7 @@ class ModelPrior:
         return self.at.variable.to_variable(f)
 
     def _evaluate(self, v):
-        """Mean and spread of v, and f and its Jacobian at `v` (None if f is v).
-
-        Where the model has the Jacobian's product with its transpose, that is in its place.
-        """
+        """Mean and spread of v, and f and its Jacobian at `v`, or that times its transpose."""
         n = self.size
         lengths = [n, n if self._is_independent else n * n, n, n * n]
         if self._is_identity:
@@ -295,8 +286,7 @@ def _factorised_matrices(function, others):
 def _covariance_root(function, value, others, size):
     """Return L, the Cholesky factor of a matrix in the model, if f is offset + L v; else None.
 
-    So it is for `pm.gp.Latent`. The covariance of f is then known without a product, and one
-    factorisation gives it all.
+    So it is for `pm.gp.Latent`, and the covariance of f is then known without a product.
     """
     factors = _cholesky_factors(function)
     if len(factors) != 1 or value in ancestors(factors):

@@ -29,10 +29,9 @@ def run_tasks(
 ) -> list:
     """Return ``function(*task, advance)`` of each task, which calls `advance` as work is done.
 
-    `total` is how often all tasks together call it. Function and tasks are pickled by value where
-    they must be, so they may hold what was defined in a notebook. BLAS has one thread, here as in
-    every process: its sums depend on the number of threads in the last digits, and results must not
-    depend on `cores`.
+    `total` is how often all tasks together call it. What is pickled may be defined in a notebook.
+    BLAS has one thread, here as in every process: its sums depend on the number of threads in the
+    last digits, and results must not depend on `cores`.
     """
     columns = (
         TextColumn("{task.description}"),

@@ -25,10 +25,9 @@ __all__ = ["LatentFunction", "free_variable"]
 def free_variable(model, var) -> tuple:
     """Find a latent function and the free random variable behind it.
 
-    `var` is the latent function, as `pm.gp.Latent(...).prior` or `pm.MvNormal` returned it, or the
-    free variable behind it, or the name of either. The free variable is returned first, and then
-    the function, None if it is the free variable itself. It raises ValueError if there is no such
-    variable, or it is discrete, or no vector.
+    `var` is either, or the name of either. The free variable is returned first, then the function,
+    None if it is the free variable itself. ValueError if there is none, or it is discrete, or no
+    vector.
     """
     if isinstance(var, str):
         if var not in model.named_vars:
@@ -80,10 +79,9 @@ def free_variable(model, var) -> tuple:
 class LatentFunction:
     """Everything about a latent function f that its samplers and approximations need.
 
-    `initial_point` has the values of the other variables, by default `model.initial_point()`.
-    `value_variable` is what `pm.sample` moves; `shared` are the value variables of the other free
-    variables, with their shared variables. If no Gaussian prior or no factorising likelihood is
-    found it raises ValueError, which says which and why.
+    `initial_point` has the values of the other variables. `value_variable` is what `pm.sample`
+    moves; `shared` are the value variables of the other free variables, with their shared
+    variables.
     """
 
     def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):
@@ -108,11 +106,7 @@ class LatentFunction:
         self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others, ignored)
 
     def refresh(self) -> bool:
-        """Follow the other variables; return whether prior or likelihood changed.
-
-        It raises ValueError if the prior's covariance has ceased to be positive definite, or new
-        data do not fit.
-        """
+        """Follow the other variables; return whether prior or likelihood changed."""
         prior_changed = self._seen_prior.changed()
         if self._seen_prior.are_data_new:
             self.prior.function.check_data(np.zeros(self.size), f"The prior of {self.name}")

@@ -264,10 +264,7 @@ def _search(estimator, now, aim, max_factor):
 
 
 def _next_factor(rows, aim):
-    """Between two measurements about the aim by a straight line in logs; else by sd^2 ~ 1/factor.
-
-    The latter from the last measurement, by no more than a stride.
-    """
+    """Between measurements about the aim by a straight line in logs; else by sd^2 ~ 1/factor."""
     row = rows[-1]
     usable = [r for r in rows if 0.0 < r["sd"] < math.inf]
     above = [r for r in usable if r["sd"] >= aim]

@@ -13,12 +13,12 @@ from scipy.spatial.distance import pdist, squareform
 from scipy.special import logsumexp
 
 from pymc_kameleon._threads import threads_for
-from pymc_kameleon.latent_gp.approximations.binary_likelihoods import Logit, Probit
-from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+from pymc_kameleon.latent_gp.binary_likelihoods import Logit, Probit
+from pymc_kameleon.latent_gp.gaussian_approximations import (
     PropagationState,
     best_seen,
+    newton_mode,
 )
-from pymc_kameleon.latent_gp.approximations.laplace import newton_mode
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, cholesky_of, whitened_precision
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_number
@@ -153,7 +153,7 @@ class ImportanceDensity:
     """Gaussian q = prior x sites, in whitened coordinates v, f = m + L v with K = L L^T.
 
     There the prior is N(0, I), and q has the mean `centre` (N,) and the precision F F^T, F =
-    `factor` (N, N) being lower triangular.
+    `factor`.
     """
 
     prior: Gaussian

@@ -10,13 +10,12 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.latent_gp.approximations.expectation_propagation import (
+from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
+    laplace_approximation,
 )
-from pymc_kameleon.latent_gp.approximations.laplace import laplace_approximation
 from pymc_kameleon.latent_gp.gaussian_sites import Sites, with_sites
-from pymc_kameleon.latent_gp.samplers.ellipse import elliptical_slice
-from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_slice
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer

@@ -12,8 +12,12 @@ from pytensor.graph.basic import Variable
 
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
-from pymc_kameleon.latent_gp.joint.moves import move_hyperparameters, slices
-from pymc_kameleon.latent_gp.joint.target import JointPoint, JointTarget
+from pymc_kameleon.latent_gp.joint.target import (
+    JointPoint,
+    JointTarget,
+    move_hyperparameters,
+    slices,
+)
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
 from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS

@@ -7,11 +7,15 @@ from pymc.step_methods.state import dataclass_state
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.joint.learning import EvidenceLearner, learn
-from pymc_kameleon.latent_gp.joint.moves import point_of_draw
-from pymc_kameleon.latent_gp.joint.pilots import Pilots, approximate, no_pilots
-from pymc_kameleon.latent_gp.joint.sites import SiteFunction, constant_sites
-from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
+from pymc_kameleon.latent_gp.joint.conditional import SiteFunction, constant_sites
+from pymc_kameleon.latent_gp.joint.learning import (
+    EvidenceLearner,
+    Pilots,
+    approximate,
+    learn,
+    no_pilots,
+)
+from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior, point_of_draw
 from pymc_kameleon.mcmc.chain import Chain, new_chain
 from pymc_kameleon.mcmc.history import History, new_history
 from pymc_kameleon.mcmc.scalings import target_acceptance

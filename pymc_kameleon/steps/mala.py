@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pytensor.graph.basic import Variable
 
-import pymc_kameleon.surrogate.langevin_delayed_acceptance  # noqa: F401, it registers itself
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.mcmc.proposals.langevin import Langevin
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep

@@ -11,8 +11,8 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.state import dataclass_state
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.latent_gp.samplers.riemannian_metric import needed_soft_floor
-from pymc_kameleon.latent_gp.samplers.riemannian_trajectory import (
+from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
+from pymc_kameleon.latent_gp.riemannian_trajectory import (
     DualAveraging,
     RiemannianOutcome,
     RiemannianSettings,

@@ -17,10 +17,11 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     SCREENED,
     SPREAD,
     FirstStage,
+    compiled_routines,
     learn,
     no_prediction,
+    plain_routines,
 )
-from pymc_kameleon.surrogate.routines import compiled_routines, plain_routines
 from pymc_kameleon.surrogate.sparse_gp_fit import most_informative
 
 __all__ = ["NoScreening", "Screening", "screening"]

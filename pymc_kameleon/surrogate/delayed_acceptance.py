@@ -1,23 +1,20 @@
-"""Delayed acceptance: a surrogate of the log-likelihood screens proposals (GP-MH).
+"""Delayed acceptance: a surrogate of the log-likelihood screens proposals (GP-MH and GP-MALA).
 
-The first stage knows the log prior exactly and the log-likelihood from a Gaussian process; what it
-rejects costs no evaluation. The second stage corrects it, so that any fixed surrogate leaves the
-target invariant. Both numbers of a ratio come from the same surrogate, as it was before the
-proposed point was learnt.
+What the first stage rejects costs no evaluation. The second stage corrects it, so that any fixed
+surrogate leaves the target invariant. Both numbers of a ratio come from the same surrogate, as it
+was before the proposed point was learnt.
 
-References
-----------
 J. A. Christen and C. Fox (2005), Markov chain Monte Carlo using an approximation, Journal of
-Computational and Graphical Statistics 14, doi:10.1198/106186005X76983.
-A. Benavoli, J. Wyse and A. White, Gaussian Processes to speed up MCMC with automatic
-exploratory-exploitation effect.
+Computational and Graphical Statistics 14, doi:10.1198/106186005X76983; for the ratios see
+`acceptance_ratios`.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
+from numba import typeof, types
 
 from pymc_kameleon.mcmc.chain import (
     accept_in_one_stage,
@@ -25,7 +22,7 @@ from pymc_kameleon.mcmc.chain import (
     probability,
     settle,
 )
-from pymc_kameleon.mcmc.linalg import copy_into
+from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.numba_bridge import (
     N_TERMS,
     by_address,
@@ -33,8 +30,26 @@ from pymc_kameleon.mcmc.numba_bridge import (
     evaluate,
     jit,
     jitable,
+    machine_code_address,
 )
-from pymc_kameleon.surrogate.sparse_gp import SparseGP, bounded, follow, log_surrogate, predict
+from pymc_kameleon.mcmc.proposals.langevin import accept_langevin, accept_langevin_in_two_stages
+from pymc_kameleon.surrogate.acceptance_ratios import (
+    corrected_second_stage,
+    first_stage,
+    log_exact_density,
+    log_marginal_density,
+    log_probability,
+    second_stage,
+)
+from pymc_kameleon.surrogate.sparse_gp import (
+    SparseGP,
+    add_centre,
+    bounded,
+    follow,
+    log_surrogate,
+    predict,
+    predict_with_gradient,
+)
 
 __all__ = [
     "N_OUTCOMES",
@@ -45,16 +60,15 @@ __all__ = [
     "Prediction",
     "Routines",
     "accept_with_current_mean",
+    "accept_with_gradients",
     "accept_with_values",
-    "call_for_acceptance",
-    "corrected_second_stage",
-    "first_stage",
+    "compiled_routines",
     "is_screened",
     "learn",
-    "log_probability",
     "no_prediction",
+    "plain_routines",
+    "predict_into",
     "screen",
-    "second_stage",
 ]
 
 SCREENED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3
@@ -65,63 +79,11 @@ call_for_acceptance = by_address(types.Tuple((types.float64, types.boolean)))
 call_for_truth = by_address(types.boolean)
 
 
-# the two ratios, as logs -------------------------------------------------------------------------
-
-
-@jit
-def log_probability(log_ratio):
-    """Log of 1 ∧ exp(`log_ratio`); -inf, a rejection, where the ratio is NaN."""
-    if log_ratio >= 0.0:
-        return 0.0
-    if log_ratio < 0.0:
-        return log_ratio
-    return -np.inf
-
-
-@jit
-def first_stage(surrogate_proposed, surrogate_current, log_prior_ratio, log_proposal_ratio):
-    """Log acceptance probability of the first stage of GP-MH.
-
-    `surrogate_proposed` and `surrogate_current` are S(x*) and S(x), by the same code even where the
-    log-likelihood is known. `log_prior_ratio` is log p(x*) - log p(x), with the Jacobians of
-    transforms, and `log_proposal_ratio` is log q(x | x*) - log q(x* | x).
-    """
-    return log_probability(
-        surrogate_proposed - surrogate_current + log_prior_ratio + log_proposal_ratio
-    )
-
-
-@jit
-def second_stage(likelihood_proposed, likelihood_current, surrogate_proposed, surrogate_current):
-    """Log acceptance probability of the second stage of GP-MH; prior and proposal have cancelled.
-
-    It takes the log-likelihoods of x* and x, then S(x*) and S(x) as the first stage was given them.
-    """
-    return log_probability(
-        likelihood_proposed - likelihood_current - (surrogate_proposed - surrogate_current)
-    )
-
-
-@jit
-def corrected_second_stage(log_ratio, log_first, log_first_reverse):
-    """Log acceptance probability of the second stage, for a first stage of any kind.
-
-    `log_ratio` is the log of the Metropolis-Hastings ratio without a surrogate; the others are logs
-    of the probabilities that the first stage lets x -> x* through, and that it would let x* -> x
-    through. It serves a prior mean that follows the current point, and form B of GP-MALA.
-    """
-    return log_probability(log_ratio + log_first_reverse - log_first)
-
-
-# the surrogate of a chain -------------------------------------------------------------------------
-
-
 class Prediction(NamedTuple):
     """What a process says at a point; all arrays are changed in place.
 
-    `moments` (2,) are mean and variance of the log-likelihood. The others are those of
-    `sparse_gp.predict_with_gradient`: mean of its gradient (d,), covariance of the two (d,), and
-    covariance of the gradient (d, d); they are empty for a process of values.
+    Mean and variance of the log-likelihood (2,), mean of its gradient (d,), covariance of the two
+    (d,), and covariance of the gradient (d, d); the last three are empty for a process of values.
     """
 
     moments: np.ndarray
@@ -137,11 +99,7 @@ def no_prediction(derivatives: int) -> Prediction:
 
 
 class Routines(NamedTuple):
-    """What a first stage calls: addresses in compiled code, callables in plain Python.
-
-    `accept` is of the type of `accept_with_values`; for proposals along a gradient, it is
-    `accept_with_gradients`. The others are `learn` and `sparse_gp.add_centre`.
-    """
+    """What a first stage calls: addresses in compiled code, callables in plain Python."""
 
     accept: Any
     learn: Any
@@ -149,21 +107,14 @@ class Routines(NamedTuple):
 
 
 class FirstStage(NamedTuple):
-    """The surrogate of a chain; all arrays are changed in place.
+    """The surrogate of a chain; all arrays are changed in place, and flags have shape (1,).
 
-    `log_prior` is as `numba_bridge.evaluate` takes it, with its gradient if points have one, and
-    `process` is that of the log-likelihood. Four are boolean, of shape (1,): whether the process
-    screens proposals (`is_open`); whether evaluations are learnt; whether the prior mean `follows`
-    the log-likelihood of the current position, so that the surrogate depends on the state, and the
-    reverse first stage has another one; and whether `here`, what the process says at that position,
-    `is_current`. `there` is at the proposal, where `proposed_prior` (3,) or (3 + d,) has the log
-    prior, two zeros, and its gradient. `one_stage_share` (1,) is that of transitions without a
-    first stage.
-
-    Of m positions evaluated lately there are `points` (m, d), log-likelihoods `values` (m,) and
-    `gradients` (m, d) or (m, 0). `count` (2,) says how many there were so far (they are stored
-    modulo m), and how many at the last fit; `counts` (2,) are evaluations of the log prior, as for
-    the log density. `outcome` has shape (N_OUTCOMES,).
+    `log_prior` is as `numba_bridge.evaluate` takes it, with its gradient if points have one. The
+    process screens proposals where it `is_open`; its prior mean `follows` the log-likelihood of the
+    current position or not; `here`, what it says at that position, `is_current` or not; `there` is
+    at the proposal. Of m positions evaluated lately there are `points` (m, d), log-likelihoods
+    `values` (m,) and `gradients` (m, d) or (m, 0), stored modulo m. `count` (2,) says how many
+    there were so far, and how many at the last fit; `counts` (2,) are evaluations of the log prior.
     """
 
     routines: Any
@@ -229,8 +180,7 @@ def learn(stage, chain, moved_unscreened):
 def screen(stage, chain, log_ratio, uniforms):
     """First stage of `chain.proposal`, by the process as it is before the proposal is learnt.
 
-    Returns whether it passes, the log of the probability that it does, log p(x*) - log p(x), and
-    S(x*) and S(x).
+    Returns whether it passes, the log probability of that, log p(x*) - log p(x), S(x*) and S(x).
     """
     log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
     stage.outcome[SCREENED] += 1.0
@@ -254,8 +204,8 @@ def screen(stage, chain, log_ratio, uniforms):
 def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
 
-    Returns the acceptance probability of the second stage, which is 0 after a rejection by the
-    first, and whether the proposal was accepted.
+    Returns the acceptance probability of the second stage, 0 after a rejection by the first, and
+    whether the proposal was accepted.
     """
     passes, _, _, proposed, current = screen(stage, chain, log_ratio, uniforms)
     if not passes:
@@ -309,6 +259,130 @@ def accept_with_current_mean(stage, log_density, chain, log_ratio, uniforms):
     return acceptance, accepted
 
 
+@jit
+def predict_into(process, x, prediction):
+    """Predict at `x` (d,)."""
+    prediction.moments[0], prediction.moments[1] = predict_with_gradient(
+        process,
+        x,
+        prediction.gradient_mean,
+        prediction.cross_covariance,
+        prediction.gradient_covariance,
+    )
+
+
+@jitable
+def _copy_prediction(source, out):
+    copy_into(source.moments, out.moments)
+    copy_into(source.gradient_mean, out.gradient_mean)
+    copy_into(source.cross_covariance, out.cross_covariance)
+    copy_matrix_into(source.gradient_covariance, out.gradient_covariance)
+
+
+@jitable
+def _log_marginal(start, end, value, prediction, step_size, factor):
+    dim = start.size
+    return log_marginal_density(
+        start,
+        end,
+        value[0],
+        value[N_TERMS : N_TERMS + dim],
+        prediction.moments[0],
+        prediction.moments[1],
+        prediction.gradient_mean,
+        prediction.cross_covariance,
+        prediction.gradient_covariance,
+        step_size,
+        factor,
+    )
+
+
+@jitable(allocates=True)
+def _log_exact(start, end, value, step_size, factor):
+    dim = start.size
+    gradient = np.empty(dim)
+    for k in range(dim):
+        gradient[k] = value[N_TERMS + k] + value[N_TERMS + dim + k]
+    total = value[0] + value[1] + value[2]
+    return log_exact_density(start, end, total, gradient, step_size, factor)
+
+
+def accept_with_gradients(stage, log_density, chain, factor, step_size, uniforms):
+    """As `accept_with_values`, with proposals along the gradient: form A of `acceptance_ratios`."""
+    log_prior = evaluate(stage.log_prior, chain.proposal, stage.proposed_prior, stage.counts)
+    stage.outcome[SCREENED] += 1.0
+    if not log_prior > -np.inf:
+        return 0.0, False
+    x, proposal = chain.position, chain.proposal
+    if not stage.is_current[0]:
+        predict_into(stage.process, x, stage.here)
+        stage.is_current[0] = True
+    predict_into(stage.process, proposal, stage.there)
+    stage.outcome[SPREAD] += np.sqrt(stage.there.moments[1])
+    forward = _log_marginal(x, proposal, chain.value, stage.here, step_size, factor)
+    reverse = _log_marginal(proposal, x, stage.proposed_prior, stage.there, step_size, factor)
+    passing = probability(log_probability(reverse - forward))
+    stage.outcome[PASSED] += passing
+    if not uniforms[0] < passing:
+        return 0.0, False
+    total = evaluate(log_density, proposal, chain.proposed_value, chain.counts)
+    acceptance = 0.0
+    if total > -np.inf:
+        log_ratio = _log_exact(proposal, x, chain.proposed_value, step_size, factor)
+        log_ratio -= _log_exact(x, proposal, chain.value, step_size, factor)
+        acceptance = probability(log_probability(log_ratio - (reverse - forward)))
+    accepted = settle(chain, acceptance, uniforms[1])
+    if accepted:
+        _copy_prediction(stage.there, stage.here)
+    call_for_nothing(stage.routines.learn, (stage, chain, False))
+    return acceptance, accepted
+
+
+# which of them -----------------------------------------------------------------------------------
+
+
+# Nothing but compiled code calls them.
+_compiled = functools.cache(jit(no_cpython_wrapper=True))
+
+
+def _acceptance(stage):
+    if stage.gradients.shape[1] > 0:
+        return accept_with_gradients
+    return accept_with_current_mean if stage.follows[0] else accept_with_values
+
+
+def plain_routines(stage) -> Routines:
+    """Return what a `FirstStage` calls in plain Python."""
+    return Routines(_acceptance(stage), learn, add_centre)
+
+
+_found: dict = {}
+
+
+def compiled_routines(stage, chain) -> Routines:
+    """Return the addresses that a `FirstStage` of a `Chain` calls in compiled code.
+
+    Both classes always bring arrays of the same types, so they are looked at once a process.
+    """
+    accept = _acceptance(stage)
+    if accept not in _found:
+        table = np.zeros(0, np.intp)
+        stage = stage._replace(routines=Routines(0, 0, 0), log_prior=table)
+        _found[accept] = _addresses(accept, typeof(stage), typeof(chain), typeof(table))
+    return _found[accept]
+
+
+def _addresses(accept, stage, chain, table):
+    number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
+    move = (matrix, number) if accept is accept_with_gradients else (number,)
+    process = stage[stage.fields.index("process")]
+    return Routines(
+        machine_code_address(_compiled(accept), (stage, table, chain, *move, vector)),
+        machine_code_address(_compiled(learn), (stage, chain, types.boolean)),
+        machine_code_address(add_centre, (process, vector, number)),
+    )
+
+
 def _accept(stage, log_density, chain, log_ratio, uniforms):
     # A process with gradients screens moves along these alone.
     if stage.gradients.shape[1] == 0 and is_screened(stage, chain, uniforms):
@@ -320,3 +394,17 @@ def _accept(stage, log_density, chain, log_ratio, uniforms):
 
 
 accept_in_two_stages.register(FirstStage, _accept, allocates=False)
+
+
+def _accept_langevin(stage, log_density, chain, factor, step_size, normals, uniforms):
+    if is_screened(stage, chain, uniforms):
+        arguments = (stage, log_density, chain, factor, step_size, uniforms)
+        return call_for_acceptance(stage.routines.accept, arguments)
+    acceptance, accepted = accept_langevin(
+        log_density, chain, factor, step_size, normals, uniforms[0]
+    )
+    call_for_nothing(stage.routines.learn, (stage, chain, accepted))
+    return acceptance, accepted
+
+
+accept_langevin_in_two_stages.register(FirstStage, _accept_langevin, allocates=True)

@@ -80,11 +80,10 @@ def fit_quadratic(
     """Fit a concave quadratic to values (t,) at `u` (d, t), however few there are.
 
     Ridge regression towards the log density of a standard normal, as strong as leave-one-out errors
-    say: none where values are those of a Gaussian, much where they are not. `weights` (t,) multiply
-    the errors. Curvatures above `largest_curvature`, 0 or less, are cut off, so that the mean does
-    not rise without bound where nothing is known, and the rest is fitted again. Of `gradients`
-    (d, t) in u, points with a NaN count with their value alone. In many dimensions the quadratic is
-    that log density.
+    say. `weights` (t,) multiply the errors. Curvatures above `largest_curvature` are cut off, so
+    that the mean does not rise without bound where nothing is known, and the rest is fitted again.
+    Of `gradients` (d, t), points with a NaN count with their value alone. In many dimensions the
+    quadratic is that log density.
     """
     dim, centre = len(u), values.max()
     if n_coefficients(dim) > LARGEST_FIT:
@@ -115,10 +114,9 @@ def confined(mean: Mean, whole: Mean, u: np.ndarray, weights: np.ndarray) -> Mea
 
     Where nothing was evaluated the log density would go on rising, or stay as high, and nothing
     would correct it. Along each axis the largest value is to be no further from the points' centre
-    than the furthest of them on that side, their reach, and from the centre it is to fall by `FALL`
-    at least over the reach: that of the mean, or that of the log density, which asks for less.
-    Value and slope at the centre stay, and the average over the points. `mean` is that of the part
-    that is learnt, `whole` that of the log density with what is known of it.
+    than the furthest of them on that side, their reach, and to fall by `FALL` at least over it:
+    that of the mean, or of the `whole` log density, which asks for less. Value and slope at the
+    centre stay, and the average over the points.
     """
     weights = weights / weights.sum()
     _, axes = np.linalg.eigh(mean.quadratic)

@@ -11,27 +11,26 @@ cannot call the prior, or it has no gradient, all of the log density is learnt, 
 from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial.distance import cdist
 from scipy.special import expit
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
 from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
-from pymc_kameleon.surrogate.triangular_map import (
-    TriangularMap,
-    gradient_in_v,
-    map_to_u,
-    map_to_v,
-)
+from pymc_kameleon.surrogate.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
 
 __all__ = [
     "NO_PRIOR",
     "PosteriorSurrogate",
     "Workspace",
+    "find_modes",
     "log_priors",
     "move_coordinates",
     "natural_slopes",
     "natural_where",
+    "nearest_mode",
     "new_workspace",
     "predicted",
     "predicted_at",
@@ -49,11 +48,9 @@ class PosteriorSurrogate(NamedTuple):
     """A surrogate of the log density; fixed until the next fit.
 
     Moves are in v(u) of u = factor^-1 (x - location); the map's determinant is constant, so the
-    density of v is proportional to that of u. The process, of the log-likelihood or, without a
-    prior, of all of the log density, has its own standardised coordinates of w(x), a natural value
-    where a coordinate `is_bounded`. `log_prior` is what `evaluate` takes of a function that returns
-    the terms of the log density, the first of which is the log prior and the others 0, and the
-    prior's gradient; or `NO_PRIOR`. It is valid until a shared variable gets another array.
+    density of v is proportional to that of u. The process has its own standardised coordinates of
+    w(x). `log_prior` is what `evaluate` takes of the log prior with its gradient, or `NO_PRIOR`; it
+    is valid until a shared variable gets another array.
     """
 
     standardization: Standardization
@@ -74,10 +71,7 @@ class PosteriorSurrogate(NamedTuple):
 class Workspace(NamedTuple):
     """Where evaluations and moves keep what they find on the way, so that none has to allocate.
 
-    Of a point: standardised and raw coordinates, those of the process, straight ones, these divided
-    by the lengthscales, and the gradient in raw ones, all (d,). Then basis functions (m,), terms of
-    the log prior with its gradient (3 + d,), and counts of calls of the prior (2,). Of a
-    trajectory: gradient and velocity; and where it began, or a difference may lead, all (d,).
+    `own` coordinates are those of the process, `scaled` ones are divided by the lengthscales.
     """
 
     standardised: np.ndarray
@@ -234,3 +228,58 @@ def log_priors(log_prior: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, n
     if log_prior.size > 0:
         _priors(log_prior, np.ascontiguousarray(points), terms)
     return terms[:, 0], terms[:, N_TERMS:]
+
+
+BARRIER = 3.0
+"""Depth of the surrogate's log density between two points, below the lower of them, from which they
+are not linked."""
+
+N_BETWEEN = 7
+
+LEAST_SHARE = 0.05
+"""Share of the draws below which a group of them is no mode."""
+
+
+@jit(allocates=True)
+def _link(surrogate, points, values, linked):
+    n, dim = points.shape
+    between, workspace = np.empty(dim), new_workspace(surrogate)
+    for i in range(n):
+        for j in range(i):
+            lowest, linked[i, j] = min(values[i], values[j]) - BARRIER, True
+            for m in range(1, N_BETWEEN + 1):
+                share = m / (N_BETWEEN + 1.0)
+                for k in range(dim):
+                    between[k] = share * points[i, k] + (1.0 - share) * points[j, k]
+                if surrogate_value(surrogate, between, workspace) < lowest:
+                    linked[i, j] = False
+                    break
+
+
+def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
+    """Group draws from a surrogate by its modes.
+
+    Two of the higher half of `points` (d, n), in coordinates of moves, are linked if the straight
+    line between them crosses no deep valley; a curved mode is a chain of links. Returns the number
+    of each one's mode (n,), the largest first; -1 for low draws, and for few of their own.
+    """
+    values = surrogate_values(surrogate, points.T)
+    high = np.flatnonzero(values >= np.median(values))
+    linked = np.zeros((len(high), len(high)), dtype=np.bool_)
+    _link(surrogate, np.ascontiguousarray(points[:, high].T), values[high], linked)
+    _, groups = connected_components(linked, directed=False)
+    sizes = np.bincount(groups)
+    order = np.argsort(-sizes, kind="stable")
+    kept = order[sizes[order] >= LEAST_SHARE * len(high)]
+    numbers = np.full(len(sizes), -1)
+    numbers[kept] = np.arange(len(kept))
+    modes = np.full(len(values), -1)
+    modes[high] = numbers[groups]
+    return modes
+
+
+def nearest_mode(points: np.ndarray, modes: np.ndarray, u: np.ndarray) -> int:
+    """Return that of `modes` (n,) whose column of `points` (d, n) is nearest to `u` (d,)."""
+    known = modes >= 0
+    distances = cdist(u[None], points.T[known])[0]
+    return int(modes[known][np.argmin(distances)])

@@ -3,27 +3,17 @@ r"""A Gaussian process that knows of all evaluations of a log density through so
 .. math:: s(u) = m(v) + \sum_j w_j\, \varphi(\lVert (v - c_j) / \ell \rVert^2)
 
 in standardised coordinates u, of which v(u) are those where the posterior is straight. The weights
-are those of the subset of regressors, so all evaluations are used, and a value and its gradient
-cost no more than the centres do. With a centre at each of them it is the textbook's process.
+are those of the subset of regressors (Rasmussen & Williams 2006, section 8.3.1), so all evaluations
+are used, and a value and its gradient cost no more than the centres do. With a centre at each of
+them it is the textbook's process.
 
 The variance is that of the process given its values at the centres. With :math:`\Delta = z - z'` in
-coordinates z divided by the lengthscales, :math:`\sigma_1 = -2\varphi'` and
-:math:`\sigma_2 = 4\varphi''`, covariances of values f and gradients g (Solak et al. 2002) are, over
-the squared amplitude,
+coordinates z divided by the lengthscales, :math:`\sigma_1 = -2\varphi'` and :math:`\sigma_2 =
+4\varphi''`, covariances of values f and gradients g (Solak, Murray-Smith, Leithead, Leith &
+Rasmussen 2002) are, over the squared amplitude,
 
 .. math:: \mathrm{Cov}(f, f') = \varphi,\quad \mathrm{Cov}(f, g') = \sigma_1 \Delta,\quad
           \mathrm{Cov}(g, g') = \sigma_1 I - \sigma_2 \Delta \Delta^\top.
-
-References
-----------
-C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Learning, chapter 2 and
-section 8.3.1.
-C. E. Rasmussen (2003), Gaussian processes to speed up hybrid Monte Carlo for expensive Bayesian
-integrals, Bayesian Statistics 7.
-E. Solak, R. Murray-Smith, W. E. Leithead, D. J. Leith and C. E. Rasmussen (2002), Derivative
-observations in Gaussian process models of dynamic systems, NeurIPS 15.
-A. Benavoli, J. Wyse and A. White, Gaussian Processes to speed up MCMC with automatic
-exploratory-exploitation effect.
 """
 
 import math
@@ -99,10 +89,9 @@ class MeanFunction(NamedTuple):
 class SparseGP(NamedTuple):
     """Centres with their weights; arrays have room for as many as there may be.
 
-    `kernel` is a code of `covariances.COVARIANCES`, `count` the number of centres in use, the mean
-    that of v, and the hyperparameters are logs of the amplitude, in the unit of the values, and of
-    the lengthscales, by which centres are divided. `values` are those of the process at the
-    centres. `factor` is the Cholesky factor of the correlations of these, with `jitter` on the
+    `count` centres are in use, divided by the lengthscales; the mean is that of v; hyperparameters
+    are logs of the amplitude and of the lengthscales. `values` are those of the process at the
+    centres, and `factor` is the Cholesky factor of the correlations of these, with `jitter` on the
     diagonal; it is empty where no variance is asked for. `censoring` has the largest value that was
     learnt, and the depth below it from which values are censored.
     """
@@ -146,8 +135,7 @@ class SparseGP(NamedTuple):
 class Uncertainty(NamedTuple):
     """Cholesky factors (m, m) of a fit, which say how uncertain it is.
 
-    That of the correlations of the centres, and that of the weights' precision in the coordinates
-    that the first one whitens.
+    That of the correlations of the centres, and of the precision of the weights that it whitens.
     """
 
     factor: np.ndarray
@@ -186,10 +174,7 @@ def _distances(gp, u, v, z, out):
 
 @jit(fastmath=SIMD)
 def value_at(gp, u, v, z, basis):
-    """Evaluate the mean at `u` (d,) of a process with the rational quadratic covariance.
-
-    `v` and `z` (d,) and `basis` (m,) are written.
-    """
+    """Mean at `u` (d,), for the rational quadratic covariance; `v`, `z` and `basis` are written."""
     _distances(gp, u, v, z, basis)
     total = 0.0
     for j in range(basis.size):
@@ -219,10 +204,7 @@ def value_and_gradient_at(gp, u, v, z, basis, out):
 
 @jit
 def _predicted(gp, x, u, v, z, basis):
-    """Mean at `x` (d,), raw, and 1 - its variance over that of the prior.
-
-    `basis` (count,) becomes L^-1 of the correlations with the centres.
-    """
+    """Mean at `x` (d,), raw, and 1 - its variance over the prior's; `basis` becomes L^-1 k."""
     standardize(gp.standardization, x, u)
     _distances(gp, u, v, z, basis)
     mean = mean_value(gp.mean, v)
@@ -253,10 +235,9 @@ def _in_raw_coordinates(gp, u, gradient, spare):
 
 @jit(allocates=True)
 def predict_with_gradient(gp, x, gradient_mean, cross_covariance, gradient_covariance):
-    """Mean and variance of the value f at `x` (d,), and what is known of the gradient g.
+    """Mean and variance at `x` (d,), raw, in O(m^2 (1 + d)), and what is known of the gradient.
 
-    All of it is in raw coordinates, in O(m^2 (1 + d)). The mean of g and its covariance with f,
-    both (d,), and the covariance of g (d, d), are written.
+    Its mean and its covariance with the value, both (d,), and its covariance (d, d), are written.
     """
     dim, count = x.size, gp.count[0]
     u, v, z, spare = np.empty(dim), np.empty(dim), np.empty(dim), np.empty(dim)
@@ -307,9 +288,9 @@ def log_surrogate(gp, x):
 def bounded(gp, mean, variance):
     r"""Return :math:`S = \min(\mu + \kappa/2, \text{largest value learnt})`.
 
-    It is a fixed function of the point, as the second stage needs. Beyond the largest value S would
-    let nothing more through, and the second stage divides by what was promised: a chain would leave
-    the points that it has learnt with probability :math:`e^{-\kappa/2}` only.
+    Beyond the largest value S would let nothing more through, and the second stage divides by what
+    was promised: a chain would leave the points that it has learnt with probability
+    :math:`e^{-\kappa/2}`.
     """
     promised = mean + 0.5 * variance
     return min(promised, gp.censoring[0]) if gp.count[0] > 0 else promised
@@ -319,10 +300,9 @@ def bounded(gp, mean, variance):
 def add_centre(gp, x, value):
     """Learn the `value` at a point `x` (d,) between two fits, by a centre there, in O(m^2).
 
-    Values that are further below the largest than the depth of censoring, infinite or NaN enter as
-    if they were at that depth: a log-likelihood falls off cliffs, and a smooth process that
-    interpolates them rings for many lengthscales around. Returns False, and nothing has changed, if
-    there is no room or the process knows the value already.
+    What is below the depth of censoring, infinite or NaN enters as if it were at that depth: a
+    log-likelihood falls off cliffs, and a smooth process that interpolates them rings for many
+    lengthscales around. Returns False if there is no room or the process knows the value already.
     """
     dim, count = x.size, gp.count[0]
     lowest = gp.censoring[0] - gp.censoring[1]
@@ -353,11 +333,7 @@ def add_centre(gp, x, value):
 
 @jit
 def follow(gp, value):
-    """Let the prior mean, a constant, be `value`, in O(m^2), as the paper has it: the current one.
-
-    A surrogate that depends on the state needs the reverse probability under the proposed point's
-    mean, see `delayed_acceptance.corrected_second_stage`.
-    """
+    """Let the prior mean, a constant, be `value`, in O(m^2): the paper's is the current one."""
     gp.mean.constant[0] = value
     count = gp.count[0]
     for j in range(count):
@@ -368,10 +344,7 @@ def follow(gp, value):
 
 @jit(allocates=True)
 def basis_functions(kernel, coordinates, centres, out):
-    """Basis functions at `centres` (d, m) of the columns of `coordinates` (d, n).
-
-    `out` has shape (n, 1, m), or (n, 1 + d, m) for the gradients after the values.
-    """
+    """Basis functions at `centres` of the columns of `coordinates`: `out` (n, 1 or 1 + d, m)."""
     z = np.empty(coordinates.shape[0])
     for i in range(coordinates.shape[1]):
         for k in range(z.size):
@@ -380,10 +353,7 @@ def basis_functions(kernel, coordinates, centres, out):
 
 
 def posterior_covariance(gp: SparseGP, uncertainty: Uncertainty, u: np.ndarray) -> np.ndarray:
-    """Covariance (n, n) of the values at the columns of `u` (d, n), given all evaluations.
-
-    Beside the variance given the values at the centres it has that of these values.
-    """
+    """Covariance (n, n) of the values at the columns of `u` (d, n), given all evaluations."""
     z = np.ascontiguousarray(gp.triangular_map.to_v(u) * gp.inverse_lengthscales[:, None])
     basis = np.empty((z.shape[1], 1, gp.weights.size))
     basis_functions(gp.kernel, z, gp.centres, basis)

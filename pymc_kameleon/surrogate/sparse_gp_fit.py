@@ -8,8 +8,12 @@ from scipy import linalg
 
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
-from pymc_kameleon.surrogate.covariances import correlation_matrix, correlations
-from pymc_kameleon.surrogate.hyperparameters import N_ROWS, fit_hyperparameters
+from pymc_kameleon.surrogate.covariances import (
+    N_ROWS,
+    correlation_matrix,
+    correlations,
+    fit_hyperparameters,
+)
 from pymc_kameleon.surrogate.mean import Mean, confined, constant_mean, fit_quadratic, mean_value
 from pymc_kameleon.surrogate.sparse_gp import (
     RATIONAL,
@@ -96,8 +100,8 @@ def choose_centres(kernel, coordinates, importance, size, chosen):
 def most_informative(points: np.ndarray, log_densities: np.ndarray, size: int) -> np.ndarray:
     """Return the indices of at most `size` evaluations that predict the others.
 
-    A pivoted Cholesky decomposition in the coordinates of the mode. What is far below the typical
-    set counts the less; repeated points, and those without a finite log density, are left out.
+    What is far below the typical set counts the less; repeated points, and those without a finite
+    log density, are left out.
     """
     finite = np.flatnonzero(np.isfinite(log_densities))
     if not finite.size:
@@ -129,16 +133,15 @@ def fit_sparse_gp(
     """Fit a sparse Gaussian process to all evaluations, and say how uncertain it is.
 
     `values` (n,) at `points` (n, d), in raw coordinates, are log densities with the prior; -inf and
-    NaN are "very low", and of repeated points the last one counts. `log_prior` (n,), by default 0,
-    is not to be learnt, because it is known. `gradients` (n, d), in raw coordinates, are of what is
-    to be learnt; they count down to the depth of the `typical` set, by default that of a Gaussian
-    below the largest value, and those with a NaN do not.
+    NaN are "very low", and of repeated points the last one counts. `log_prior` (n,) is known, and
+    not to be learnt. `gradients` (n, d) are of what is; they count down to the depth of the
+    `typical` set, by default that of a Gaussian below the largest value, and those with a NaN do
+    not.
 
     The search for hyperparameters begins with `previous` ones (1 + d,); `max_iterations` are those
-    of a first search, and of one that begins with others. The prior mean is `constant`, or by
-    default a concave quadratic that is fitted. A `noise_share` is for values that are to be met
-    exactly, and are not straightened: noise of the typical ones, relative to what the prior mean
-    leaves of them.
+    of a first search, and of one that begins with others. The prior mean is `constant`, or a
+    concave quadratic. A `noise_share` is for values that are to be met exactly, and are not
+    straightened: noise of the typical ones, relative to what the prior mean leaves of them.
 
     Raises a ValueError if no value is finite, and a LinAlgError if the points cannot be told apart.
     """
@@ -214,11 +217,10 @@ def _importance(values, typical, dim):
 
 
 class _Data(NamedTuple):
-    """What was evaluated, in standardised coordinates u, and how it is to be fitted.
+    """What was evaluated, in standardised coordinates u (d, n), and how it is to be fitted.
 
-    Points u (d, n), log densities (n,), what is known of them (n,), gradients of the rest (d, n),
-    NaN where they are not to be learnt, weights (n,), what log densities are typical, which of
-    these are (n,), and options of `fit_sparse_gp`.
+    `known` (n,) is not to be learnt; `slopes` (d, n) are gradients of the rest, NaN where they are
+    not.
     """
 
     u: np.ndarray
@@ -234,10 +236,9 @@ class _Data(NamedTuple):
 
 
 class _Residuals(NamedTuple):
-    """What the basis functions are to add to a mean, in straight coordinates v.
+    """What the basis functions are to add to a mean at points v (d, n), in straight coordinates.
 
-    Values (n,) at all points v (d, n), with their noise (n,), and gradients (d, k) at those whose
-    indices are `near` (k,).
+    Gradients (d, k) are at those whose indices are `near` (k,).
     """
 
     triangular_map: TriangularMap
@@ -295,10 +296,7 @@ def _mean_values(mean, v):
 
 
 def _straightest(data, previous, max_iterations):
-    """Straighten, if that makes the evaluations more likely under the Gaussian process.
-
-    Returns the residuals, and where and how long to search for hyperparameters.
-    """
+    """Straighten if that makes the evaluations more likely; say how to search then."""
     iterations = max_iterations[previous is not None]
     unbent = _residuals(data, identity_map(len(data.u)))
     if data.noise_share is not None:
@@ -327,10 +325,9 @@ def _with_shifted(z, importance, near):
 
 
 def cholesky_with_jitter(matrix: np.ndarray) -> tuple[np.ndarray, float]:
-    """Lower Cholesky factor of `matrix`, of unit diagonal, with the least jitter that it takes.
+    """Lower Cholesky factor of `matrix`, of unit diagonal, and the least jitter that it takes.
 
-    The jitter, returned too, is 1e-8, 1e-7, ... or 1e-2; only the lower triangle is read. Raises a
-    LinAlgError if the matrix is not positive definite with the largest jitter, or not finite.
+    That is 1e-8, 1e-7, ... or 1e-2; only the lower triangle is read. Raises a LinAlgError beyond.
     """
     diagonal, jitter = np.diagonal(matrix).copy(), SMALLEST_JITTER
     while True:
@@ -346,8 +343,8 @@ def cholesky_with_jitter(matrix: np.ndarray) -> tuple[np.ndarray, float]:
 def _ridge(kernel, data, centres, amplitude):
     """Weights of the basis functions, whitened (m,): the mean of the subset of regressors.
 
-    `data` is a list of points z (d, n), what the basis functions are to add there, and how closely:
-    arrays of shape (n,) for values, (n, d) for gradients in z. Returns uncertainty and jitter too.
+    `data` lists points z (d, n), what the basis functions are to add there, and how closely: (n,)
+    for values, (n, d) for gradients in z. Returns uncertainty and jitter too.
     """
     m = centres.shape[1]
     correlation = np.zeros((m, m))

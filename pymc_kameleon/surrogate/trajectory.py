@@ -1,15 +1,10 @@
-r"""Hamiltonian trajectories on a surrogate, accepted by the true density.
+r"""Hamiltonian trajectories on a surrogate, accepted by the true density (Rasmussen 2003).
 
 Momenta :math:`n \sim N(0, I)` and a leapfrog of :math:`H = -s(u) + \tfrac12 |n|^2` whose velocity
 is A n, so the mass matrix is :math:`(A A^\top)^{-1}`. For any fixed surrogate s the map is
 reversible and keeps volume, so one evaluation of the true density accepts it exactly,
 
 .. math:: \alpha = 1 \wedge \frac{\pi(x^*)}{\pi(x)} e^{(|n|^2 - |n^*|^2) / 2}.
-
-References
-----------
-C. E. Rasmussen (2003), Gaussian processes to speed up hybrid Monte Carlo for expensive Bayesian
-integrals, Bayesian Statistics 7.
 """
 
 import math
@@ -56,12 +51,11 @@ LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128])
 class Integrator(NamedTuple):
     r"""How trajectories run; arrays are changed in place.
 
-    `root` is A, lower-triangular: a root of the inverse mass matrix in coordinates of moves;
-    `length` the largest number of leapfrog steps, and `n_steps` how many there were so far. No
-    point of a trajectory is further than `radius` from the origin; the way back visits the same
-    points, so this is symmetric. A `hot_share` of proposals is at a higher temperature,
-    :math:`n \sim N(0, T I)`: they end further out, where the surrogate is to learn, and leave a
-    tail where it is too low. They are as exact.
+    `root` is A, lower-triangular, in coordinates of moves; `length` the largest number of leapfrog
+    steps, and `n_steps` how many there were so far. No point of a trajectory is further than
+    `radius` from the origin; the way back visits the same points, so this is symmetric. A
+    `hot_share` of proposals is at a higher temperature, :math:`n \sim N(0, T I)`: they end further
+    out, where the surrogate is to learn, and leave a tail where it is too low. They are as exact.
     """
 
     root: np.ndarray
@@ -87,10 +81,10 @@ def _kick(root, size, gradient, momentum):
 
 @jit
 def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum):
-    """Move `u` and `momentum`, both (d,), in place along a trajectory.
+    """Move `u` and `momentum`, both (d,), in place along a trajectory; return s where it ends.
 
-    `gradient` (d,) is that of the surrogate at `u`, before and after. Returns s where it ends; -inf
-    if a point was outside of the ball of `radius`, or not finite.
+    It is -inf if a point was outside of the ball of `radius`, or not finite. `gradient` (d,) is
+    that of the surrogate at `u`, before and after.
     """
     velocity, value = workspace.velocity, -np.inf
     for _ in range(n_steps):
@@ -112,10 +106,10 @@ def _squared_norm(vector):
 
 @jit
 def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, uniforms, workspace):
-    """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant.
+    """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant; return s there.
 
-    `value` is s(u), and s of the new u is returned. `momentum` (d,), which is overwritten, has
-    standard normal numbers, `uniforms` (4,) uniform ones.
+    `value` is s(u); `momentum` (d,), overwritten, has standard normal numbers, `uniforms` (4,)
+    uniform ones.
     """
     dim = u.size
     start, gradient = workspace.other, workspace.gradient
@@ -145,10 +139,9 @@ def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, u
 
 @jit(allocates=True)
 def _jumps(surrogate, root, step_size, radius, lengths, starts, momenta, acceptance, jumps):
-    """Find acceptance and accepted squared jumps on the surrogate alone, after some lengths.
+    """Find acceptance (n, k) and accepted mean squared jumps (n, d) on the surrogate alone.
 
-    For increasing `lengths` (n,) from `starts` with `momenta` (k, d), `acceptance` (n, k) is
-    written, and the means of the `jumps` (n, d) over the starts.
+    They are after increasing `lengths` (n,) from `starts` with `momenta` (k, d).
     """
     k, dim = starts.shape
     u, momentum, gradient = np.empty(dim), np.empty(dim), np.empty(dim)
@@ -186,10 +179,10 @@ def tuned_integrator(
 ) -> Integrator:
     """Choose mass matrix, step size and length on the surrogate, without a true evaluation.
 
-    The inverse of the mass matrix is that of the surrogate's Fisher information; the length
-    that with the largest expected squared jump a step, of the coordinate that moves least. The mean
-    acceptance on the surrogate, without starts that are stuck, is to be `target_accept`; `points`
-    (k, d), in coordinates of moves, are those that the chain visits.
+    The inverse of the mass matrix is that of the surrogate's Fisher information at `points` (k, d),
+    those that the chain visits; the length that with the largest expected squared jump a step, of
+    the coordinate that moves least. The mean acceptance, without starts that are stuck, is to be
+    `target_accept`.
     """
     radius = integrator.radius[0]
     k, dim = points.shape

@@ -13,13 +13,14 @@ from pymc_kameleon.mcmc.evaluations import keep_evaluation, new_evaluations
 from pymc_kameleon.mcmc.history import new_history, thinned
 from pymc_kameleon.mcmc.loop import Mixture, differences_of, no_differences
 from pymc_kameleon.mcmc.scalings import NO_RECURSION
-from pymc_kameleon.surrogate.modes import find_modes, nearest_mode
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
+    find_modes,
     log_priors,
     natural_slopes,
     natural_where,
+    nearest_mode,
     surrogate_values,
 )
 from pymc_kameleon.surrogate.sparse_gp import (
@@ -101,9 +102,8 @@ below so large a standard deviation there is nothing to learn."""
 class TrajectoryLearner(Learner):
     """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor.
 
-    It has at most `max_centers` radial basis functions, and learns from `gradients` of evaluations
-    too if they have them. A `prior` with its gradient is not learnt; without one no coordinate
-    `is_bounded`, and taken by its natural value.
+    A `prior` with its gradient is not learnt; without one no coordinate `is_bounded`, and taken by
+    its natural value.
     """
 
     history_capacity = N_HISTORY
@@ -261,8 +261,7 @@ class TrajectoryLearner(Learner):
     def _uncertain_points(self, uncertainty, drawn, n):
         """Raw points, at most `n` of those `drawn` (m, d), where the surrogate is uncertain.
 
-        They are picked one by one, each as if the ones before were known; points that are typical
-        come first.
+        They are picked one by one, each as if the ones before were known; typical ones come first.
         """
         values = surrogate_values(self.surrogate, drawn)
         values = np.minimum(values, self.usual_height)

@@ -6,11 +6,8 @@ number of moves does not depend on the state, so the whole is reversible too, an
 
 .. math:: \alpha = 1 \wedge \frac{\pi(x^*) e^{s(x)}}{\pi(x) e^{s(x^*)}}
 
-accepts it exactly, whatever the surrogate s is.
-
-References
-----------
-J. S. Liu (2001), Monte Carlo Strategies in Scientific Computing, section 9.4.3.
+accepts it exactly, whatever the surrogate s is (Liu 2001, Monte Carlo Strategies in Scientific
+Computing, section 9.4.3).
 """
 
 import math
@@ -81,11 +78,10 @@ call_for_value = by_address(types.float64)
 class TransitionRecord(NamedTuple):
     """What a chain that adapts remembers of each transition; all arrays are changed in place.
 
-    Rows of `outcome` (2, 4) are of trajectories and of differences: how many, sum of their
-    acceptance probabilities, of the squared distances that the chain moved, in units of the
-    standard deviations `scales` (d,), and of the squares of these. No distance counts for more than
-    that of two independent points, so that one way back from far away says little. `last` (d,) is
-    where the chain was before.
+    Rows of `outcome` (2, 4) are of trajectories and of differences: how many, and sums of their
+    acceptance probabilities, of squared distances that the chain moved, in units of `scales` (d,),
+    and of the squares of these. No distance counts for more than that of two independent points, so
+    that one way back from far away says little.
     """
 
     history: History
@@ -150,10 +146,7 @@ _found: list[int] = []
 
 
 def move_routine(surrogate: PosteriorSurrogate, integrator: Integrator) -> int | Callable:
-    """Return the address of a move on a surrogate, which is compiled once for all that make moves.
-
-    The classes always bring arrays of the same types, so they are looked at once a process.
-    """
+    """Return the address of a move on a surrogate, compiled once for all that make moves."""
     if not is_jitted(_move):  # NUMBA_DISABLE_JIT
         return _move
     if not _found:
@@ -255,9 +248,9 @@ def anneal(
     """Draw from the tempered surrogate by sequential Monte Carlo, without a true evaluation.
 
     Among the `starts` (k, d), in coordinates of moves, are some of each mode. Above the log density
-    `highest` all particles have the same weights. Of the integrator the radius is used; the rest is
-    tuned anew at each temperature. Returns `n` draws (n, d) from exp(s / T) for each temperature,
-    the hottest first, down to T = 1, and the integrator that was tuned for the last of them.
+    `highest` all particles have the same weights. Returns `n` draws (n, d) from exp(s / T) for each
+    temperature, the hottest first, down to T = 1, and the integrator tuned for the last of them;
+    that one's radius is the given one's.
     """
     dim = starts.shape[1]
     particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]

@@ -6,12 +6,8 @@ Where points of the typical set bend, some coordinates are a quadratic of others
 
 is what is left of them. A stationary covariance that knows the ridge here then knows it further out
 too. Coordinates are taken one after the other, and a quadratic is one of those that are not taken
-yet, so the map can be inverted, and what falls in all directions of v falls in those of u.
-
-References
-----------
-M. D. Parno and Y. M. Marzouk (2018), Transport map accelerated Markov chain Monte Carlo, SIAM/ASA
-Journal on Uncertainty Quantification 6, for triangular maps of polynomials.
+yet, so the map can be inverted (Parno & Marzouk 2018, Transport map accelerated Markov chain Monte
+Carlo, SIAM/ASA Journal on Uncertainty Quantification 6).
 """
 
 import math
@@ -206,11 +202,10 @@ def fit_triangular_map(u: np.ndarray, weights: np.ndarray) -> TriangularMap:
 def _fit_quadratic(gram, pairs, k, left, n_effective):
     """Regress coordinate `k` on a linear function of the others in `left`, and on some products.
 
-    Products are taken one by one, as long as a Bayesian information criterion for `n_effective`
-    points, which knows among how many they are chosen, says so. `gram` (p, p) has mean products of
-    constant, coordinates and their products, which are of `pairs` (2, p - 1 - d). Returns what the
-    products leave of the variance that the linear function leaves; then scale, constant, linear and
-    quadratic coefficients.
+    Products are taken one by one while a Bayesian information criterion, which knows among how many
+    they are chosen, says so. `gram` (p, p) has mean products of constant, coordinates and their
+    products, of `pairs` (2, p - 1 - d). Returns the share of the variance that the products leave;
+    then scale, constant, linear and quadratic coefficients.
     """
     dim = len(gram) - 1 - pairs.shape[1]
     others = np.array([i for i in left if i != k])

@@ -54,8 +54,7 @@ def typical_set(
     """Find the typical set of log densities (n,) from those `visited` (m,); else of a Gaussian.
 
     A density can be far larger than the chain ever sees it, in a spike without mass, as that of a
-    centred hierarchical model where the scale is small; and its mass can be at values that differ
-    by more than those of a Gaussian.
+    centred hierarchical model, and its mass at values that differ by more than those of a Gaussian.
     """
     largest, depth = values[np.isfinite(values)].max(), typical_depth(dim)
     if not len(visited):
@@ -87,9 +86,9 @@ def around_the_mode(
 ) -> Standardization:
     """Mean and covariance of the quadratic through the evaluations near the largest value.
 
-    At least one of the log densities `values` (n,) at `points` (n, d) is finite; of `gradients`
-    (n, d), those with a NaN do not count. Where the evaluations are flat or curved upwards, their
-    own spread stands for that of the posterior.
+    One of the log densities (n,) at `points` (n, d) is finite; `gradients` (n, d) with a NaN do not
+    count. Where the evaluations are flat or curved upwards their own spread stands for the
+    posterior's.
     """
     dim = points.shape[1]
     finite = np.isfinite(values)

@@ -33,14 +33,19 @@ eta = eta' + L^T B (v - v') = eta' + [C^-1 (f - f'); S (f - f')] (Matheron's rul
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import solve
 
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteFactor, Sites, solve_root
+from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
+from pymc_kameleon.surrogate.covariances import COVARIANCES
+from pymc_kameleon.surrogate.sparse_gp import basis_functions
 
-__all__ = ["ConditionalGaussian"]
+__all__ = ["ConditionalGaussian", "SiteFunction", "constant_sites", "fit_sites"]
 
 LEAST_TOLD = 1e-8
 """What a site says beside the prior from which a division by S keeps 12 digits of the function."""
@@ -49,8 +54,8 @@ LEAST_TOLD = 1e-8
 class ConditionalGaussian:
     """N(f; m, C C^T) times Gaussian sites, normalised.
 
-    m is `prior_mean` (N,), and C is `root` (N, N), in C order, not read above the diagonal. The
-    `sites` have no negative precision, and `inner` is A, for the covariance and these sites.
+    C is `root` (N, N), in C order, not read above the diagonal; `inner` is A, for these sites, none
+    of whose precisions is negative.
     """
 
     def __init__(
@@ -153,10 +158,9 @@ def _quadratic(f, prior_mean, mean, residual, precision):
 
 @jit_inner(fastmath=SIMD)
 def _map_into(root, factor, roots, inverse_roots, divides, own, of_sites, w, out):
-    """Write w and C L [e; e'] for the rows e of `own` and e' of `of_sites`.
+    """Write w and C L [e; e'] for the rows e of `own`, overwritten, and e' of `of_sites`.
 
-    `own` is overwritten unless all of S `divides`. A row of a matrix serves all of them before the
-    next is read.
+    A row of a matrix serves all of them before the next is read.
     """
     n, size = w.shape
     for i in range(size):
@@ -182,10 +186,7 @@ def _map_into(root, factor, roots, inverse_roots, divides, own, of_sites, w, out
 
 @jit(fastmath=SIMD)
 def _restore_into(root, factor, roots, inverse_roots, divides, pull, prior_mean, eta, room, out):
-    """Write the mean of f, r, and f where the standardised function is `eta`.
-
-    The mean takes little time as a second vector.
-    """
+    """Write the mean of f, r, and f where the standardised function is `eta`."""
     own, of_sites, w, moved = room[0], room[1], room[2], room[3]
     size = roots.size
     for i in range(size):
@@ -202,3 +203,112 @@ def _restore_into(root, factor, roots, inverse_roots, divides, pull, prior_mean,
         out[0, i] = prior_mean[i] + moved[1, i]
         out[1, i] = (pull[i] if inverse_roots[i] == 0.0 else 0.0) - roots[i] * w[1, i]
         out[2, i] = out[0, i] + moved[0, i]
+
+
+SMALLEST_PRECISION = 1e-10
+"""Share of a pilot's mean precision below which a site says nothing, and its logarithm too much."""
+
+LENGTHSCALE, LINEAR_VARIANCE, NOISE_VARIANCE = 2.0, 4.0, 0.01
+"""Of the regression, in standardised coordinates, relative to the variance of a parameter."""
+
+
+class SiteFunction(NamedTuple):
+    """Sites whose parameters are a Gaussian process of standardised hyperparameters u.
+
+    The basis functions are 1, u, and a radial one at each of `pilots` (d, P), standardised, over
+    the lengthscale. `precision` and `shift` (b, N) are coefficients of the logs of the precisions,
+    and of the shifts, b = 1 for constant sites, else 1 + d + P. Where `has_means` (1,) the second
+    are those of the means, which do not change with the noise of a normal likelihood. Further out
+    than `radius` (1,) the sites are those at that distance in the same direction: nothing is
+    extrapolated.
+    """
+
+    coordinates: Standardization
+    radius: np.ndarray
+    pilots: np.ndarray
+    precision: np.ndarray
+    shift: np.ndarray
+    has_means: np.ndarray
+
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return {"pilots": 1, "precision": 0, "shift": 0}
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether there is a coefficient for each basis function."""
+        n = len(self.precision)
+        return n == len(self.shift) and (n == 1 or n == 1 + sum(self.pilots.shape))
+
+    def __call__(self, x: np.ndarray) -> Sites:
+        """Sites at the hyperparameters `x` (d,)."""
+        if len(self.precision) == 1:
+            return Sites(np.exp(self.precision[0]), self.shift[0])
+        u = self.coordinates.whiten(x[None])
+        u *= min(1.0, self.radius[0] / max(np.linalg.norm(u), 1e-300))
+        basis = np.concatenate([[1.0], u[:, 0], _radial(u, self.pilots)[0]])
+        # Not a product of matrices, which would wake other threads.
+        precision = np.exp(np.einsum("j,ji->i", basis, self.precision))
+        shift = np.einsum("j,ji->i", basis, self.shift)
+        return Sites(precision, shift * precision if self.has_means[0] else shift)
+
+
+def _radial(u, pilots):
+    """Squared-exponential basis functions (n, P) of the columns of `u` (d, n)."""
+    out = np.empty((u.shape[1], 1, pilots.shape[1]))
+    basis_functions(COVARIANCES["squared_exponential"], u / LENGTHSCALE, pilots, out)
+    return out[:, 0]
+
+
+def constant_sites(sites: Sites, dim: int) -> SiteFunction:
+    """Return sites that are the same at all hyperparameters (d,)."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(sites.precision)[None]
+    return SiteFunction(
+        Standardization(np.zeros(dim), np.eye(dim)),
+        np.zeros(1),
+        np.zeros((dim, 0)),
+        logs,
+        sites.shift[None].copy(),
+        np.zeros(1, dtype=np.bool_),
+    )
+
+
+def fit_sites(
+    points: np.ndarray,
+    precision: np.ndarray,
+    shift: np.ndarray,
+    coordinates: Standardization,
+    has_means: bool = False,
+) -> SiteFunction | None:
+    """Regress parameters of sites, both (P, N), on the hyperparameters of pilot `points` (P, d).
+
+    The posterior mean of a Gaussian process for each parameter, in units of its standard deviation:
+    a linear function of u with weights N(0, 4), plus a squared-exponential covariance. None if
+    there are too few points for a linear function, or no site says anything.
+    """
+    dim = points.shape[1]
+    if len(points) < 1.5 * (1 + dim) or not np.any(precision > 0):
+        return None
+    u = coordinates.whiten(points)
+    usual = precision.mean(axis=1, keepdims=True)
+    usual = np.where(usual > 0, usual, usual.mean())
+    precision = np.maximum(precision, SMALLEST_PRECISION * usual)
+    parameters = np.hstack([np.log(precision), shift / precision if has_means else shift])
+    location = parameters.mean(axis=0)
+    linear, pilots = np.column_stack([np.ones(len(points)), u.T]), u / LENGTHSCALE
+    covariance = _radial(u, pilots) + LINEAR_VARIANCE * linear @ linear.T
+    covariance[np.diag_indices_from(covariance)] += NOISE_VARIANCE
+    weights = solve(covariance, parameters - location, assume_a="pos")
+    coefficients = np.vstack([LINEAR_VARIANCE * linear.T @ weights, weights])
+    coefficients[0] += location
+    size = precision.shape[1]
+    return SiteFunction(
+        coordinates,
+        np.array([np.sqrt(np.max(np.sum(u**2, axis=0)))]),
+        pilots,
+        np.ascontiguousarray(coefficients[:, :size]),
+        np.ascontiguousarray(coefficients[:, size:]),
+        np.array([has_means]),
+    )

@@ -20,12 +20,10 @@ MOST_VALUES = 10_000
 class JointModel:
     """A latent function of a PyMC model, and the continuous variables that it depends on.
 
-    `vars` names the latent function, and hyperparameters if not all of them are to be moved. The
-    value variables of theta are `hyperparameters`, in the model's order, of `shapes`, `dim` numbers
-    in all, and `scales` (d,) those of their prior. `others` are the value variables that other
-    steps move, with their shared variables. If there is no latent function, or more than one, or a
-    variable is none of its hyperparameters, it raises ValueError, which says which, and what to
-    write.
+    `vars` names the latent function, and hyperparameters if not all of them are to be moved. Theta
+    has the value variables `hyperparameters`, in the model's order, of `shapes`, `dim` numbers in
+    all, and `scales` (d,) those of their prior. `others` are the value variables that other steps
+    move.
     """
 
     def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
@@ -67,10 +65,7 @@ class JointModel:
         self.function.recompute()
 
     def log_prior(self, x: np.ndarray) -> float:
-        """Log prior of theta at `x` (d,), with the Jacobians of its transforms.
-
-        It holds every other term of the model that depends on theta but not on the function.
-        """
+        """Log prior of theta at `x` (d,), and all other terms that are none of the function's."""
         out = np.empty(1)
         self._log_prior.into(x, out)
         return float(out[0])
@@ -84,10 +79,7 @@ class JointModel:
             storage[0][...] = x[part].reshape(shape)
 
     def prior(self) -> PriorAt:
-        """Return the prior of the function at the theta set last.
-
-        It raises ValueError or LinAlgError if its covariance is not positive definite.
-        """
+        """Return the prior at the theta set last; ValueError or LinAlgError if there is none."""
         return self.function.prior.evaluate()
 
     def unfactorised_prior(self) -> UnfactorisedPrior:
@@ -140,10 +132,9 @@ class JointModel:
 
 
 def named_variables(model, vars):
-    """Split what a user named into the latent function and the value variables of hyperparameters.
+    """Split `vars` into the latent function and the value variables of hyperparameters.
 
-    These are None if no hyperparameter was named, which means all of them. It raises ValueError if
-    there is no latent function, or more than one, or a variable is discrete.
+    These are None if no hyperparameter was named, which means all of them.
     """
     if vars is None:
         functions = [rv for rv in model.free_RVs if _is_function(model, rv)]

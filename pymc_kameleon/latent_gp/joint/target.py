@@ -26,12 +26,31 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.latent_gp.gaussian_sites import SiteFactor, Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.prior import FreeVariable, PriorAt, UnfactorisedPrior
-from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
+from pymc_kameleon.latent_gp.tempered_target import (
+    MOST_EVALUATIONS,
+    FactorisingLikelihood,
+    TemperedTarget,
+    slices_along,
+)
+from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
+from pymc_kameleon.mcmc.loop import run_plain
+from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 
-__all__ = ["HyperparameterModel", "JointPoint", "JointTarget", "log_density_terms", "log_posterior"]
+__all__ = [
+    "HyperparameterModel",
+    "JointPoint",
+    "JointTarget",
+    "log_density_terms",
+    "log_posterior",
+    "move_hyperparameters",
+    "point_of_draw",
+    "slices",
+]
 
 
 class HyperparameterModel(Protocol):
@@ -56,10 +75,7 @@ class HyperparameterModel(Protocol):
 
 
 class JointPoint(NamedTuple):
-    """Hyperparameters x (d,), a function f (N,), and what is known of the model there.
-
-    `variable` is the model's, behind f.
-    """
+    """Hyperparameters x (d,), a function f (N,), and what is known of the model there."""
 
     x: np.ndarray
     function: np.ndarray
@@ -83,9 +99,9 @@ def log_posterior(point: JointPoint) -> float:
 class JointTarget:
     """The density of theta at a fixed eta, as `mcmc.loop` evaluates it in plain Python.
 
-    The Gaussian `sites` are a function of theta (d,), and must not depend on anything else. `eta`
-    (2, N) is the standardised function, since `hold`; `proposed` the point of the last evaluation
-    that succeeded; `n_failed` counts those at which a covariance was not positive definite.
+    The Gaussian `sites` are a function of theta alone. `eta` (2, N) is the standardised function;
+    `proposed` the point of the last evaluation that succeeded; `n_failed` counts those at which a
+    covariance was not positive definite.
     """
 
     def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
@@ -99,10 +115,7 @@ class JointTarget:
         self.eta = point.conditional.standardised(point.function, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Write the three terms of the log density at `x` (d,) into `value`, -inf if there is none.
-
-        The function is carried along, eta fixed.
-        """
+        """Write the terms of the log density at `x` (d,), eta fixed; -inf if there is none."""
         value[:] = 0.0
         value[0] = -np.inf
         log_prior = self.model.log_prior(x)
@@ -119,10 +132,7 @@ class JointTarget:
         value[:3] = log_density_terms(self.proposed)
 
     def point(self, x: np.ndarray, f: np.ndarray) -> JointPoint:
-        """Return the point of hyperparameters `x` (d,) and function `f` (N,).
-
-        It raises ValueError or LinAlgError if a covariance is not positive definite there.
-        """
+        """Return the point of hyperparameters `x` (d,) and function `f` (N,)."""
         variable, conditional = self._gaussians(x)
         log_prior, likelihood = self.model.log_prior(x), self.model.likelihood.value(f)
         return JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
@@ -134,3 +144,82 @@ class JointTarget:
         inner = SiteFactor(prior.covariance, sites.precision)
         root, variable = prior.factorised_in_place()
         return variable, ConditionalGaussian(prior.mean, root, sites, inner)
+
+
+def move_hyperparameters(
+    target: JointTarget,
+    point: JointPoint,
+    chain: Chain,
+    learner: Learner,
+    rng: np.random.Generator,
+    adapts: bool,
+) -> JointPoint:
+    """Make a Metropolis-Hastings transition of theta, with the function carried along at fixed eta.
+
+    `target` holds an eta of the point, and `chain` is at it. The point that was given is returned
+    if the proposal was rejected.
+    """
+    chain.value[:] = log_density_terms(point)
+    accepted = chain.outcome[ACCEPTED]
+    run_plain(
+        (target.into,),
+        None,
+        chain,
+        learner.mixture(adapts),
+        learner.proposal(False),
+        learner.recursion(),
+        adapts,
+        rng.standard_normal((1, point.x.size + learner.n_more_normals)),
+        rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),
+    )
+    if target.proposed is None or chain.outcome[ACCEPTED] <= accepted:
+        return point
+    return target.proposed
+
+
+def point_of_draw(
+    model: HyperparameterModel, point: JointPoint, rng: np.random.Generator
+) -> JointPoint:
+    """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
+    f = point.conditional.restored(rng.standard_normal((2, point.function.size)))
+    return point._replace(function=f, log_likelihood=model.likelihood.value(f))
+
+
+def slices(
+    target: JointTarget, point: JointPoint, rng: np.random.Generator, n: int
+) -> tuple[JointPoint, int]:
+    """Move the function by `n` elliptical slices about its conditional Gaussian, at fixed theta.
+
+    They are those of eta, of which the function is a linear function, about N(0, I). `target` holds
+    an eta of the point, and then of the one that is returned, with the number of evaluations.
+    """
+    target.model.set_hyperparameters(point.x)
+    conditional, likelihood, sites = (
+        point.conditional,
+        target.model.likelihood,
+        point.conditional.sites,
+    )
+    normals = rng.standard_normal((2, n, conditional.size))
+    value = point.log_likelihood - float(sites.elementwise(point.function).sum())
+    # The conditional has what slices take of a Gaussian, without a matrix.
+    f, _, n_evaluations, angles = slices_along(
+        TemperedTarget(conditional, likelihood, 1.0, sites),  # type: ignore[arg-type]
+        point.function,
+        value,
+        conditional.images(normals),
+        rng.random((n, 1 + MOST_EVALUATIONS)),
+    )
+    if f is point.function:
+        return point, n_evaluations
+    _turn(target.eta, normals, angles)
+    return point._replace(function=f, log_likelihood=likelihood.value(f)), n_evaluations + 1
+
+
+@jit
+def _turn(eta, normals, angles):
+    """Replace `eta` by its combinations with the rows of `normals`, one after the other."""
+    for t in range(angles.size):
+        cosine, sine = math.cos(angles[t]), math.sin(angles[t])
+        for k in range(eta.shape[0]):
+            for i in range(eta.shape[1]):
+                eta[k, i] = cosine * eta[k, i] + sine * normals[k, t, i]

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import expit
 
-from pymc_kameleon.latent_gp.approximations.binary_likelihoods import TiltedMoments
+from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments
 
 __all__ = ["quadrature_moments"]
 
@@ -31,23 +31,19 @@ PANEL_END = 3.0
 def quadrature_moments(likelihood, mean, variance, n_nodes=33, tolerance=1e-6) -> TiltedMoments:
     """Moments for any factorising likelihood, by adaptive quadrature.
 
-    The slope of a term may jump, as that of -|y - f| does. The rule of `n_nodes` is refined, where
-    it must be, until no moment of any term (log Z; mean and standard deviation in units of the
-    latter) changes by more than `tolerance` from one refinement to the next. It raises
-    FloatingPointError if the moments of a term do not settle within `MAX_NODES` nodes, as where it
-    is not finite in all of its cavity.
+    The rule of `n_nodes` is refined until no moment of any term (log Z; mean and standard deviation
+    in units of the latter) changes by more than `tolerance`. It raises FloatingPointError if a term
+    does not settle within `MAX_NODES` nodes, as where it is not finite in all of its cavity.
 
     The trapezoidal rule in u = sum_j asinh((f - c_j) / s_j), where c_j are the modes of the tilted
-    density and the bend of the log-likelihood, and s_j the scales there. Nodes are dense where the
+    density and the bend of the log-likelihood, and s_j the scales there: nodes are dense where the
     density is narrow and reach over the whole cavity, so that a likelihood thousands of times
-    narrower than the cavity, or with heavy tails, costs a few nodes more: the density need not look
-    like a Gaussian, as it must for Gauss-Hermite nodes. The rule converges geometrically in the
-    number of nodes, a refinement keeps the nodes that there are, and the error after it is of the
-    order of the square of the change that it made.
+    narrower than it, or with heavy tails, costs a few nodes more. The rule converges geometrically,
+    and the error after a refinement is of the order of the square of the change that it made.
 
-    A term with kinks is integrated from one to the next by the double exponential rule (Takahasi &
-    Mori, 1974, Publications of the Research Institute for Mathematical Sciences 9, 721-741), which
-    has the same properties on an interval at whose ends the density does not vanish.
+    A term with kinks, as -|y - f| has one, is integrated from one to the next by the double
+    exponential rule (Takahasi & Mori, 1974), with the same properties on an interval at whose ends
+    the density does not vanish.
     """
     grid = _Grid(likelihood, mean, variance)
     share = np.linspace(0.0, 1.0, n_nodes)
@@ -84,8 +80,8 @@ def quadrature_moments(likelihood, mean, variance, n_nodes=33, tolerance=1e-6) -
 class _Grid:
     """The map between f and u of every term.
 
-    Offsets are from the mode rather than 0: a narrow density far from 0 keeps its digits. A centre
-    that a term does not need has an infinite scale, and no part in its u.
+    Offsets are from the mode, which keeps the digits of a narrow density far from 0. A centre that
+    a term does not need has an infinite scale, and no part in its u.
     """
 
     def __init__(self, likelihood, mean, variance):
@@ -153,7 +149,7 @@ class _Grid:
         """Where the slope of the log-likelihood is halfway between its values at two offsets.
 
         Returns the ends of a short interval around it, the scale of the bend, and whether it is a
-        kink, as the slope changes within the interval more than its derivatives there explain.
+        kink: the slope changes within the interval more than its derivatives there explain.
         """
         first, last = [self.likelihood.terms(self.origin + x)[1:3] for x in (lower, upper)]
         halfway, is_falling = 0.5 * (first[0] + last[0]), first[0] > last[0]
@@ -259,8 +255,7 @@ def _second_modes(likelihood, mean, variance, mode):
 def _uphill(likelihood, mean, variance, start, max_iterations=100):
     """Climb to modes of N(f; m, v) exp(l(f)); return them and the scales there: (N,), (N,).
 
-    Newton steps by the absolute curvature go uphill wherever it is negative, and find the peak of
-    a power law from far away in one step.
+    Newton steps by the absolute curvature go uphill wherever it is negative.
     """
     point, value = start, _log_tilted(likelihood, start, mean, variance)
     is_done = np.zeros(len(mean), dtype=bool)

@@ -25,9 +25,8 @@ def default_soft_floor(target: TemperedTarget) -> float:
     """Soft floor for a likelihood that is not log-concave: the mean over n of max |beta l_n''|.
 
     The largest value of each is sought within three standard deviations of the Gaussian, not at a
-    state of the chain. The metric then follows the sites where they tell most, and hardly changes
-    where their curvature changes sign. A much smaller floor leaves a kink there, which the implicit
-    steps of the integrator do not get past: at a tenth of it most of them fail.
+    state of the chain. A much smaller floor leaves a kink where the curvature changes sign, which
+    the implicit steps of the integrator do not get past: at a tenth of it most of them fail.
     """
     largest = np.zeros(target.base.size)
     for second in _second_derivatives(target, 3.0):
@@ -37,10 +36,7 @@ def default_soft_floor(target: TemperedTarget) -> float:
 
 
 def needed_soft_floor(target: TemperedTarget) -> float:
-    """0 if no term of the likelihood is convex within five standard deviations, else the default.
-
-    It is looked for about the mean of the Gaussian, not at a state of the chain.
-    """
+    """0 if no term is convex within five standard deviations of the Gaussian, else the default."""
     variances = np.diagonal(target.base.covariance)
     for second in _second_derivatives(target, 5.0):
         if np.any(second * variances > ROUNDING):
@@ -58,8 +54,7 @@ def _second_derivatives(target, reach):
 def soft_absolute(u: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
     """Smooth |u| that is nowhere below `floor`, u coth(u / floor), and its derivative: (N,), (N,).
 
-    It exceeds |u| by 2 |u| / (exp(2 |u| / floor) - 1): 2e-8 of |u| at 9 floors (SoftAbs of
-    Betancourt 2013, of a diagonal matrix).
+    SoftAbs of Betancourt 2013, of a diagonal matrix: it exceeds |u| by 2e-8 of it at 9 floors.
     """
     size = np.abs(u / floor)
     decay = np.exp(-2.0 * size)
@@ -101,10 +96,7 @@ def log_ratio_curvature(
 
 
 class Metric(SiteFactor):
-    """G = diag(curvature) + A^-1, A the covariance of `base`: the precision of base times sites.
-
-    It raises FloatingPointError if it is not finite.
-    """
+    """G = diag(curvature) + A^-1, A the covariance of `base`: the precision of base times sites."""
 
     def __init__(self, base: Gaussian, curvature: np.ndarray):
         self.base, self.curvature = base, curvature
@@ -136,8 +128,8 @@ class Metric(SiteFactor):
     def log_determinant_gradient(self, slope: np.ndarray) -> np.ndarray:
         """Gradient (N,) of log|G|: d curvature_n / d x_n times (G^-1)_nn.
 
-        Written with `leverage`, so that its rounding error is that of d log(curvature) / d x,
-        however small the curvature.
+        By `leverage` its rounding error is that of d log(curvature) / d x, however small the
+        curvature.
         """
         relative = np.divide(
             slope, self.curvature, out=np.zeros_like(slope), where=self.curvature > 0.0
@@ -148,12 +140,9 @@ class Metric(SiteFactor):
 class LocalGeometry:
     """A target and its metric at one position: everything that does not need the momentum.
 
-    The Hamiltonian is H(x, p) = p^T G^-1 p / 2 + log|G| / 2 - log density.
-
-    `unit`, the root mean variance of the Gaussian, is what positions are measured in. `terms`
-    (4, N) are the log importance ratio of each element and its derivatives, `curvature` and
-    `curvature_slope` (N,) what `log_ratio_curvature` makes of them. `log_density` is normalised but
-    for the evidence, and `score` (N,) its gradient.
+    The Hamiltonian is H(x, p) = p^T G^-1 p / 2 + log|G| / 2 - log density. `unit`, the root mean
+    variance of the Gaussian, is what positions are measured in; `log_density` is normalised but for
+    the evidence, and `score` (N,) its gradient.
 
     It raises ValueError if the target has sites, and FloatingPointError if the log density or the
     metric is not finite, or the likelihood is not log-concave and there is no floor.

@@ -45,8 +45,7 @@ GRADED_SPACING = 0.1
 class TiltedMoments(NamedTuple):
     """Moments of N(f; m, v) exp(l(f)) / Z for many independent terms, each an array (N,).
 
-    `log_normaliser` is log Z; `slope` d log Z / dm, (tilted mean - m) / v; `curvature`
-    - d^2 log Z / dm^2, (1 - tilted variance / v) / v; and `shrinkage` the tilted variance over v.
+    Log Z; d log Z / dm = (tilted mean - m) / v; - d^2 log Z / dm^2; and the tilted variance over v.
     """
 
     log_normaliser: np.ndarray
@@ -56,11 +55,7 @@ class TiltedMoments(NamedTuple):
 
 
 class _BinaryLikelihood(ABC):
-    """log p(y_n | f) = g(y_n f) for `labels` y (N,) of -1 and 1; a subclass gives g.
-
-    `probit_labels` are the labels where g is log Phi, by which the approximations know that moments
-    are in closed form, and else None.
-    """
+    """log p(y_n | f) = g(y_n f) for `labels` y (N,) of -1 and 1; a subclass gives g."""
 
     probit_labels: np.ndarray | None = None
 
@@ -146,11 +141,7 @@ def _log_ndtr_terms(z):
 
 
 def probit_moments(labels, mean, variance) -> TiltedMoments:
-    """Moments for l(f) = log Phi(y f), y = -1 or 1, and cavities N(m, v): arrays (N,).
-
-    Z = Phi(z), z = y m / sqrt(1 + v) (Rasmussen & Williams 2006, eq. 3.58), by its hazard from
-    erfcx, so that no tail loses digits.
-    """
+    """Moments for l(f) = log Phi(y f), y = -1 or 1 (Rasmussen & Williams 2006, eq. 3.58)."""
     scale = labels / np.sqrt(1.0 + variance)
     value, hazard, second, _, _, rest = _log_ndtr_terms(scale * mean)
     shrinkage = (1.0 + variance * rest) / (1.0 + variance)
@@ -165,12 +156,11 @@ def log_expit(z: np.ndarray) -> np.ndarray:
 def logit_moments(labels, mean, variance) -> TiltedMoments:
     """Moments for l(f) = -log(1 + exp(-y f)), by a fixed rule about the mode.
 
-    The trapezoidal rule over what the cavity reaches about the mode of the tilted density, which
-    falls at least as fast as the cavity on either side. In f the error is exp(-2 pi^2 / h) for a
-    spacing h and the poles of the logistic function at +-i pi, and exp(-2 pi^2 v / h^2) for the
-    Gaussian. A cavity broader than 1 that sees the bend of the logistic function at f = 0 has the
-    rule in asinh(f / 2) instead. Slope and curvature are averages of s = 1 / (1 + exp(y f)): with Z
-    the normaliser, d log Z / dm = y <s> and d^2 log Z / dm^2 = 2 <s^2> - <s> - <s>^2.
+    The trapezoidal rule over what the cavity reaches about the mode of the tilted density. In f the
+    error is exp(-2 pi^2 / h) for a spacing h and the poles of the logistic function at +-i pi, and
+    exp(-2 pi^2 v / h^2) for the Gaussian. A cavity broader than 1 that sees the bend at f = 0 has
+    the rule in asinh(f / 2) instead. Slope and curvature are averages of s = 1 / (1 + exp(y f)): d
+    log Z / dm = y <s> and d^2 log Z / dm^2 = 2 <s^2> - <s> - <s>^2.
     """
     margin, deviation = labels * mean, np.sqrt(variance)
     shift = _tilted_modes(margin, variance)

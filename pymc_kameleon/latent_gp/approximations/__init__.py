@@ -1,1 +1,0 @@
-"""Gaussian approximations of the posterior of a latent function."""

@@ -1,1 +1,0 @@
-"""Transitions of a latent function."""

@@ -15,10 +15,7 @@ from scipy.special import softmax
 
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
-from pymc_kameleon.latent_gp.riemannian_trajectory import (
-    RiemannianSettings,
-    RiemannianState,
-)
+from pymc_kameleon.latent_gp.riemannian_trajectory import RiemannianSettings, RiemannianState
 from pymc_kameleon.latent_gp.riemannian_trajectory import transition as riemannian
 from pymc_kameleon.latent_gp.tempered_target import (
     FactorisingLikelihood,

@@ -1,6 +1,6 @@
 """Likelihoods of binary labels, log Phi(y f) and log expit(y f), and Gaussians times one term."""
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -54,20 +54,21 @@ class TiltedMoments(NamedTuple):
     shrinkage: np.ndarray
 
 
-class _BinaryLikelihood(ABC):
+def log_expit(z: np.ndarray) -> np.ndarray:
+    """Log of the logistic function; five times as fast as `scipy.special.log_expit`."""
+    return np.minimum(z, 0.0) - np.log1p(np.exp(-np.abs(z)))
+
+
+class _BinaryLikelihood:
     """log p(y_n | f) = g(y_n f) for `labels` y (N,) of -1 and 1; a subclass gives g."""
 
     probit_labels: np.ndarray | None = None
+    _log_probability: Callable
+    _derivatives: Callable
 
     def __init__(self, labels: np.ndarray):
         self.labels = np.asarray(labels, dtype=float)
         self.size = len(self.labels)
-
-    @abstractmethod
-    def _log_probability(self, z): ...
-
-    @abstractmethod
-    def _derivatives(self, z): ...
 
     def value(self, f: np.ndarray) -> float:
         """Sum of l_n at `f` (N,)."""
@@ -86,8 +87,7 @@ class _BinaryLikelihood(ABC):
 class Logit(_BinaryLikelihood):
     """Logistic likelihood: l_n(f) = -log(1 + exp(-y_n f))."""
 
-    def _log_probability(self, z):
-        return log_expit(z)
+    _log_probability = staticmethod(log_expit)
 
     def _derivatives(self, z):
         # Each from its own side: 1 - expit loses the tail.
@@ -107,8 +107,7 @@ class Probit(_BinaryLikelihood):
         super().__init__(labels)
         self.probit_labels = self.labels
 
-    def _log_probability(self, z):
-        return log_ndtr(z)
+    _log_probability = staticmethod(log_ndtr)
 
     def _derivatives(self, z):
         return log_ndtr_derivatives(z)[:4]
@@ -146,11 +145,6 @@ def probit_moments(labels, mean, variance) -> TiltedMoments:
     value, hazard, second, _, _, rest = _log_ndtr_terms(scale * mean)
     shrinkage = (1.0 + variance * rest) / (1.0 + variance)
     return TiltedMoments(value, scale * hazard, -second / (1.0 + variance), shrinkage)
-
-
-def log_expit(z: np.ndarray) -> np.ndarray:
-    """Log of the logistic function; five times as fast as `scipy.special.log_expit`."""
-    return np.minimum(z, 0.0) - np.log1p(np.exp(-np.abs(z)))
 
 
 def logit_moments(labels, mean, variance) -> TiltedMoments:

@@ -33,7 +33,6 @@ from pymc_kameleon.validation import checked_choice, checked_integer
 __all__ = [
     "Estimate",
     "Evidence",
-    "EvidenceReport",
     "estimate_log_evidence",
     "importance_sampling",
     "stepping_stones",
@@ -277,7 +276,10 @@ def estimate_log_evidence(
     """
     checked_choice("method", method, DEFAULTS)
     checked_choice("estimator", estimator, ESTIMATORS)
-    name, moves = _transition(transition)
+    if isinstance(transition, str):
+        name, moves = transition, TRANSITIONS[checked_choice("transition", transition, TRANSITIONS)]
+    else:
+        name, moves = transition.at.__name__, transition
     usual = DEFAULTS[method]
     n_temperatures = usual["n_temperatures"] if n_temperatures is None else n_temperatures
     n_particles = usual["n_particles"] if n_particles is None else n_particles
@@ -297,11 +299,14 @@ def estimate_log_evidence(
         "description": f"{method}, {name}",
         "progressbar": progressbar,
     }
+    more: dict[str, Any]
     if method == "ais":
         numbers = np.array_split(np.arange(n_particles), min(cores, n_particles))
         chunks = [(*common, [generators[i] for i in part], n_moves) for part in numbers]
         runs = run_tasks(anneal, chunks, total=len(chunks) * (n_temperatures - 1), **options)
-        found, log_weights, more = _from_particles(runs, path.log_normaliser, betas)
+        seen = np.concatenate([run.log_ratios for run in runs])[:, :-1]
+        log_weights = path.log_normaliser + seen @ np.diff(betas)
+        found, more = importance_sampling(log_weights), {"pareto_k": pareto_k(log_weights)}
     else:
         replicates = [(*common, generator, n_draws, n_tune) for generator in generators]
         runs = run_tasks(temper, replicates, total=n_particles * (n_draws + n_tune), **options)
@@ -326,12 +331,6 @@ def estimate_log_evidence(
     return evidence
 
 
-def _transition(transition):
-    if not isinstance(transition, str):
-        return transition.at.__name__, transition
-    return transition, TRANSITIONS[checked_choice("transition", transition, TRANSITIONS)]
-
-
 def _checked_sites(sites, prior, likelihood):
     if likelihood.size != prior.size:
         raise ValueError(
@@ -345,13 +344,6 @@ def _checked_sites(sites, prior, likelihood):
             f"{np.shape(sites.shift)}: take a site for each of the {prior.size} values."
         )
     return sites
-
-
-def _from_particles(runs: list[Run], log_normaliser, betas):
-    """Weights: log w = log_normaliser + sum_b (beta_{b+1} - beta_b) log_ratio(x_b)."""
-    seen = np.concatenate([run.log_ratios for run in runs])[:, :-1]
-    log_weights = log_normaliser + seen @ np.diff(betas)
-    return importance_sampling(log_weights), log_weights, {"pareto_k": pareto_k(log_weights)}
 
 
 def _from_replicates(runs: list[Run], log_normaliser, betas, estimator):

@@ -30,9 +30,7 @@ from pymc_kameleon.validation import checked_array, checked_integer, checked_num
 
 __all__ = [
     "GaussianApproximation",
-    "NewtonMode",
     "PropagationState",
-    "approximation_of",
     "best_seen",
     "expectation_propagation_approximation",
     "laplace_approximation",

@@ -211,7 +211,7 @@ class SiteFactor:
         self.roots, self.told = np.empty((2, precision.size))
         _inner_into(covariance, precision, self.roots, self.told, inner)
         self.lower = cholesky_overwriting(inner)
-        self.half_log_determinant = _log_diagonal(self.lower)
+        self.half_log_determinant = float(np.log(np.diagonal(self.lower)).sum())
         if not math.isfinite(self.half_log_determinant):
             raise LinAlgError("The precision of the latent function is not finite.")
 
@@ -243,14 +243,6 @@ def _inner_into(covariance, precision, roots, told, out):
             out[i, j] = roots[i] * covariance[i, j] * roots[j]
         told[i] = roots[i] * covariance[i, i] * roots[i]
         out[i, i] = 1.0 + told[i]
-
-
-@jit
-def _log_diagonal(matrix):
-    total = 0.0
-    for i in range(matrix.shape[0]):
-        total += math.log(matrix[i, i])
-    return total
 
 
 @jit

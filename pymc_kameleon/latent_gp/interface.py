@@ -28,10 +28,7 @@ __all__ = ["expectation_propagation", "laplace", "log_evidence"]
 MOST_READINGS = 4
 """Models that are kept compiled, so that calls at many hyperparameters compile once."""
 
-NO_OPTIONS = {
-    "n_rungs": "is called n_temperatures.",
-    "spacing": "is learnt: leave it out.",
-}
+NO_OPTIONS = {"n_rungs": "is called n_temperatures.", "spacing": "is learnt: leave it out."}
 """What earlier versions took, and what to do instead."""
 
 
@@ -329,7 +326,11 @@ def _read_at(model, f, point, compile_kwargs) -> tuple[_Reading, dict[str, np.nd
         f = model.free_RVs[0]
     f = model.named_vars.get(f, f) if isinstance(f, str) else f
     options = dict(compile_kwargs or {})
-    parts = [f, *_parts(model), *options.values()]
+    # All objects that decide what is compiled.
+    variables = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.data_vars]
+    decisive = [model, *variables, *map(model.rvs_to_values.get, model.basic_RVs)]
+    decisive += map(model.rvs_to_transforms.get, model.free_RVs)
+    parts = [f, *decisive, *options.values()]
     key = (threading.get_ident(), pytensor.config.floatX, *options, *map(id, parts))
     # Out of what is kept until all went well.
     reading = _readings.pop(key, (None,))[0] or _Reading(model, f, compile_kwargs)
@@ -340,10 +341,3 @@ def _read_at(model, f, point, compile_kwargs) -> tuple[_Reading, dict[str, np.nd
     while len(_readings) > MOST_READINGS:
         _readings.popitem(last=False)
     return reading, values
-
-
-def _parts(model) -> list:
-    """All objects that decide what is compiled."""
-    variables = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.data_vars]
-    values = [model.rvs_to_values[v] for v in model.basic_RVs]
-    return [model, *variables, *values, *map(model.rvs_to_transforms.get, model.free_RVs)]

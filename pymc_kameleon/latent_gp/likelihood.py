@@ -10,11 +10,7 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import log_ndtr
 
-from pymc_kameleon.latent_gp.binary_likelihoods import (
-    TiltedMoments,
-    log_expit,
-    logit_moments,
-)
+from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments, log_expit, logit_moments
 from pymc_kameleon.latent_gp.log_normal_cdf import with_stable_normal_cdf
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.black_box import black_boxes
@@ -199,10 +195,8 @@ class ModelLikelihood:
             moving = np.abs(ones) > 0
             ratios = weighted[moving] / ones[moving]
             order = np.argsort(vector)
-            upper = np.clip(np.searchsorted(vector[order], ratios), 1, max(self.size - 1, 1))
-            left, right = order[upper - 1], order[np.minimum(upper, self.size - 1)]
-            closer = np.abs(vector[left] - ratios) < np.abs(vector[right] - ratios)
-            nearest = np.where(closer, left, right)
+            middles = 0.5 * (vector[order][1:] + vector[order][:-1])
+            nearest = order[np.searchsorted(middles, ratios)]
             separate &= np.allclose(vector[nearest], ratios, rtol=1e-9)
             owners[moving] = nearest
         if separate:

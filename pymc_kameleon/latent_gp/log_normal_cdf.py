@@ -19,7 +19,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scipy.special import log_ndtr
 
 from pymc_kameleon._compat import operation_with_gradient
-from pymc_kameleon.latent_gp.binary_likelihoods import REST, TAIL, THIRD
+from pymc_kameleon.latent_gp.binary_likelihoods import TAIL, THIRD
 
 __all__ = ["log_normal_cdf", "with_stable_normal_cdf"]
 
@@ -75,14 +75,16 @@ def _expression(order, z):
         return pt.log1p(shifted) - pt.switch(is_below, square, 0.0)
     # Each branch gets an argument from its own side, so that no NaN arises on the other.
     near, far = pt.maximum(z, TAIL), -pt.minimum(z, TAIL)
-    scaled = pt.erfcx(-near / np.sqrt(2.0))
-    ratio = np.sqrt(2.0 / np.pi) / scaled
+    hazard = np.sqrt(2.0 / np.pi) / pt.erfcx(-near / np.sqrt(2.0))
+    is_tail = z < TAIL
+    excess = pt.switch(is_tail, _series(EXCESS, far) / far, near + hazard)
+    hazard = pt.switch(is_tail, far + excess, hazard)
     if order == 1:
-        return pt.switch(z < TAIL, far + _series(EXCESS, far) / far, ratio)
+        return hazard
     if order == 2:
-        return pt.switch(z < TAIL, _series(REST, far) / far**2 - 1.0, -ratio * (near + ratio))
-    third = -ratio * (1.0 - (near + ratio) * (near + 2.0 * ratio))
-    return pt.switch(z < TAIL, _series(THIRD, far) / far**3, third)
+        return -hazard * excess
+    third = -hazard * (1.0 - excess * (excess + hazard))
+    return pt.switch(is_tail, _series(THIRD, far) / far**3, third)
 
 
 def _series(coefficients, far):
@@ -190,64 +192,54 @@ def _normal_argument(variable):
     return multiple * z
 
 
+def _in_one_input(variable, operations):
+    """Return the only input that is no constant, and `variable` as a function of it, else None.
+
+    `variable` is made by one of these scalar operations, which are linear in that input.
+    """
+    operation = _scalar_operation(variable)
+    if not isinstance(operation, operations):
+        return None
+    values = [_value(v) for v in variable.owner.inputs]
+    moving = [i for i, value in enumerate(values) if value is None]
+    if len(moving) != 1 or (isinstance(operation, scalar.TrueDiv) and moving[0] == 1):
+        return None
+
+    def at(x):
+        return float(operation.impl(*(x if value is None else value for value in values)))
+
+    return variable.owner.inputs[moving[0]], at
+
+
 def _multiple(variable):
     """Return (c, u) with `variable` = c u for a constant c, as large a part of it as is written."""
-    operation = _scalar_operation(variable)
-    if operation is None:
+    found = _in_one_input(variable, (scalar.Neg, scalar.Mul, scalar.TrueDiv))
+    if found is None:
         return 1.0, variable
-    inputs = variable.owner.inputs
-    if isinstance(operation, scalar.Neg):
-        factor, inner = -1.0, inputs[0]
-    elif isinstance(operation, scalar.TrueDiv) and (value := _value(inputs[1])) is not None:
-        factor, inner = 1.0 / value, inputs[0]
-    elif isinstance(operation, scalar.Mul) and len(inputs) == 2:
-        values = [_value(v) for v in inputs]
-        if values[0] is None and values[1] is None:
-            return 1.0, variable
-        constant = 1 if values[0] is None else 0
-        factor, inner = values[constant], inputs[1 - constant]
-    else:
-        return 1.0, variable
-    multiple, rest = _multiple(inner)
-    return factor * multiple, rest
+    multiple, rest = _multiple(found[0])
+    return found[1](1.0) * multiple, rest
 
 
 def _linear_in_erf(variable):
     """Return (a, b, u) where `variable` is a + b erf(u) with constants a and b, else None."""
     variable = _unwrapped(variable)
     operation = _scalar_operation(variable)
-    if operation is None:
-        return None
-    inputs = variable.owner.inputs
     if isinstance(operation, scalar_math.Erf):
-        return 0.0, 1.0, inputs[0]
+        return 0.0, 1.0, variable.owner.inputs[0]
     if isinstance(operation, scalar_math.Erfc):
-        return 1.0, -1.0, inputs[0]
+        return 1.0, -1.0, variable.owner.inputs[0]
     if isinstance(operation, scalar.Exp):
-        z = _log_normal_argument(inputs[0])
+        z = _log_normal_argument(variable.owner.inputs[0])
         return None if z is None else (0.5, 0.5, z / np.sqrt(2.0))
-    if isinstance(operation, scalar.Neg):
-        return _combined(inputs[0], -1.0, 0.0)
-    values = [_value(v) for v in inputs]
-    moving = [v for v, value in zip(inputs, values, strict=True) if value is None]
-    if len(moving) != 1:
+    found = _in_one_input(
+        variable, (scalar.Neg, scalar.Add, scalar.Sub, scalar.Mul, scalar.TrueDiv)
+    )
+    inner = found and _linear_in_erf(found[0])
+    if inner is None:
         return None
-    constants = [value for value in values if value is not None]
-    if isinstance(operation, scalar.Add):
-        return _combined(moving[0], 1.0, sum(constants))
-    if isinstance(operation, scalar.Mul):
-        return _combined(moving[0], float(np.prod(constants)), 0.0)
-    if isinstance(operation, scalar.Sub):
-        first = values[0] is None
-        return _combined(moving[0], 1.0 if first else -1.0, -values[1] if first else values[0])
-    if isinstance(operation, scalar.TrueDiv) and values[0] is None:
-        return _combined(moving[0], 1.0 / values[1], 0.0)
-    return None
-
-
-def _combined(variable, factor, constant):
-    linear = _linear_in_erf(variable)
-    return linear and (constant + factor * linear[0], factor * linear[1], linear[2])
+    constant = found[1](0.0)
+    factor = found[1](1.0) - constant
+    return constant + factor * inner[0], factor * inner[1], inner[2]
 
 
 def _value(variable):

@@ -297,10 +297,7 @@ def _covariance_root(function, value, others, size):
         return None
     offset = clone_replace(function, {root: pt.zeros_like(root)}, rebuild_strict=False)
     compare = pytensor.function(
-        [value, *others],
-        [function, offset, root],
-        mode=IN_PYTHON,
-        on_unused_input="ignore",
+        [value, *others], [function, offset, root], mode=IN_PYTHON, on_unused_input="ignore"
     )
     rng = np.random.default_rng(0)
     v = rng.standard_normal(size).astype(value.dtype)

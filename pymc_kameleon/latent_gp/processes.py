@@ -1,5 +1,6 @@
 """Tasks over processes, with one progress bar for all of them."""
 
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -51,20 +52,10 @@ def run_tasks(
             progress.update(bar, completed=completed, refresh=is_due)
 
         if cores == 1 or len(tasks) == 1:
-            return _in_turn(function, tasks, show)
+            done = itertools.count(1)
+            with threadpool_limits(limits=1):
+                return [function(*task, lambda: show(next(done))) for task in tasks]
         return _in_processes(function, tasks, min(cores, len(tasks)), show)
-
-
-def _in_turn(function, tasks, show):
-    done = 0
-
-    def advance():
-        nonlocal done
-        done += 1
-        show(done)
-
-    with threadpool_limits(limits=1):
-        return [function(*task, advance) for task in tasks]
 
 
 def _in_processes(function, tasks, cores, show):

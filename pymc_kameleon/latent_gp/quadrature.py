@@ -89,7 +89,9 @@ class _Grid:
         self.origin, scale = _tilted_modes(likelihood, mean, variance)
         self.offsets, self.scales = [np.zeros_like(mean)], [scale]
         if getattr(likelihood, "has_curvature", True):
-            self._add(*_second_modes(likelihood, mean, variance, self.origin))
+            # Uphill from the peak of the likelihood alone, which may lie in the cavity's tail.
+            peak, _ = _uphill(likelihood, mean, 1e4 * variance, self.origin)
+            self._add(*_uphill(likelihood, mean, variance, peak))
         self._bound()
         self._find_bends()
         self.start = self._map(self.lower)[0]
@@ -244,12 +246,6 @@ def _tilted_modes(likelihood, mean, variance):
     values = _log_tilted(likelihood, starts, mean, variance)
     best = starts[values.argmax(axis=0), np.arange(len(mean))]
     return _uphill(likelihood, mean, variance, best)
-
-
-def _second_modes(likelihood, mean, variance, mode):
-    """Uphill from the peak of the likelihood alone, which may lie in the cavity's tail."""
-    peak, _ = _uphill(likelihood, mean, 1e4 * variance, mode)
-    return _uphill(likelihood, mean, variance, peak)
 
 
 def _uphill(likelihood, mean, variance, start, max_iterations=100):

@@ -19,7 +19,16 @@ from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
 
-__all__ = ["LatentFunction", "free_variable"]
+__all__ = ["LatentFunction", "free_variable", "variable_of"]
+
+
+def variable_of(model, var):
+    """Return the random variable that is named by itself, its name or its value variable."""
+    if isinstance(var, str):
+        if var not in model.named_vars:
+            raise ValueError(f"vars: the model has no variable {var!r}.")
+        var = model[var]
+    return model.values_to_rvs.get(var, var)
 
 
 def free_variable(model, var) -> tuple:
@@ -29,11 +38,7 @@ def free_variable(model, var) -> tuple:
     None if it is the free variable itself. ValueError if there is none, or it is discrete, or no
     vector.
     """
-    if isinstance(var, str):
-        if var not in model.named_vars:
-            raise ValueError(f"vars: the model has no variable {var!r}.")
-        var = model[var]
-    var = model.values_to_rvs.get(var, var)
+    var = variable_of(model, var)
     if var in model.observed_RVs:
         raise ValueError(f"vars: {var.name} is observed. Name the latent function.")
     if var not in model.free_RVs and var not in model.deterministics:

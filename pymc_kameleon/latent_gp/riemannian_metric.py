@@ -161,12 +161,10 @@ class LocalGeometry:
         )
         base = target.base
         self.metric = Metric(base, self.curvature)
-        whitened = solve_root(base.cholesky, position - base.mean)
-        constant = base.log_determinant + base.size * np.log(2 * np.pi)
-        self.log_density = float(self.terms[0].sum() - 0.5 * (whitened @ whitened + constant))
+        self.log_density = float(self.terms[0].sum()) + base.log_density(position)
         if not np.isfinite(self.log_density):
             raise FloatingPointError("The log density is not finite.")
-        self.score = self.terms[1] - solve_root(base.cholesky, whitened, transposed=True)
+        self.score = self.terms[1] + base.score(position)
 
     def is_of(self, target: TemperedTarget, position: np.ndarray, soft_floor: float) -> bool:
         """Whether it is that of this target, with this floor, at this position."""

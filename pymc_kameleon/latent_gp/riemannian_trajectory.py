@@ -17,7 +17,6 @@ from pymc_kameleon.validation import checked_integer, checked_number
 __all__ = [
     "MAX_ITERATIONS",
     "RETURN_TOLERANCE",
-    "SOLUTION_TOLERANCE",
     "Diverged",
     "DualAveraging",
     "IntegrationError",

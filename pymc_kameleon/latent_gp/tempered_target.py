@@ -214,11 +214,7 @@ def run_slices(
 
 
 def hamiltonian(
-    target: TemperedTarget,
-    x: np.ndarray,
-    rng: np.random.Generator,
-    step_size: float,
-    n_steps: int,
+    target: TemperedTarget, x: np.ndarray, rng: np.random.Generator, step_size: float, n_steps: int
 ) -> tuple[np.ndarray, float, int]:
     """Make a transition from `x` (N,) that leaves base(x) exp(log_ratio(x)) invariant.
 

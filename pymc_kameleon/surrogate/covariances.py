@@ -19,7 +19,6 @@ __all__ = [
     "correlation_matrix",
     "correlations",
     "fit_hyperparameters",
-    "lengthscale_slopes",
     "log_marginal_likelihood",
     "radial",
 ]

@@ -16,12 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import typeof, types
 
-from pymc_kameleon.mcmc.chain import (
-    accept_in_one_stage,
-    accept_in_two_stages,
-    probability,
-    settle,
-)
+from pymc_kameleon.mcmc.chain import accept_in_one_stage, accept_in_two_stages, probability, settle
 from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.numba_bridge import (
     N_TERMS,
@@ -57,18 +52,11 @@ __all__ = [
     "SCREENED",
     "SPREAD",
     "FirstStage",
-    "Prediction",
-    "Routines",
-    "accept_with_current_mean",
-    "accept_with_gradients",
-    "accept_with_values",
     "compiled_routines",
-    "is_screened",
     "learn",
     "no_prediction",
     "plain_routines",
     "predict_into",
-    "screen",
 ]
 
 SCREENED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3
@@ -204,40 +192,21 @@ def screen(stage, chain, log_ratio, uniforms):
 def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal` if the surrogate lets it through, and accept or reject it.
 
-    Returns the acceptance probability of the second stage, 0 after a rejection by the first, and
-    whether the proposal was accepted.
+    Where the prior mean `follows` the state, the second stage needs the probability that the first
+    would let the reverse move through, under the mean of the proposed point. Returns the acceptance
+    probability of the second stage, 0 after a rejection by the first, and whether the proposal was
+    accepted.
     """
-    passes, _, _, proposed, current = screen(stage, chain, log_ratio, uniforms)
-    if not passes:
-        return 0.0, False
-    total = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
-    acceptance = 0.0
-    if total > -np.inf:
-        acceptance = probability(
-            second_stage(chain.proposed_value[1], chain.value[1], proposed, current)
-        )
-    accepted = settle(chain, acceptance, uniforms[1])
-    if accepted:
-        copy_into(stage.there.moments, stage.here.moments)
-    call_for_nothing(stage.routines.learn, (stage, chain, False))
-    return acceptance, accepted
-
-
-def accept_with_current_mean(stage, log_density, chain, log_ratio, uniforms):
-    """As `accept_with_values`, with the current log-likelihood as the prior mean of the process.
-
-    The surrogate then depends on the state, so the second stage needs the probability that the
-    first would let the reverse move through, under the mean of the proposed point.
-    """
-    process, there = stage.process, stage.there.moments
-    if not stage.is_current[0]:
+    process, there, follows = stage.process, stage.there.moments, stage.follows[0]
+    if follows and not stage.is_current[0]:
         follow(process, chain.value[1])
-    passes, log_first, log_prior_ratio, _, _ = screen(stage, chain, log_ratio, uniforms)
+    screened = screen(stage, chain, log_ratio, uniforms)
+    passes, log_first, log_prior_ratio, proposed, current = screened
     if not passes:
         return 0.0, False
     total = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
     acceptance = 0.0
-    if total > -np.inf:
+    if total > -np.inf and follows:
         follow(process, chain.proposed_value[1])
         there[0], there[1] = predict(process, chain.proposal)
         log_reverse = first_stage(
@@ -246,14 +215,16 @@ def accept_with_current_mean(stage, log_density, chain, log_ratio, uniforms):
             -log_prior_ratio,
             -log_ratio,
         )
-        current = chain.value[0] + chain.value[1] + chain.value[2]
+        total -= chain.value[0] + chain.value[1] + chain.value[2]
+        acceptance = probability(corrected_second_stage(total + log_ratio, log_first, log_reverse))
+    elif total > -np.inf:
         acceptance = probability(
-            corrected_second_stage(total - current + log_ratio, log_first, log_reverse)
+            second_stage(chain.proposed_value[1], chain.value[1], proposed, current)
         )
     accepted = settle(chain, acceptance, uniforms[1])
     if accepted:
         copy_into(there, stage.here.moments)
-    else:
+    elif follows:
         follow(process, chain.value[1])
     call_for_nothing(stage.routines.learn, (stage, chain, False))
     return acceptance, accepted
@@ -269,14 +240,6 @@ def predict_into(process, x, prediction):
         prediction.cross_covariance,
         prediction.gradient_covariance,
     )
-
-
-@jitable
-def _copy_prediction(source, out):
-    copy_into(source.moments, out.moments)
-    copy_into(source.gradient_mean, out.gradient_mean)
-    copy_into(source.cross_covariance, out.cross_covariance)
-    copy_matrix_into(source.gradient_covariance, out.gradient_covariance)
 
 
 @jitable
@@ -333,7 +296,11 @@ def accept_with_gradients(stage, log_density, chain, factor, step_size, uniforms
         acceptance = probability(log_probability(log_ratio - (reverse - forward)))
     accepted = settle(chain, acceptance, uniforms[1])
     if accepted:
-        _copy_prediction(stage.there, stage.here)
+        here, there = stage.here, stage.there
+        copy_into(there.moments, here.moments)
+        copy_into(there.gradient_mean, here.gradient_mean)
+        copy_into(there.cross_covariance, here.cross_covariance)
+        copy_matrix_into(there.gradient_covariance, here.gradient_covariance)
     call_for_nothing(stage.routines.learn, (stage, chain, False))
     return acceptance, accepted
 
@@ -346,9 +313,7 @@ _compiled = functools.cache(jit(no_cpython_wrapper=True))
 
 
 def _acceptance(stage):
-    if stage.gradients.shape[1] > 0:
-        return accept_with_gradients
-    return accept_with_current_mean if stage.follows[0] else accept_with_values
+    return accept_with_gradients if stage.gradients.shape[1] > 0 else accept_with_values
 
 
 def plain_routines(stage) -> Routines:
@@ -366,21 +331,18 @@ def compiled_routines(stage, chain) -> Routines:
     """
     accept = _acceptance(stage)
     if accept not in _found:
-        table = np.zeros(0, np.intp)
-        stage = stage._replace(routines=Routines(0, 0, 0), log_prior=table)
-        _found[accept] = _addresses(accept, typeof(stage), typeof(chain), typeof(table))
+        table = typeof(np.zeros(0, np.intp))
+        bare = stage._replace(routines=Routines(0, 0, 0), log_prior=np.zeros(0, np.intp))
+        stage, chain = typeof(bare), typeof(chain)
+        number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
+        move = (matrix, number) if accept is accept_with_gradients else (number,)
+        process = stage[stage.fields.index("process")]
+        _found[accept] = Routines(
+            machine_code_address(_compiled(accept), (stage, table, chain, *move, vector)),
+            machine_code_address(_compiled(learn), (stage, chain, types.boolean)),
+            machine_code_address(add_centre, (process, vector, number)),
+        )
     return _found[accept]
-
-
-def _addresses(accept, stage, chain, table):
-    number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
-    move = (matrix, number) if accept is accept_with_gradients else (number,)
-    process = stage[stage.fields.index("process")]
-    return Routines(
-        machine_code_address(_compiled(accept), (stage, table, chain, *move, vector)),
-        machine_code_address(_compiled(learn), (stage, chain, types.boolean)),
-        machine_code_address(add_centre, (process, vector, number)),
-    )
 
 
 def _accept(stage, log_density, chain, log_ratio, uniforms):

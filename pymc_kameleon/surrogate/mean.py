@@ -98,14 +98,17 @@ def fit_quadratic(
         target = np.concatenate([target, *slopes])
         weights = np.concatenate([weights, *np.tile(weights[known], (dim, 1))])
     coefficients = _ridge_regression(weights[:, None] * design, weights * target)
-    matrix = _as_matrix(coefficients[1 + dim :], dim) - np.eye(dim)
+    matrix = np.zeros((dim, dim))
+    matrix[np.triu_indices(dim)] = coefficients[1 + dim :]
+    matrix += np.triu(matrix, 1).T - np.eye(dim)
     eigenvalues, vectors = np.linalg.eigh(matrix)
     if eigenvalues[-1] > largest_curvature:
         matrix = (vectors * np.minimum(eigenvalues, largest_curvature)) @ vectors.T
         rest = values - centre - 0.5 * np.sum(u * (matrix @ u), axis=0)
         if gradients is not None:
             rest = np.concatenate([rest, *(gradients - matrix @ u)[:, known]])
-        coefficients = _least_squares(design[:, : 1 + dim], rest, weights)
+        design = weights[:, None] * design[:, : 1 + dim]
+        coefficients = np.linalg.lstsq(design, weights * rest, rcond=1e-10)[0]
     return Mean(np.array([coefficients[0] + centre]), coefficients[1 : 1 + dim].copy(), matrix)
 
 
@@ -148,16 +151,6 @@ def _ridge_regression(design, target):
     leverages = np.minimum(shrinkages @ (left**2).T, 1.0 - 1e-9)
     best = np.argmin(np.sum((residuals / (1.0 - leverages)) ** 2, axis=1))
     return right.T @ (singular / (singular**2 + RIDGES[best]) * projected)
-
-
-def _least_squares(design, target, weights):
-    return np.linalg.lstsq(weights[:, None] * design, weights * target, rcond=1e-10)[0]
-
-
-def _as_matrix(entries, dim):
-    matrix = np.zeros((dim, dim))
-    matrix[np.triu_indices(dim)] = entries
-    return matrix + np.triu(matrix, 1).T
 
 
 def _design(u):

@@ -24,7 +24,6 @@ from pymc_kameleon.surrogate.triangular_map import TriangularMap, gradient_in_v,
 __all__ = [
     "NO_PRIOR",
     "PosteriorSurrogate",
-    "Workspace",
     "find_modes",
     "log_priors",
     "move_coordinates",
@@ -176,12 +175,7 @@ def surrogate_value_and_gradient(surrogate, v, workspace, out):
     _find_coordinates(surrogate, v, workspace)
     raw, slopes = workspace.raw, workspace.slopes
     value = value_and_gradient_at(
-        surrogate.gp,
-        workspace.own,
-        workspace.straight,
-        workspace.scaled,
-        workspace.basis,
-        slopes,
+        surrogate.gp, workspace.own, workspace.straight, workspace.scaled, workspace.basis, slopes
     )
     solve_upper(surrogate.gp.standardization.factor, v.size, slopes)
     for k in range(v.size):
@@ -240,22 +234,6 @@ LEAST_SHARE = 0.05
 """Share of the draws below which a group of them is no mode."""
 
 
-@jit(allocates=True)
-def _link(surrogate, points, values, linked):
-    n, dim = points.shape
-    between, workspace = np.empty(dim), new_workspace(surrogate)
-    for i in range(n):
-        for j in range(i):
-            lowest, linked[i, j] = min(values[i], values[j]) - BARRIER, True
-            for m in range(1, N_BETWEEN + 1):
-                share = m / (N_BETWEEN + 1.0)
-                for k in range(dim):
-                    between[k] = share * points[i, k] + (1.0 - share) * points[j, k]
-                if surrogate_value(surrogate, between, workspace) < lowest:
-                    linked[i, j] = False
-                    break
-
-
 def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     """Group draws from a surrogate by its modes.
 
@@ -265,8 +243,14 @@ def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
     """
     values = surrogate_values(surrogate, points.T)
     high = np.flatnonzero(values >= np.median(values))
+    i, j = np.tril_indices(len(high), -1)
+    shares = np.arange(1, N_BETWEEN + 1)[:, None, None] / (N_BETWEEN + 1)
+    ends = points.T[high]
+    between = shares * ends[i] + (1.0 - shares) * ends[j]
+    found = surrogate_values(surrogate, between.reshape(-1, len(points)))
+    lowest = np.minimum(values[high[i]], values[high[j]]) - BARRIER
     linked = np.zeros((len(high), len(high)), dtype=np.bool_)
-    _link(surrogate, np.ascontiguousarray(points[:, high].T), values[high], linked)
+    linked[i, j] = np.all(found.reshape(N_BETWEEN, -1) >= lowest, axis=0)
     _, groups = connected_components(linked, directed=False)
     sizes = np.bincount(groups)
     order = np.argsort(-sizes, kind="stable")

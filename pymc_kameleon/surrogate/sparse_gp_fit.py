@@ -23,11 +23,7 @@ from pymc_kameleon.surrogate.sparse_gp import (
     basis_functions,
     new_sparse_gp,
 )
-from pymc_kameleon.surrogate.triangular_map import (
-    TriangularMap,
-    fit_triangular_map,
-    identity_map,
-)
+from pymc_kameleon.surrogate.triangular_map import TriangularMap, fit_triangular_map, identity_map
 from pymc_kameleon.surrogate.typical_set import (
     LEAST_NOISE,
     TypicalSet,

@@ -177,12 +177,7 @@ class TrajectoryLearner(Learner):
         factor = self.standardization.factor
         scales = np.sqrt((factor * factor).sum(axis=1))
         return TransitionRecord(
-            self.history,
-            self.evaluations,
-            self.outcome,
-            scales,
-            self.last,
-            self.keeps_evaluations,
+            self.history, self.evaluations, self.outcome, scales, self.last, self.keeps_evaluations
         )
 
     def mixture(self, tune):  # noqa: D102

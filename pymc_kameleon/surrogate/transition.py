@@ -22,12 +22,7 @@ from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation
 from pymc_kameleon.mcmc.history import History, record
 from pymc_kameleon.mcmc.linalg import copy_into, dot
-from pymc_kameleon.mcmc.numba_bridge import (
-    by_address,
-    jit,
-    machine_code_address,
-    resolved_once,
-)
+from pymc_kameleon.mcmc.numba_bridge import by_address, jit, machine_code_address, resolved_once
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
@@ -37,15 +32,10 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_value,
     surrogate_values,
 )
-from pymc_kameleon.surrogate.trajectory import (
-    Integrator,
-    move_by_trajectory,
-    tuned_integrator,
-)
+from pymc_kameleon.surrogate.trajectory import Integrator, move_by_trajectory, tuned_integrator
 
 __all__ = [
     "COLD",
-    "HOT",
     "MOVES",
     "UNIFORMS",
     "SurrogateTransition",

@@ -63,16 +63,10 @@ class ConditionalGaussian:
     ) -> None:
         self._prior_mean, self._root, self.sites, self._roots = prior_mean, root, sites, inner.roots
         self.log_root_determinant = -inner.half_log_determinant  # log |L L^T| / 2 = -log |B| / 2
-        self._pull, inverse_roots = np.empty((2, prior_mean.size))
-        self._divides = _begin(
-            sites.precision,
-            sites.shift,
-            prior_mean,
-            inner.roots,
-            inner.told,
-            self._pull,
-            inverse_roots,
-        )
+        self._pull = sites.shift - sites.precision * prior_mean
+        may_divide = inner.told > LEAST_TOLD
+        inverse_roots = np.where(may_divide, 1.0 / np.where(may_divide, inner.roots, 1.0), 0.0)
+        self._divides = bool(np.all(may_divide))
         self._factors = root, inner.lower, inner.roots, inverse_roots, self._divides
 
     @classmethod
@@ -98,8 +92,9 @@ class ConditionalGaussian:
     def log_ratio(self, f: np.ndarray) -> float:
         """Log of N(v; 0, I) over q(v), where the function is `f` (N,)."""
         mean, residual = self._centre
-        quadratic = _quadratic(f, self._prior_mean, mean, residual, self.sites.precision)
-        return quadratic + self.log_root_determinant
+        h, g = f - mean, mean - self._prior_mean
+        quadratic = 0.5 * self.sites.precision @ (h * h) - (h + 0.5 * g) @ residual
+        return float(quadratic) + self.log_root_determinant
 
     def standardised(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Draw eta, shape (2, N), given that the function is `f` (N,)."""
@@ -133,27 +128,6 @@ class ConditionalGaussian:
         out, room = np.empty((3, self.size)), np.empty((4, 2, self.size))
         _restore_into(*self._factors, self._pull, self._prior_mean, eta, room, out)
         return out
-
-
-@jit
-def _begin(precision, shift, prior_mean, roots, told, pull, inverse_roots):
-    """Write s, and 1 / S or 0 where S may not divide; return whether all of it may."""
-    divides = True
-    for i in range(roots.size):
-        pull[i] = shift[i] - precision[i] * prior_mean[i]
-        inverse_roots[i] = 1.0 / roots[i] if told[i] > LEAST_TOLD else 0.0
-        divides = divides and told[i] > LEAST_TOLD
-    return divides
-
-
-@jit(fastmath=SIMD)
-def _quadratic(f, prior_mean, mean, residual, precision):
-    """Log ratio of the densities of v, without the determinant."""
-    total = 0.0
-    for i in range(f.size):
-        h, g = f[i] - mean[i], mean[i] - prior_mean[i]
-        total += 0.5 * precision[i] * h * h - (h + 0.5 * g) * residual[i]
-    return total
 
 
 @jit_inner(fastmath=SIMD)

@@ -6,12 +6,12 @@ from pymc.vartypes import discrete_types
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
 from pymc_kameleon.latent_gp.prior import PriorAt, UnfactorisedPrior
-from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
+from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable, variable_of
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 
-__all__ = ["MOST_VALUES", "JointModel", "named_variables"]
+__all__ = ["MOST_VALUES", "JointModel"]
 
 MOST_VALUES = 10_000
 """Values of a function beyond which its matrices, of 0.8 GB each, are refused."""
@@ -142,7 +142,7 @@ def named_variables(model, vars):
             raise ValueError(_none_or_many(functions))
         return functions[0], None
     vars = list(vars) if isinstance(vars, list | tuple) else [vars]
-    vars = [_of_model(model, var) for var in vars]
+    vars = [variable_of(model, var) for var in vars]
     if len(vars) == 1:
         return vars[0], None
     functions = [var for var in vars if var in model.deterministics or _is_function(model, var)]
@@ -160,14 +160,6 @@ def named_variables(model, vars):
     if foreign:
         raise ValueError(f"vars: {', '.join(foreign)} is no free variable of the model.")
     return functions[0], [model.rvs_to_values[var] for var in others]
-
-
-def _of_model(model, var):
-    if isinstance(var, str):
-        if var not in model.named_vars:
-            raise ValueError(f"vars: the model has no variable {var!r}.")
-        var = model[var]
-    return model.values_to_rvs.get(var, var)
 
 
 def _is_function(model, rv) -> bool:

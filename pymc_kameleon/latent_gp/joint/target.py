@@ -22,27 +22,21 @@ C. E. Rasmussen and C. K. I. Williams (2006), Gaussian Processes for Machine Lea
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.latent_gp.gaussian_sites import SiteFactor, Sites
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.prior import FreeVariable, PriorAt, UnfactorisedPrior
-from pymc_kameleon.latent_gp.tempered_target import (
-    MOST_EVALUATIONS,
-    FactorisingLikelihood,
-    TemperedTarget,
-    slices_along,
-)
+from pymc_kameleon.latent_gp.joint.joint_model import JointModel
+from pymc_kameleon.latent_gp.prior import FreeVariable
+from pymc_kameleon.latent_gp.tempered_target import MOST_EVALUATIONS, TemperedTarget, slices_along
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
 from pymc_kameleon.mcmc.loop import run_plain
-from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 
 __all__ = [
-    "HyperparameterModel",
     "JointPoint",
     "JointTarget",
     "log_density_terms",
@@ -51,27 +45,6 @@ __all__ = [
     "point_of_draw",
     "slices",
 ]
-
-
-class HyperparameterModel(Protocol):
-    """Prior and likelihood of a latent function as functions of its hyperparameters theta (d,).
-
-    The likelihood is that at the hyperparameters that were set last.
-    """
-
-    likelihood: FactorisingLikelihood
-
-    def log_prior(self, x: np.ndarray) -> float:
-        """Log p(theta), in unconstrained coordinates; -inf where there is no density."""
-
-    def set_hyperparameters(self, x: np.ndarray) -> None:
-        """Set theta for the likelihood and for `prior`."""
-
-    def prior(self) -> PriorAt:
-        """Return the `PriorAt` of the function, or raise ValueError or LinAlgError."""
-
-    def unfactorised_prior(self) -> UnfactorisedPrior:
-        """Return the same before its covariance is factorised, whose memory is the caller's."""
 
 
 class JointPoint(NamedTuple):
@@ -104,7 +77,7 @@ class JointTarget:
     covariance was not positive definite.
     """
 
-    def __init__(self, model: HyperparameterModel, sites: Callable[[np.ndarray], Sites]):
+    def __init__(self, model: JointModel, sites: Callable[[np.ndarray], Sites]):
         self.model, self.sites = model, sites
         self.eta = np.zeros((2, model.likelihood.size))
         self.proposed: JointPoint | None = None
@@ -177,9 +150,7 @@ def move_hyperparameters(
     return target.proposed
 
 
-def point_of_draw(
-    model: HyperparameterModel, point: JointPoint, rng: np.random.Generator
-) -> JointPoint:
+def point_of_draw(model: JointModel, point: JointPoint, rng: np.random.Generator) -> JointPoint:
     """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
     f = point.conditional.restored(rng.standard_normal((2, point.function.size)))
     return point._replace(function=f, log_likelihood=model.likelihood.value(f))
@@ -211,15 +182,6 @@ def slices(
     )
     if f is point.function:
         return point, n_evaluations
-    _turn(target.eta, normals, angles)
+    for direction, angle in zip(normals.swapaxes(0, 1), angles, strict=True):
+        target.eta = math.cos(angle) * target.eta + math.sin(angle) * direction
     return point._replace(function=f, log_likelihood=likelihood.value(f)), n_evaluations + 1
-
-
-@jit
-def _turn(eta, normals, angles):
-    """Replace `eta` by its combinations with the rows of `normals`, one after the other."""
-    for t in range(angles.size):
-        cosine, sine = math.cos(angles[t]), math.sin(angles[t])
-        for k in range(eta.shape[0]):
-            for i in range(eta.shape[1]):
-                eta[k, i] = cosine * eta[k, i] + sine * normals[k, t, i]

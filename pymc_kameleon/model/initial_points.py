@@ -10,15 +10,17 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_graph
+from pymc.pytensorf import reseed_rngs
 from pymc.util import get_random_generator
 from pymc.vartypes import discrete_types
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.random.type import RandomType
 
 from pymc_kameleon.model.model_function import IN_PYTHON
 from pymc_kameleon.model.transforms import unconstrained, unconstraining_function
 
-__all__ = ["N_PRIOR_POINTS", "dispersed_starts", "prior_draws", "prior_scales"]
+__all__ = ["N_PRIOR_POINTS", "dispersed_starts", "prior_draws", "prior_sampler", "prior_scales"]
 
 N_PRIOR_POINTS = 50
 """They cost a thirtieth of a second, and their scale is that of the prior to a fifth."""
@@ -105,9 +107,9 @@ def prior_draws(
     The likelihood is not evaluated. Variables that cannot be drawn are jittered, as for
     `dispersed_starts`, or with `only_drawable` none are returned.
     """
-    rows = _draws_of_one_function(model, names, n, seed)
-    if rows is not None:
-        return rows
+    sampler = prior_sampler(model, names)
+    if sampler is not None:
+        return sampler(n, get_random_generator(seed))
     search = _StartSearch(model, get_random_generator(seed))
     rows = []
     for _ in range(n):
@@ -134,18 +136,30 @@ def prior_scales(points: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(scales) & (scales > 0), scales, 1.0)
 
 
-def _draws_of_one_function(model, names, n, seed):
-    """Draw the variables `names` and what they depend on, if all that can be drawn; else None."""
+def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
+    """Return what draws the variables `names` and what they depend on; None if that cannot be."""
     variables = {model.rvs_to_values[variable].name: variable for variable in model.free_RVs}
     graph = pt.concatenate([unconstrained(model, variables[name]).ravel() for name in names])
     try:
-        draw = compile_graph([], graph, random_seed=seed, mode=IN_PYTHON)
-        with np.errstate(all="ignore"):
-            rows = np.array([draw() for _ in range(n)], dtype=float)
+        sampler = PriorSampler(compile_graph([], graph, random_seed=0, mode=IN_PYTHON))
+        return sampler if len(sampler(20, np.random.default_rng(0))) > 10 else None
     except Exception:  # whatever a user's own `random` may raise
         return None
-    finite = np.all(np.isfinite(rows), axis=1)
-    return rows[finite] if finite.mean() > 0.5 else None
+
+
+class PriorSampler:
+    """Draws of value variables from their prior, raveled and unconstrained."""
+
+    def __init__(self, draw: Callable) -> None:
+        self.draw = draw
+        self.generators = [v for v in draw.get_shared() if isinstance(v.type, RandomType)]
+
+    def __call__(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw `n` rows, and return those (at most n, d) that are finite."""
+        reseed_rngs(self.generators, int(rng.integers(SEED_BOUND)))
+        with np.errstate(all="ignore"):
+            rows = np.array([self.draw() for _ in range(n)], dtype=float)
+        return rows[np.all(np.isfinite(rows), axis=1)]
 
 
 class _StartSearch:

@@ -156,7 +156,7 @@ class MetropolisHastingsStep(Step):
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
         if steps_per_draw is None:
-            steps_per_draw = chosen_steps_per_draw(self.dim, self.runs_compiled)
+            steps_per_draw = self._chosen_steps_per_draw()
             name = type(self).__name__
             _log.info("%s: %d transitions a draw, %s", name, steps_per_draw, self._how)
         self.steps_per_draw = steps_per_draw
@@ -204,6 +204,10 @@ class MetropolisHastingsStep(Step):
     @property
     def _how(self):
         return "compiled" if self.runs_compiled else "in Python"
+
+    def _chosen_steps_per_draw(self) -> int:
+        """Transitions a draw unless the user says otherwise."""
+        return chosen_steps_per_draw(self.dim, self.runs_compiled)
 
     def _transitions_to_tune(self) -> int:
         """Transitions that a first run needs to learn the shape of a target of this dimension."""

@@ -1,0 +1,311 @@
+"""How parallel tempering learns: temperatures, reference, archives of points, shares of moves."""
+
+import math
+
+import numpy as np
+
+from pymc_kameleon.adaptation.learner import Learner
+from pymc_kameleon.mcmc.coordinates import standardization
+from pymc_kameleon.mcmc.loop import Mixture, no_differences
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.proposals.tempering import (
+    FRESH,
+    MOVES,
+    TRIPS,
+    Ladder,
+    Reference,
+    Replicas,
+    Tuning,
+    normals_of_scan,
+    uniforms_of_scan,
+)
+from pymc_kameleon.mcmc.scalings import NO_RECURSION
+from pymc_kameleon.validation import checked_integer
+
+__all__ = ["MOST_TEMPERATURES", "TemperingLearner", "equal_rejections"]
+
+FIRST_TEMPERATURES, LEAST_TEMPERATURES, MOST_TEMPERATURES = 12, 4, 40
+"""Numbers of temperatures: at first, and what a number that is chosen may be."""
+
+ARCHIVE = 200
+"""Points of each temperature that its moves are made with."""
+
+FIRST_ROUND = 25
+"""Scans of the first round of tuning; each has twice as many as the last."""
+
+SMALLEST_SHARE = 0.1
+"""Of each kind of move."""
+
+FRESH_DRAWS = 200
+"""Draws of the prior that are made at a time."""
+
+WIDENED = 1.2
+"""Times the standard deviations of the draws: a learnt Gaussian reference."""
+
+
+def equal_rejections(betas: np.ndarray, rejections: np.ndarray, n: int) -> np.ndarray:
+    """Inverse temperatures (n,) between which swaps would be rejected equally often.
+
+    `rejections` (K - 1,) are those between neighbours of `betas` (K,), from 0 to 1. Their sums are
+    the communication barrier of Syed et al. (2022), which is interpolated in log beta; below the
+    smallest positive one, in beta.
+    """
+    barrier = np.concatenate([[0.0], np.cumsum(np.clip(rejections, 1e-3, 1.0))])
+    levels = np.linspace(0.0, barrier[-1], n)
+    logs = np.interp(levels, barrier[1:], np.log(betas[1:]))
+    found = np.where(levels < barrier[1], betas[1] * levels / barrier[1], np.exp(logs))
+    found[0], found[-1] = 0.0, 1.0
+    return found
+
+
+class TemperingLearner(Learner):
+    """Learns in rounds of doubling lengths.
+
+    After each the inverse temperatures are those between which swaps of the round would have been
+    rejected equally often, the archive of each is the states of the nearest one in that round, and
+    a Gaussian reference that of the chain. `target` and `draw_prior` are set by the step:
+    the chain's `LogDensity`, and a `PriorSampler` or None where the reference is learnt.
+    """
+
+    state_names = (
+        "scales",
+        "ladder",
+        "reference",
+        "tuning",
+        "positions",
+        "values",
+        "base",
+        "ratio",
+        "is_current",
+        "fresh",
+        "counters",
+        "visited",
+        "swaps",
+        "rounds",
+    )
+    varying = dict.fromkeys(("positions", "values", "base", "ratio", "visited"), 0) | {"fresh": 0}
+    history_capacity = ARCHIVE
+
+    def __init__(self, *, n_temperatures: int | None, n_moves: int | None):
+        if n_temperatures is not None:
+            checked_integer("n_temperatures", n_temperatures, 2)
+        if n_moves is not None:
+            checked_integer("n_moves", n_moves, 1)
+        self.n_temperatures, self.chosen_moves = n_temperatures, n_moves
+        self.options = {"n_temperatures": n_temperatures, "n_moves": n_moves}
+        self.target = self.hot_target = self.prior_sampler = None
+
+    @property
+    def n_moves(self) -> int:
+        """Moves of each replica between swaps."""
+        return self.chosen_moves or min(max(4, self.dim // 2 + 2), 20)
+
+    def _begin(self, position, rng, warm):
+        n = self.n_temperatures or FIRST_TEMPERATURES
+        is_prior = self.prior_sampler is not None
+        self.reference = Reference(
+            np.array([is_prior]), position.copy(), np.diag(self.target.scales).astype(float)
+        )
+        self.fresh = np.zeros((0, self.dim))
+        self.counters = np.zeros(3, dtype=np.int64)
+        self.visited = np.zeros(n, dtype=np.bool_)
+        self.swaps = np.zeros(2)
+        self.rounds = np.array([FIRST_ROUND, FIRST_ROUND])
+        self._begin_replicas(position, n, rng)
+
+    def _begin_replicas(self, position, n, rng):
+        """Begin at draws of the prior, or around the start, with temperatures for these."""
+        drawn = self.target.prior_points
+        if self.prior_sampler is None:
+            normals = rng.standard_normal((len(drawn), self.dim))
+            drawn = position + normals * self.target.scales
+        deviations = 0.5 * np.maximum(drawn.std(axis=0), self.target.scales * 1e-3)
+        terms = np.array([self.target(x) for x in drawn])
+        heights = terms[:, 1] + terms[:, 2]
+        if self.prior_sampler is None:
+            heights = heights + terms[:, 0]
+        heights = heights[np.isfinite(heights)]
+        spread = np.subtract(*np.quantile(heights, (0.84, 0.16))) if len(heights) > 1 else 1.0
+        smallest = min(0.1, 0.5 / max(spread, 1e-300))
+        betas = np.concatenate([[0.0], np.geomspace(smallest, 1.0, n - 1)])
+        shrunk = 1.0 / np.sqrt(1.0 + betas * spread / self.dim)
+        archive = position + shrunk[:, None, None] * (self._archive_of(drawn, rng) - position)
+        self.ladder = Ladder(
+            betas,
+            archive,
+            shrunk[:, None] * deviations,
+            np.array([np.diag(s * deviations) for s in shrunk]),
+            np.full(n, math.log(2.38 / math.sqrt(self.dim))),
+            np.tile(np.cumsum(np.full(len(MOVES) - 1, 1.0 / len(MOVES))), (n, 1)),
+        )
+        self.tuning = self._new_round(n, FIRST_ROUND, np.zeros(n))
+        self.positions = drawn[rng.integers(len(drawn), size=n)].copy()
+        self.values = np.zeros((n, N_TERMS))
+        self.base, self.ratio = np.zeros(n), np.zeros(n)
+        self.is_current = np.zeros(1, dtype=np.bool_)
+
+    def _new_round(self, n, length, n_walks):
+        return Tuning(
+            np.zeros((n, ARCHIVE, self.dim)),
+            np.array([0, max(1, math.ceil(length / ARCHIVE)), 0]),
+            np.zeros((n - 1, 2)),
+            np.zeros((n, len(MOVES), 2)),
+            n_walks,
+        )
+
+    def _archive_of(self, points, rng):
+        """As many of the rows of `points` as an archive has, each as often as possible."""
+        repeats = np.resize(np.arange(len(points)), ARCHIVE)
+        return points[np.sort(repeats)] if len(points) < ARCHIVE else points[:ARCHIVE]
+
+    # what transitions take ------------------------------------------------------------------------
+
+    @property
+    def n_more_normals(self):  # noqa: D102
+        return normals_of_scan(len(self.ladder.betas), self.n_moves, self.dim) - self.dim
+
+    @property
+    def n_more_uniforms(self):  # noqa: D102
+        return uniforms_of_scan(len(self.ladder.betas), self.n_moves)
+
+    def proposal(self, compiled):  # noqa: D102
+        is_apart = self.hot_target is not self.target
+        function = self.hot_target.function
+        table = function.compiled() if compiled else (self._hot_density,)
+        return Replicas(
+            table,
+            is_apart,
+            self.n_moves,
+            self.adapts,
+            self.ladder,
+            self.reference,
+            self.tuning,
+            self.positions,
+            self.values,
+            self.base,
+            self.ratio,
+            self.is_current,
+            self.fresh,
+            self.counters,
+            self.visited,
+            self.swaps,
+        )
+
+    def _hot_density(self, x, value):
+        """As the target's, where an error counts as no density while tuning."""
+        try:
+            self.hot_target.function.into(x, value)
+        except Exception:
+            if not self.adapts:
+                raise
+            value[:] = np.nan
+
+    adapts = True
+
+    def mixture(self, tune):  # noqa: D102
+        return Mixture(self.scales, no_differences(self.dim), 0.0, 0.0)
+
+    def recursion(self):  # noqa: D102
+        return NO_RECURSION
+
+    def draw_prior(self, n: int, rng: np.random.Generator) -> None:
+        """Have draws of the prior for `n` scans, if it can be drawn from."""
+        if self.prior_sampler is None or len(self.fresh) - self.counters[FRESH] >= n:
+            return
+        drawn = self.prior_sampler(max(n, FRESH_DRAWS), rng)
+        self.fresh = np.concatenate([self.fresh[self.counters[FRESH] :], drawn])
+        self.counters[FRESH] = 0
+
+    def invalidate(self):
+        """Evaluate every replica again: what they depend on has changed."""
+        self.is_current[0] = False
+
+    # learning -------------------------------------------------------------------------------------
+
+    def transitions_before_update(self, transition, n, rng):  # noqa: D102
+        return min(n, max(0, int(self.rounds[0]) - transition - 1))
+
+    def update(self, position, tune, rng):  # noqa: D102
+        self._end_round(rng)
+        self.rounds[1] *= 2
+        self.rounds[0] += self.rounds[1]
+
+    def end_tuning(self, position, rng):  # noqa: D102
+        if self.tuning.cursor[0] >= self.rounds[1] // 2:
+            self._end_round(rng)
+        self.adapts = False
+        self.counters[TRIPS] = 0
+
+    def _end_round(self, rng):
+        """Learn from what was recorded since the last time."""
+        old, tuning = self.ladder, self.tuning
+        sums, counts = tuning.rejected.T
+        self.rejections = np.where(counts > 0, sums / np.maximum(counts, 1.0), 1.0)
+        n = self.n_temperatures or self._needed(self.rejections, len(old.betas))
+        betas = equal_rejections(old.betas, self.rejections, n)
+        nearest = _nearest(old.betas, betas)
+        stored = int(tuning.cursor[2])
+        if stored < 2:
+            return
+        points = tuning.points[:, :stored]
+        coordinates = [standardization(p, d) for p, d in zip(points, old.deviations, strict=True)]
+        factors = np.array([c.factor for c in coordinates])
+        self.ladder = Ladder(
+            betas,
+            np.array([self._archive_of(points[k], rng) for k in nearest]),
+            np.sqrt(np.sum(factors**2, axis=2))[nearest],
+            factors[nearest],
+            old.log_scale[nearest],
+            self._thresholds(tuning.gains)[nearest],
+        )
+        self.positions = self.positions[nearest]
+        self.values, self.base = self.values[nearest], self.base[nearest]
+        self.ratio = self.ratio[nearest]
+        self.visited = np.zeros(n, dtype=np.bool_)
+        self.tuning = self._new_round(n, 2 * self.rounds[1], tuning.n_walks[nearest])
+        if self.prior_sampler is None:
+            self.reference.mean[:] = coordinates[-1].location
+            self.reference.factor[:] = WIDENED * coordinates[-1].factor
+            self.is_current[0] = False
+
+    @staticmethod
+    def _needed(rejections, n):
+        """About twice the barrier, within bounds; no fewer than half of before at a time."""
+        wanted = math.ceil(2.0 * float(np.sum(rejections))) + 1
+        return min(max(wanted, n // 2, LEAST_TEMPERATURES), 2 * n, MOST_TEMPERATURES)
+
+    @staticmethod
+    def _thresholds(gains):
+        """Shares of moves in proportion to the squared jumps that they brought, none too small."""
+        means = gains[..., 0] / np.maximum(gains[..., 1], 1.0) + 1e-12
+        shares = means / means.sum(axis=1, keepdims=True)
+        shares = SMALLEST_SHARE + (1.0 - SMALLEST_SHARE * len(MOVES)) * shares
+        return np.cumsum(shares[:, :-1], axis=1)
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    def normal(self):  # noqa: D102
+        archive = self.ladder.archive[-1]
+        return archive.mean(axis=0), self.ladder.factor[-1]
+
+    @property
+    def is_consistent(self):  # noqa: D102
+        n = len(self.ladder.betas)
+        arrays = (*self.ladder, *(getattr(self, name) for name in ("positions", "values", "base")))
+        return all(len(array) == n for array in (*arrays, self.ratio, self.visited))
+
+    def statistics(self):  # noqa: D102
+        sums, count = self.swaps
+        return {
+            "swapped": sums / count if count else math.nan,
+            "n_temperatures": float(len(self.ladder.betas)),
+            "round_trips": float(self.counters[TRIPS]),
+        }
+
+
+def _nearest(old, new):
+    """Indices of the nearest of the `old` inverse temperatures, in logs; 0 has 0."""
+    with np.errstate(divide="ignore"):
+        logs, wanted = np.log(old[1:]), np.log(new[1:])
+    found = 1 + np.argmin(np.abs(wanted[:, None] - logs), axis=1)
+    return np.concatenate([[0], found])

@@ -63,8 +63,9 @@ class TemperingLearner(Learner):
 
     After each the inverse temperatures are those between which swaps of the round would have been
     rejected equally often, the archive of each is the states of the nearest one in that round, and
-    a Gaussian reference that of the chain. `target` and `draw_prior` are set by the step:
-    the chain's `LogDensity`, and a `PriorSampler` or None where the reference is learnt.
+    a Gaussian reference that of the chain. Three are set by the step: `target`, the chain's
+    `LogDensity`; `hot_target`, that of the other replicas, another one where other steps move what
+    it depends on; and `prior_sampler`, a `PriorSampler`, or None where the reference is learnt.
     """
 
     state_names = (
@@ -82,6 +83,7 @@ class TemperingLearner(Learner):
         "visited",
         "swaps",
         "rounds",
+        "held",
     )
     varying = dict.fromkeys(("positions", "values", "base", "ratio", "visited"), 0) | {"fresh": 0}
     history_capacity = ARCHIVE
@@ -111,6 +113,8 @@ class TemperingLearner(Learner):
         self.visited = np.zeros(n, dtype=np.bool_)
         self.swaps = np.zeros(2)
         self.rounds = np.array([FIRST_ROUND, FIRST_ROUND])
+        self.is_current, self.held = np.zeros(1, dtype=np.bool_), {}
+        self._hold_others()
         self._begin_replicas(position, n, rng)
 
     def _begin_replicas(self, position, n, rng):
@@ -142,7 +146,6 @@ class TemperingLearner(Learner):
         self.positions = drawn[rng.integers(len(drawn), size=n)].copy()
         self.values = np.zeros((n, N_TERMS))
         self.base, self.ratio = np.zeros(n), np.zeros(n)
-        self.is_current = np.zeros(1, dtype=np.bool_)
 
     def _new_round(self, n, length, n_walks):
         return Tuning(
@@ -207,6 +210,25 @@ class TemperingLearner(Learner):
 
     def recursion(self):  # noqa: D102
         return NO_RECURSION
+
+    def _hold_others(self):
+        """Let the other replicas see the present values of other steps' variables, from now on.
+
+        Their densities stand still after tuning: what the chain's density depends on then is part
+        of the state that is sampled, and theirs must not be.
+        """
+        for variable, shared in self.target.shared.items():
+            self.held[variable.name] = np.array(shared.get_value())
+        self.is_current[0] = False
+
+    def hold(self, n: int, rng: np.random.Generator) -> None:
+        """Have what `n` scans need: draws of the prior, and the values that are held."""
+        self.draw_prior(n, rng)
+        if self.adapts and self.target.shared:
+            self._hold_others()
+        for variable, shared in self.hot_target.shared.items():
+            if self.hot_target is not self.target:
+                shared.set_value(self.held[variable.name])
 
     def draw_prior(self, n: int, rng: np.random.Generator) -> None:
         """Have draws of the prior for `n` scans, if it can be drawn from."""
@@ -279,9 +301,7 @@ class TemperingLearner(Learner):
         """Shares of moves in proportion to the squared jumps that they brought, none too small."""
         means = gains[..., 0] / np.maximum(gains[..., 1], 1.0) + 1e-12
         shares = means / means.sum(axis=1, keepdims=True)
-        import os
-        if os.environ.get('SHARES'): shares = 0*shares + np.array(eval(os.environ['SHARES']))
-        else: shares = SMALLEST_SHARE + (1.0 - SMALLEST_SHARE * len(MOVES)) * shares
+        shares = SMALLEST_SHARE + (1.0 - SMALLEST_SHARE * len(MOVES)) * shares
         return np.cumsum(shares[:, :-1], axis=1)
 
     # what was learnt ------------------------------------------------------------------------------

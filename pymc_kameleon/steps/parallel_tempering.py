@@ -57,7 +57,12 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         super().__init__(vars, learner=learner, pseudo_marginal=None, **options)
         learner.target = learner.hot_target = self.target
         if self.target.shared:
-            learner.hot_target = LogDensity(self.target.model, vars)
+            learner.hot_target = LogDensity(
+                self.target.model,
+                vars,
+                initial_point=options.get("initial_point"),
+                compile_kwargs=options.get("compile_kwargs"),
+            )
         else:
             learner.prior_sampler = prior_sampler(self.target.model, self.target.names)
 
@@ -68,8 +73,8 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         return 2000
 
     def _run(self, n):
-        self.learner.draw_prior(n, self.rng)
         self.learner.adapts = self.adapts
+        self.learner.hold(n, self.rng)
         super()._run(n)
 
     def _evaluate_current(self):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, is_within, probability
-from pymc_kameleon.mcmc.linalg import copy_into, factor_times, solve_factor
+from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times, solve_factor
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
 
@@ -218,7 +218,7 @@ def propose_at(ladder, k, kind, x, normals, uniforms, out):
     if kind == DIFFERENCE:
         _propose_difference(ladder.archive[k], ladder.deviations[k], x, normals, uniforms, out)
     elif kind == WALK:
-        factor_times(ladder.factor[k], normals, out)
+        factor_times(ladder.factor[k], normals[:dim], out)
         scale = math.exp(ladder.log_scale[k])
         for i in range(dim):
             out[i] = x[i] + scale * out[i]
@@ -287,24 +287,31 @@ def _evaluate_at(replicas, density, k, chain):
     replicas.base[k], replicas.ratio[k] = base, ratio
 
 
+@jitable
+def _turn_into(bounds, x):
+    """Move angles by whole turns to between their bounds."""
+    for i in range(x.size):
+        width = bounds[1, i] - bounds[0, i]
+        if width < np.inf:
+            x[i] -= width * math.floor((x[i] - bounds[0, i]) / width)
+
+
 @jitable(allocates=True)
 def _refresh(replicas, chain, normals):
     """Put an exact draw of the reference in the place of the first replica, if there is one."""
-    x, reference = replicas.positions[0], replicas.reference
+    drawn, reference = chain.proposal, replicas.reference
     if reference.is_prior[0]:
         if replicas.counters[FRESH] == replicas.fresh.shape[0]:
             return
-        copy_into(replicas.fresh[replicas.counters[FRESH]], x)
+        copy_into(replicas.fresh[replicas.counters[FRESH]], drawn)
         replicas.counters[FRESH] += 1
+        _turn_into(chain.bounds, drawn)
     else:
-        factor_times(reference.factor, normals, x)
-        for i in range(x.size):
-            x[i] += reference.mean[i]
-        if not is_within(chain.bounds, x):
-            for i in range(x.size):
-                width = chain.bounds[1, i] - chain.bounds[0, i]
-                if width < np.inf:
-                    x[i] -= width * math.floor((x[i] - chain.bounds[0, i]) / width)
+        factor_times(reference.factor, normals, drawn)
+        add_into(reference.mean, drawn, drawn)
+        if not is_within(chain.bounds, drawn):  # so that it is a draw of one period
+            return
+    copy_into(drawn, replicas.positions[0])
     replicas.visited[0] = True
     _evaluate_at(replicas, replicas.hot_density, 0, chain)
 
@@ -338,14 +345,20 @@ def _swap_apart(replicas, log_density, k, chain, uniform, spare):
     return acceptance, accepted
 
 
+@jitable
+def log_swap_ratio(betas, ratio, k):
+    """Log acceptance ratio of a swap of the states k and k + 1."""
+    return (betas[k + 1] - betas[k]) * (ratio[k] - ratio[k + 1])
+
+
 @jitable(allocates=True)
 def _swap(replicas, log_density, k, chain, uniform, spare):
     """Swap the states of k and k + 1, or not; return the acceptance probability."""
     if replicas.is_apart and k + 2 == replicas.ladder.betas.size:
         acceptance, accepted = _swap_apart(replicas, log_density, k, chain, uniform, spare)
     else:
-        betas, ratio = replicas.ladder.betas, replicas.ratio
-        acceptance = probability((betas[k + 1] - betas[k]) * (ratio[k] - ratio[k + 1]))
+        ratio = replicas.ratio
+        acceptance = probability(log_swap_ratio(replicas.ladder.betas, ratio, k))
         accepted = uniform < acceptance
         if accepted:
             _exchange(replicas.positions[k], replicas.positions[k + 1])
@@ -379,14 +392,21 @@ def _arrive(replicas, chain):
         replicas.values[last, i] = chain.value[i]
     base, ratio = split(replicas.reference, chain.position, chain.value)
     replicas.base[last], replicas.ratio[last] = base, ratio
+    for k in range(last):
+        _turn_into(chain.bounds, replicas.positions[k])
     if not replicas.is_current[0]:
         for k in range(last):
             _evaluate_at(replicas, replicas.hot_density, k, chain)
         replicas.is_current[0] = True
 
 
-def _propose(proposal, chain, normals, uniforms):
+def _propose(replicas, chain, normals, uniforms):
     return 0.0, 0
+
+
+def _covariance_at(replicas, x):
+    factor = math.exp(replicas.ladder.log_scale[-1]) * replicas.ladder.factor[-1]
+    return factor @ factor.T
 
 
 def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
@@ -423,4 +443,4 @@ def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
     return total / n_moves, n_accepted > 0
 
 
-register_proposal(Replicas, propose=_propose, accept=_scan)
+register_proposal(Replicas, propose=_propose, accept=_scan, covariance_at=_covariance_at)

@@ -14,6 +14,9 @@ from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
 __all__ = ["ParallelTemperingStep"]
 
+IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
+"""Names of PyMC's improper distributions."""
+
 
 @with_shared_parameters
 class ParallelTemperingStep(MetropolisHastingsStep):
@@ -41,6 +44,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         "swapped": (np.float64, []),
         "n_temperatures": (np.float64, []),
         "round_trips": (np.float64, []),
+        "proper": (np.float64, []),
         "beta": (object, [MOST_TEMPERATURES]),
         "log_ratio": (object, [MOST_TEMPERATURES]),
     }
@@ -65,6 +69,9 @@ class ParallelTemperingStep(MetropolisHastingsStep):
             )
         else:
             learner.prior_sampler = prior_sampler(self.target.model, self.target.names)
+        self._is_proper = not self.target.shared and not any(
+            getattr(rv.owner.op, "name", None) in IMPROPER for rv in self.target.model.free_RVs
+        )
 
     def _chosen_steps_per_draw(self):
         return 5 if self.runs_compiled else 1
@@ -84,7 +91,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
 
     def _learnt_statistics(self, n_evals):
         learner = self.learner
-        found = learner.statistics()
+        found = learner.statistics() | {"proper": float(self._is_proper)}
         learner.swaps[:] = 0.0
         for name, values in (("beta", learner.ladder.betas), ("log_ratio", learner.ratio)):
             found[name] = np.full(MOST_TEMPERATURES, np.nan)

@@ -1,0 +1,155 @@
+"""Log evidence from the statistics that draws of `ParallelTemperingStep` carry."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import expit, logsumexp
+
+from pymc_kameleon._compat import arviz_statistics, group_dataset
+from pymc_kameleon.latent_gp.evidence import Estimate
+
+__all__ = ["bridge", "compare_evidence", "log_evidence"]
+
+
+def log_evidence(result: Any) -> Estimate:
+    r"""Log evidence log p(y) of a model that was sampled with `ParallelTemperingStep`.
+
+    Parameters
+    ----------
+    result : InferenceData or DataTree
+        What `pm.sample(step=ParallelTemperingStep())` returned.
+
+    Returns
+    -------
+    Estimate
+        `log_evidence`, its `standard_error`, and the `effective_size` of the draws behind it.
+
+    Raises
+    ------
+    ValueError
+        If the draws are not those of that step alone, or the prior is improper.
+
+    Notes
+    -----
+    With draws at :math:`\beta_k` and :math:`\beta_{k+1}`, and
+    :math:`u = (\beta_{k+1} - \beta_k) V`, V the log-likelihood, the log ratio c of their
+    normalisers solves :math:`\sum_k \sigma(u - c) = \sum_{k+1} \sigma(c - u)`, where
+    :math:`\sigma` is the logistic function: bridge sampling, which has the smallest error of all
+    estimates from these draws [1]_ [2]_. The sum over temperatures is log p(y) / p(reference) with a
+    normalised reference. Each chain has temperatures of its own. The standard error is the larger
+    of two: from the autocorrelation within chains, with the correlation between temperatures
+    counted, and from the spread of the chains.
+
+    References
+    ----------
+    .. [1] C. H. Bennett, "Efficient estimation of free energy differences from Monte Carlo data",
+       Journal of Computational Physics 22, 1976. doi:10.1016/0021-9991(76)90078-4
+    .. [2] X.-L. Meng and W. H. Wong, "Simulating ratios of normalizing constants via a simple
+       identity", Statistica Sinica 6, 1996.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = pm.sample(step=ParallelTemperingStep())
+    >>> log_evidence(idata).log_evidence
+    """
+    statistics = group_dataset(result, "sample_stats")
+    missing = {"beta", "log_ratio", "proper"} - set(statistics)
+    if missing:
+        raise ValueError(
+            "result has no draws at several temperatures: sample with "
+            "pm.sample(step=ParallelTemperingStep())."
+        )
+    if not np.all(statistics["proper"].values == 1.0):
+        raise ValueError(
+            "There is no evidence: a prior is improper (Flat, HalfFlat, ICAR), so that p(y) has no "
+            "meaning, or other steps sampled some of the variables. Give every variable a proper "
+            "prior, and ParallelTemperingStep() all of them."
+        )
+    betas = statistics["beta"].transpose("chain", "draw", ...).values
+    ratios = statistics["log_ratio"].transpose("chain", "draw", ...).values
+    found, series = [], []
+    for ladder, values in zip(betas[:, -1], ratios, strict=True):
+        n = int(np.sum(np.isfinite(ladder)))
+        value, influence = bridge(ladder[:n], values[:, :n])
+        found.append(value)
+        series.append(influence)
+    return _combined(np.array(found), np.array(series))
+
+
+def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray]:
+    """Log ratio of normalisers at beta = 1 and 0, and what each draw adds to it (n,), less a mean.
+
+    `log_ratios` (n, K) are V of the states at `betas` (K,).
+    """
+    total, influence = 0.0, np.zeros(len(log_ratios))
+    for k, width in enumerate(np.diff(betas)):
+        lower, upper = width * log_ratios[:, k], width * log_ratios[:, k + 1]
+        if not np.any(np.isfinite(lower)):
+            return -np.inf, influence
+        finite = lower[np.isfinite(lower)]
+        bounds = min(finite.min(), upper.min()) - 50.0, max(finite.max(), upper.max()) + 50.0
+        c = brentq(lambda c, a=lower, b=upper: np.sum(expit(a - c)) - np.sum(expit(c - b)), *bounds)
+        below, above = expit(lower - c), expit(c - upper)
+        slope = np.mean(below * (1.0 - below)) + np.mean(above * (1.0 - above))
+        total += c
+        influence += (below - above) / max(slope, 1e-300)
+    return total, influence
+
+
+def _combined(found, series):
+    """One estimate from those of several chains (m,), with what each draw adds (m, n)."""
+    m, n = series.shape
+    value = float(np.mean(found))
+    if n < 4 or not np.all(np.isfinite(found)):
+        return Estimate(value, float("nan"), 0.0)
+    size = min(float(arviz_statistics().ess(series, method="mean")), float(series.size))
+    within = float(series.std(ddof=1)) / np.sqrt(size)
+    between = float(np.std(found, ddof=1)) / np.sqrt(m) if m > 1 else 0.0
+    return Estimate(value, max(within, between), size)
+
+
+def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:
+    """Compare models of the same data by their evidence.
+
+    Parameters
+    ----------
+    results : dict
+        Name of each model -> what `log_evidence` takes, or what it returned.
+
+    Returns
+    -------
+    DataFrame
+        A row a model, the best first: `log_evidence` and its `standard_error`; `log_bayes_factor`
+        of the best model against this one, with its `factor_error`; and `probability` of the model
+        if all are equally probable before the data.
+
+    Raises
+    ------
+    ValueError
+        If there are no results, and as `log_evidence` does.
+
+    Examples
+    --------
+    >>> compare_evidence({"one mode": first, "two modes": second})
+    """
+    if not results:
+        raise ValueError("results: give at least one, as in {'name of the model': idata}.")
+    found = {
+        name: result if isinstance(result, Estimate) else log_evidence(result)
+        for name, result in results.items()
+    }
+    table = pd.DataFrame(
+        {name: [e.log_evidence, e.standard_error] for name, e in found.items()},
+        index=["log_evidence", "standard_error"],
+    ).T.sort_values("log_evidence", ascending=False)
+    best = table.iloc[0]
+    table["log_bayes_factor"] = best["log_evidence"] - table["log_evidence"]
+    errors = np.hypot(table["standard_error"], best["standard_error"])
+    table["factor_error"] = np.where(np.arange(len(table)) == 0, 0.0, errors)
+    logs = table["log_evidence"].to_numpy()
+    table["probability"] = np.exp(logs - logsumexp(logs))
+    return table

@@ -1,0 +1,310 @@
+"""Parallel tempering: exact on the product of all temperatures, and what it learns."""
+
+import copy
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+
+from pymc_kameleon import evidence
+from pymc_kameleon.adaptation.ladder import equal_rejections
+from pymc_kameleon.mcmc import loop
+from pymc_kameleon.mcmc.proposals import tempering
+from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
+
+pytestmark = pytest.mark.numerics
+
+BOUND = 1e-6
+"""Null probability of a p-value below it."""
+
+def with_prior(log_likelihood):
+    """N(0, 2^2) in two dimensions, times a likelihood."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 2.0, shape=2)
+        pm.Potential("likelihood", log_likelihood(x))
+    return model
+
+
+def symbolic_banana(x):
+    return -0.5 * ((x[1] + 0.5 * x[0] ** 2 - 1.0) ** 2 / 0.3)
+
+
+def symbolic_two_modes(x):
+    distances = [((x - c) ** 2).sum() / 0.2 for c in (1.5, -1.5)]
+    return pm.math.logaddexp(*(-0.5 * d for d in distances))
+
+
+def flat():
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        pm.Potential("likelihood", symbolic_banana(x) - 0.5 * (x[0] / 2.0) ** 2)
+    return model
+
+
+MODELS = {
+    "banana": lambda: with_prior(symbolic_banana),
+    "two modes": lambda: with_prior(symbolic_two_modes),
+    "improper": flat,
+}
+
+
+def frozen(model, **options):
+    """Return a step that has tuned, and a point."""
+    step = ParallelTemperingStep(
+        model=model, rng=1, steps_per_draw=3, n_temperatures=4, disperse=False, **options
+    )
+    point = model.initial_point()
+    for _ in range(150):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    return step, point
+
+
+class Tempered:
+    """Draws of all temperatures of a frozen step, from the terms of its density on a grid.
+
+    Uniform within a cell, whose width is a fortieth of the narrowest feature or less.
+    """
+
+    def __init__(self, step, half_width, rng):
+        self.rng, self.step = rng, step
+        edges = np.linspace(-half_width, half_width, 402)
+        self.width = edges[1] - edges[0]
+        middles = 0.5 * (edges[1:] + edges[:-1])
+        self.points = np.stack(np.meshgrid(middles, middles), axis=-1).reshape(-1, 2)
+        terms = np.empty((len(self.points), 3))
+        for x, value in zip(self.points, terms, strict=True):
+            step.target.function.into_compiled(x, value)
+        reference = step.learner.reference
+        parts = [tempering.split(reference, x, v) for x, v in zip(self.points, terms, strict=True)]
+        base, ratio = np.array(parts).T
+        logs = base + step.learner.ladder.betas[:, None] * ratio
+        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+        self.sums = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
+
+    def draw(self, n):
+        """Draw (n, temperatures, 2)."""
+        cells = [np.searchsorted(s, self.rng.random(n) * s[-1]) for s in self.sums]
+        inside = self.rng.uniform(-0.5, 0.5, (n, len(cells), 2)) * self.width
+        return self.points[np.stack(cells, axis=1)] + inside
+
+
+STATISTICS = {
+    "first": lambda x: x[:, 0],
+    "second": lambda x: x[:, 1],
+    "bend": lambda x: x[:, 1] + 0.5 * x[:, 0] ** 2,
+    "product": lambda x: x[:, 0] * x[:, 1],
+}
+
+
+def p_values(step, point, half_width, n):
+    """Smallest p-value over statistics and temperatures, of exact draws after a draw of the step."""
+    tempered = Tempered(step, half_width, np.random.default_rng(5))
+    (name,) = step.target.names
+    moved = []
+    for states in tempered.draw(n):
+        step.learner.positions = states.copy()
+        point = point | {name: states[-1]}
+        step.step(point)
+        moved.append(step.learner.positions.copy())
+    moved, exact = np.array(moved), tempered.draw(20_000)
+    return {
+        (label, k): stats.ks_2samp(f(moved[:, k]), f(exact[:, k])).pvalue
+        for label, f in STATISTICS.items()
+        for k in range(exact.shape[1])
+    }
+
+
+def bounded():
+    with pm.Model() as model:
+        x = pm.Uniform("x", -3.0, 3.0, shape=2)
+        pm.Potential("likelihood", symbolic_banana(x))
+    return model
+
+
+MODELS["bounds"] = bounded
+HALF_WIDTHS = {"banana": 9.0, "two modes": 9.0, "improper": 25.0, "bounds": 14.0}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_frozen_step_is_invariant_at_every_temperature(name):
+    step, point = frozen(MODELS[name]())
+    found = p_values(step, point, HALF_WIDTHS[name], 1500)
+    assert min(found.values()) > BOUND, found
+
+
+def _swap_the_wrong_way(betas, ratio, k):
+    return -(betas[k + 1] - betas[k]) * (ratio[k] - ratio[k + 1])
+
+
+def _too_cold(base, ratio, beta):
+    return base + min(1.0, 5.0 * beta) * ratio
+
+
+def _no_jacobian(archive, x, uniforms, out):
+    right_stretch(archive, x, uniforms, out)
+    return 0.0
+
+
+right_stretch = tempering._propose_stretch
+SPOILT = {
+    "swap": ("log_swap_ratio", _swap_the_wrong_way, tempering.DIFFERENCE, 300),
+    "temperature": ("tempered", _too_cold, tempering.DIFFERENCE, 1500),
+    "stretch": ("_propose_stretch", _no_jacobian, tempering.STRETCH, 900),
+}
+"""What is spoilt, the kind of moves that all moves are, and how many draws show it."""
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_ratio_is_caught(name, monkeypatch):
+    step, point = frozen(with_prior(symbolic_banana), compile_kwargs={"mode": "cvm"})
+    *mistake, kind, n = SPOILT[name]
+    monkeypatch.setattr(tempering, *mistake)
+    monkeypatch.setattr(loop, "run_compiled", None)
+    step.learner.ladder.thresholds[:] = np.arange(3) >= kind
+    found = p_values(step, point, 9.0, n)
+    assert min(found.values()) < BOUND, found
+
+
+def test_nothing_is_learnt_after_tuning():
+    step, point = frozen(with_prior(symbolic_banana))
+    learner = step.learner
+    parts = (learner.ladder, learner.reference, learner.tuning)
+    before = copy.deepcopy(parts)
+    for _ in range(50):
+        point, _ = step.step(point)
+    for old, new in zip(before, parts, strict=True):
+        for a, b in zip(old, new, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_each_draw_of_the_prior_is_used_once():
+    """A pool that is drawn from again would be a part of the state that does not move."""
+    step, point = frozen(with_prior(symbolic_banana))
+    learner, seen = step.learner, []
+    learner.ladder.betas[1:-1] = np.linspace(1.0 - 1e-9, 1.0, 4)[1:-1]  # no swap brings others
+    for _ in range(300):
+        unused = learner.fresh[learner.counters[tempering.FRESH] :]
+        point, _ = step.step(point)
+        assert len(unused) < 3 or not np.array_equal(learner.fresh, unused)
+        seen.append(learner.fresh[learner.counters[tempering.FRESH] - 1])
+    assert len(np.unique(seen, axis=0)) == len(seen)
+
+
+def test_evaluations_are_counted():
+    step, point = frozen(with_prior(symbolic_banana))
+    _, (statistics,) = step.step(point)
+    moves = 4 * step.learner.n_moves
+    assert statistics["n_evals"] == 3 * (moves + 1)  # the draw of the prior is evaluated once
+
+
+def test_ladder_of_equal_rejections():
+    """For rejections that grow with log beta the ladder is geometric; the ends stay."""
+    betas = np.array([0.0, 0.01, 0.1, 1.0])
+    np.testing.assert_allclose(equal_rejections(betas, np.full(3, 0.3), 4), betas)
+    found = equal_rejections(betas, np.array([0.2, 0.2, 0.4]), 5)
+    np.testing.assert_allclose(found, [0.0, 0.01, 0.1, 10**-0.5, 1.0])
+
+
+def test_bridge_between_gaussians():
+    """Log normaliser of N(0, 1) times N(y; x, s^2), from independent draws of each temperature.
+
+    The error is within 5 standard errors of the truth, null probability 6e-7.
+    """
+    rng, y, s = np.random.default_rng(3), 1.5, 0.4
+    betas = np.array([0.0, 0.05, 0.3, 1.0])
+    precision = 1.0 + betas / s**2
+    x = betas * y / s**2 / precision + rng.standard_normal((4000, 4)) / np.sqrt(precision)
+    log_ratios = stats.norm.logpdf(y, x, s)
+    found, series = evidence.bridge(betas, log_ratios)
+    error = series.std() / np.sqrt(len(series))
+    assert 0.0 < error < 0.05
+    assert abs(found - stats.norm.logpdf(y, 0.0, np.hypot(1.0, s))) < 5.0 * error
+
+
+def conjugate(scale):
+    rng = np.random.default_rng(8)
+    design, y = rng.standard_normal((30, 3)), rng.standard_normal(30)
+    with pm.Model() as model:
+        weights = pm.Normal("weights", 0.0, scale, shape=3)
+        pm.Normal("y", design @ weights, 0.7, observed=y)
+    covariance = 0.49 * np.eye(30) + scale**2 * design @ design.T
+    return model, stats.multivariate_normal(np.zeros(30), covariance).logpdf(y)
+
+
+def sampled(model, **options):
+    with model:
+        return pm.sample(
+            step=ParallelTemperingStep(),
+            chains=2,
+            cores=1,
+            random_seed=4,
+            progressbar=False,
+            compute_convergence_checks=False,
+            **options,
+        )
+
+
+def test_log_evidence_of_a_regression():
+    """Within 5 standard errors, null probability 6e-7; and the comparison of two priors."""
+    results, truth = {}, {}
+    for scale in (1.0, 30.0):
+        model, truth[scale] = conjugate(scale)
+        found = evidence.log_evidence(sampled(model, draws=500, tune=500))
+        assert abs(found.log_evidence - truth[scale]) < 5.0 * found.standard_error
+        assert found.standard_error < 0.15
+        results[scale] = found
+    table = evidence.compare_evidence(results)
+    assert list(table.index) == [1.0, 30.0]
+    factor = table["log_bayes_factor"][30.0]
+    assert abs(factor - (truth[1.0] - truth[30.0])) < 5.0 * table["factor_error"][30.0]
+    assert table["probability"].sum() == pytest.approx(1.0)
+
+
+def test_no_evidence_of_an_improper_prior_or_other_draws():
+    result = sampled(flat(), draws=20, tune=50)
+    with pytest.raises(ValueError, match="improper"):
+        evidence.log_evidence(result)
+    model, _ = conjugate(1.0)
+    with model:
+        other = pm.sample(
+            20, tune=20, step=pm.Metropolis(), chains=1, cores=1, progressbar=False, random_seed=1
+        )
+    with pytest.raises(ValueError, match="ParallelTemperingStep"):
+        evidence.log_evidence(other)
+
+
+def test_weights_of_two_modes():
+    """The share of the left mode is a half, within 5 standard errors by batches of 20."""
+    result = sampled(with_prior(symbolic_two_modes))
+    left = (result.posterior["x"].values[..., 0] < 0).reshape(100, -1).mean(axis=1)
+    t = (left.mean() - 0.5) / (left.std(ddof=1) / np.sqrt(len(left)))
+    assert abs(t) < 5.5, t  # 99 degrees of freedom: null probability 3e-7
+
+
+def test_the_hot_density_stands_still_while_others_move():
+    """In a compound the chain's posterior is that of the model, whatever the other step draws.
+
+    y ~ N(x z, 1) with z = 1 or 3 by a fair coin: P(z = 3 | y) is known from the evidence of each.
+    """
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 2.0)
+        k = pm.Bernoulli("k", 0.5)
+        pm.Normal("y", x * (1.0 + 2.0 * k), 1.0, observed=3.0)
+        result = pm.sample(
+            2000,
+            tune=500,
+            step=[ParallelTemperingStep([x])],
+            chains=2,
+            cores=1,
+            random_seed=2,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    logs = [stats.norm.logpdf(3.0, 0.0, np.hypot(2.0 * z, 1.0)) for z in (1.0, 3.0)]
+    expected = 1.0 / (1.0 + np.exp(logs[0] - logs[1]))
+    batches = result.posterior["k"].values.reshape(50, -1).mean(axis=1)
+    t = (batches.mean() - expected) / (batches.std(ddof=1) / np.sqrt(50))
+    assert abs(t) < 5.5, (t, expected)  # 49 degrees of freedom: null probability 1.4e-6
+    assert model.free_RVs

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         pseudo_marginal,
         targets,
     )
+    from pymc_kameleon.evidence import compare_evidence, log_evidence
     from pymc_kameleon.kernels import random_features
     from pymc_kameleon.model.initial_points import dispersed_starts
     from pymc_kameleon.steps import (
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         KameleonStep,
         LatentGPStep,
         MALAStep,
+        ParallelTemperingStep,
         PCAKameleonStep,
         RiemannianHMCStep,
         SurrogateHMCStep,
@@ -42,13 +44,16 @@ __all__ = [
     "LatentGPStep",
     "MALAStep",
     "PCAKameleonStep",
+    "ParallelTemperingStep",
     "RiemannianHMCStep",
     "SurrogateHMCStep",
+    "compare_evidence",
     "diagnostics",
     "dispersed_starts",
     "distributed",
     "kernels",
     "latent_gp",
+    "log_evidence",
     "plots",
     "pseudo_marginal",
     "random_features",
@@ -60,7 +65,9 @@ __all__ = [
 _WHERE = {
     "EvaluationStore": "store",
     "GPSurrogate": "surrogate",
+    "compare_evidence": "evidence",
     "dispersed_starts": "model.initial_points",
+    "log_evidence": "evidence",
     "random_features": "kernels",
     "register": "steps.kameleon",
     "unregister": "steps.kameleon",

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.numerics
 BOUND = 1e-6
 """Null probability of a p-value below it."""
 
+
 def with_prior(log_likelihood):
     """N(0, 2^2) in two dimensions, times a likelihood."""
     with pm.Model() as model:

@@ -20,11 +20,82 @@ IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
 
 @with_shared_parameters
 class ParallelTemperingStep(MetropolisHastingsStep):
-    r"""Parallel tempering: replicas of the chain at higher temperatures, which swap states.
+    r"""Parallel tempering: copies of the chain at higher temperatures, which swap states with it.
+
+    For log densities that cost microseconds, with several modes, strong bends, or scales that
+    change from place to place; for people who do not know what their posterior looks like. The
+    evidence of the model comes with the draws: `pymc_kameleon.log_evidence`.
+
+    Replica k has the density :math:`r(x)^{1 - \beta_k} p(x)^{\beta_k}`, where :math:`\beta` goes
+    from 0 to 1 and r is the prior, or, where that is improper or cannot be drawn from, a Gaussian
+    that is learnt.
+
+    ::
+
+        put an exact draw of r in the place of the first replica
+        move each replica: by a difference of two points of its archive, a random walk, a stretch
+            towards or away from a point of the archive, or one coordinate at a random scale
+        swap neighbours, pairs (0, 1), (2, 3), ... and (1, 2), (3, 4), ... in turn, with
+            probability min(1, exp((beta_{k+1} - beta_k) (V_k - V_{k+1}))), V = log p - log r
+        while tuning, in rounds of doubling lengths: learn temperatures between which swaps are
+            rejected equally often, their number, archives, covariances, and a Gaussian r
 
     Parameters
     ----------
     %(vars)s
+    n_temperatures : int, optional
+        Number of temperatures, at least 2. By default about twice the sum of the rejection
+        probabilities of all pairs, at least 4 and at most 40, as tuning finds it.
+    n_moves : int, optional
+        Moves of each replica between swaps. By default d / 2 + 2, at least 4 and at most 20.
+    steps_per_draw : int, optional
+        Scans (moves of all replicas, and swaps) a draw. By default 5, where the model compiles, and
+        else 1.
+    %(disperse)s
+    %(pymc)s
+
+    Raises
+    ------
+    ValueError, TypeError
+        At construction, for a bad argument, a discrete variable, or a likelihood that is an
+        estimate, naming it.
+
+    Notes
+    -----
+    Sampler statistics, float64, per draw:
+
+    =============== ====================================================================
+    accept          mean acceptance probability of the moves at beta = 1
+    accepted        share of them that were accepted
+    swapped         mean acceptance probability of swaps
+    n_temperatures  number of temperatures
+    round_trips     states that came from beta = 0 to beta = 1 since tuning
+    beta            inverse temperatures, 40 numbers of which those that there are not are NaN
+    log_ratio       V of the state of each
+    proper          1 if these give the evidence, see `log_evidence`
+    n_transitions   scans of the draw
+    n_evals         log-density evaluations, of all replicas
+    n_nonfinite     those that were NaN or +inf (and rejected)
+    =============== ====================================================================
+
+    Temperatures, archives and reference stand still after tuning, and the product of all densities
+    is then exactly invariant. Beside other steps, the other replicas keep to the values that the
+    other variables had at the end of tuning. A mode that holds less than about 1e-8 of the
+    reference is not found: give starts in it, `pm.sample(initvals=...)`.
+
+    References
+    ----------
+    .. [1] S. Syed, A. Bouchard-Cote, G. Deligiannidis and A. Doucet, "Non-reversible parallel
+       tempering: a scalable highly parallel MCMC scheme", JRSS B 84, 2022. doi:10.1111/rssb.12464
+    .. [2] C. J. F. ter Braak and J. A. Vrugt, "Differential Evolution Markov Chain with snooker
+       updater and fewer chains", Statistics and Computing 18, 2008. doi:10.1007/s11222-008-9104-9
+    .. [3] J. Goodman and J. Weare, "Ensemble samplers with affine invariance", Communications in
+       Applied Mathematics and Computational Science 5, 2010. doi:10.2140/camcos.2010.5.65
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = pm.sample(step=ParallelTemperingStep())
     """
 
     name = "parallel_tempering"

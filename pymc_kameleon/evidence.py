@@ -38,8 +38,8 @@ def log_evidence(result: Any) -> Estimate:
     :math:`u = (\beta_{k+1} - \beta_k) V`, V the log-likelihood, the log ratio c of their
     normalisers solves :math:`\sum_k \sigma(u - c) = \sum_{k+1} \sigma(c - u)`, where
     :math:`\sigma` is the logistic function: bridge sampling, which has the smallest error of all
-    estimates from these draws [1]_ [2]_. The sum over temperatures is log p(y) / p(reference) with a
-    normalised reference. Each chain has temperatures of its own. The standard error is the larger
+    estimates from these draws [1]_ [2]_. The sum over temperatures is log p(y), as the reference is
+    normalised. Each chain has temperatures of its own. The standard error is the larger
     of two: from the autocorrelation within chains, with the correlation between temperatures
     counted, and from the spread of the chains.
 

@@ -20,6 +20,7 @@ from pymc_kameleon import (
     KameleonStep,
     LatentGPStep,
     MALAStep,
+    ParallelTemperingStep,
     PCAKameleonStep,
     RiemannianHMCStep,
     SurrogateHMCStep,
@@ -163,6 +164,11 @@ STEPS = {
         different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
         columns=("Accept", "Calls"),
         tune=100,
+    ),
+    "parallel_tempering": dataclasses.replace(
+        _metropolis_hastings(ParallelTemperingStep, {}, n_temperatures=4),
+        different=({"steps_per_draw": 3}, {"n_temperatures": 5}, {"n_moves": 7}),
+        constant="n_temperatures",
     ),
     "riemannian": _latent(
         RiemannianHMCStep,

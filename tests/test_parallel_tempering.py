@@ -100,7 +100,7 @@ STATISTICS = {
 
 
 def p_values(step, point, half_width, n):
-    """Smallest p-value over statistics and temperatures, of exact draws after a draw of the step."""
+    """P-values, by statistic and temperature, of exact draws after a draw of the step."""
     tempered = Tempered(step, half_width, np.random.default_rng(5))
     (name,) = step.target.names
     moved = []

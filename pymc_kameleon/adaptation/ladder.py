@@ -20,6 +20,8 @@ from pymc_kameleon.mcmc.proposals.tempering import (
     uniforms_of_scan,
 )
 from pymc_kameleon.mcmc.scalings import NO_RECURSION
+from pymc_kameleon.model.initial_points import PriorSampler
+from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer
 
 __all__ = ["MOST_TEMPERATURES", "TemperingLearner", "equal_rejections"]
@@ -87,6 +89,9 @@ class TemperingLearner(Learner):
     )
     varying = dict.fromkeys(("positions", "values", "base", "ratio", "visited"), 0) | {"fresh": 0}
     history_capacity = ARCHIVE
+    target: LogDensity
+    hot_target: LogDensity
+    prior_sampler: PriorSampler | None = None
 
     def __init__(self, *, n_temperatures: int | None, n_moves: int | None):
         if n_temperatures is not None:
@@ -95,7 +100,6 @@ class TemperingLearner(Learner):
             checked_integer("n_moves", n_moves, 1)
         self.n_temperatures, self.chosen_moves = n_temperatures, n_moves
         self.options = {"n_temperatures": n_temperatures, "n_moves": n_moves}
-        self.target = self.hot_target = self.prior_sampler = None
 
     @property
     def n_moves(self) -> int:

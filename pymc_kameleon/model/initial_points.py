@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -20,7 +21,14 @@ from pytensor.tensor.random.type import RandomType
 from pymc_kameleon.model.model_function import IN_PYTHON
 from pymc_kameleon.model.transforms import unconstrained, unconstraining_function
 
-__all__ = ["N_PRIOR_POINTS", "dispersed_starts", "prior_draws", "prior_sampler", "prior_scales"]
+__all__ = [
+    "N_PRIOR_POINTS",
+    "PriorSampler",
+    "dispersed_starts",
+    "prior_draws",
+    "prior_sampler",
+    "prior_scales",
+]
 
 N_PRIOR_POINTS = 50
 """They cost a thirtieth of a second, and their scale is that of the prior to a fifth."""
@@ -150,7 +158,7 @@ def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
 class PriorSampler:
     """Draws of value variables from their prior, raveled and unconstrained."""
 
-    def __init__(self, draw: Callable) -> None:
+    def __init__(self, draw: Any) -> None:
         self.draw = draw
         self.generators = [v for v in draw.get_shared() if isinstance(v.type, RandomType)]
 

@@ -144,12 +144,12 @@ SCANS, TRIPS, FRESH = 0, 1, 2
 
 
 def normals_of_scan(n_temperatures: int, n_moves: int, dim: int) -> int:
-    """Normal random numbers that a scan takes."""
+    """Return how many normal random numbers a scan takes."""
     return n_temperatures * n_moves * (dim + 1) + dim
 
 
 def uniforms_of_scan(n_temperatures: int, n_moves: int) -> int:
-    """Uniform random numbers that a scan takes."""
+    """Return how many uniform random numbers a scan takes."""
     return n_temperatures * (n_moves * N_UNIFORMS + 1)
 
 

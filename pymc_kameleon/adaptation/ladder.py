@@ -15,6 +15,7 @@ from pymc_kameleon.mcmc.proposals.tempering import (
     Ladder,
     Reference,
     Replicas,
+    States,
     Tuning,
     normals_of_scan,
     uniforms_of_scan,
@@ -70,24 +71,7 @@ class TemperingLearner(Learner):
     it depends on; and `prior_sampler`, a `PriorSampler`, or None where the reference is learnt.
     """
 
-    state_names = (
-        "scales",
-        "ladder",
-        "reference",
-        "tuning",
-        "positions",
-        "values",
-        "base",
-        "ratio",
-        "is_current",
-        "fresh",
-        "counters",
-        "visited",
-        "swaps",
-        "rounds",
-        "held",
-    )
-    varying = dict.fromkeys(("positions", "values", "base", "ratio", "visited"), 0) | {"fresh": 0}
+    state_names = ("scales", "ladder", "reference", "tuning", "states", "rounds", "held")
     history_capacity = ARCHIVE
     target: LogDensity
     hot_target: LogDensity
@@ -112,13 +96,8 @@ class TemperingLearner(Learner):
         self.reference = Reference(
             np.array([is_prior]), position.copy(), np.diag(self.target.scales).astype(float)
         )
-        self.fresh = np.zeros((0, self.dim))
-        self.counters = np.zeros(3, dtype=np.int64)
-        self.visited = np.zeros(n, dtype=np.bool_)
-        self.swaps = np.zeros(2)
         self.rounds = np.array([FIRST_ROUND, FIRST_ROUND])
-        self.is_current, self.held = np.zeros(1, dtype=np.bool_), {}
-        self._hold_others()
+        self.held = {}
         self._begin_replicas(position, n, rng)
 
     def _begin_replicas(self, position, n, rng):
@@ -147,9 +126,18 @@ class TemperingLearner(Learner):
             np.tile(np.cumsum(np.full(len(MOVES) - 1, 1.0 / len(MOVES))), (n, 1)),
         )
         self.tuning = self._new_round(n, FIRST_ROUND, np.zeros(n))
-        self.positions = drawn[rng.integers(len(drawn), size=n)].copy()
-        self.values = np.zeros((n, N_TERMS))
-        self.base, self.ratio = np.zeros(n), np.zeros(n)
+        self.states = States(
+            positions=drawn[rng.integers(len(drawn), size=n)].copy(),
+            values=np.zeros((n, N_TERMS)),
+            base=np.zeros(n),
+            ratio=np.zeros(n),
+            is_current=np.zeros(1, dtype=np.bool_),
+            fresh=np.zeros((0, self.dim)),
+            counters=np.zeros(3, dtype=np.int64),
+            visited=np.zeros(n, dtype=np.bool_),
+            swaps=np.zeros(2),
+        )
+        self._hold_others()
 
     def _new_round(self, n, length, n_walks):
         return Tuning(
@@ -187,15 +175,7 @@ class TemperingLearner(Learner):
             self.ladder,
             self.reference,
             self.tuning,
-            self.positions,
-            self.values,
-            self.base,
-            self.ratio,
-            self.is_current,
-            self.fresh,
-            self.counters,
-            self.visited,
-            self.swaps,
+            self.states,
         )
 
     def _hot_density(self, x, value):
@@ -223,7 +203,7 @@ class TemperingLearner(Learner):
         """
         for variable, shared in self.target.shared.items():
             self.held[variable.name] = np.array(shared.get_value())
-        self.is_current[0] = False
+        self.states.is_current[0] = False
 
     def hold(self, n: int, rng: np.random.Generator) -> None:
         """Have what `n` scans need: draws of the prior, and the values that are held."""
@@ -236,15 +216,16 @@ class TemperingLearner(Learner):
 
     def draw_prior(self, n: int, rng: np.random.Generator) -> None:
         """Have draws of the prior for `n` scans, if it can be drawn from."""
-        if self.prior_sampler is None or len(self.fresh) - self.counters[FRESH] >= n:
+        unused = self.states.fresh[self.states.counters[FRESH] :]
+        if self.prior_sampler is None or len(unused) >= n:
             return
         drawn = self.prior_sampler(max(n, FRESH_DRAWS), rng)
-        self.fresh = np.concatenate([self.fresh[self.counters[FRESH] :], drawn])
-        self.counters[FRESH] = 0
+        self.states = self.states._replace(fresh=np.concatenate([unused, drawn]))
+        self.states.counters[FRESH] = 0
 
     def invalidate(self):
         """Evaluate every replica again: what they depend on has changed."""
-        self.is_current[0] = False
+        self.states.is_current[0] = False
 
     # learning -------------------------------------------------------------------------------------
 
@@ -260,7 +241,7 @@ class TemperingLearner(Learner):
         if self.tuning.cursor[0] >= self.rounds[1] // 2:
             self._end_round(rng)
         self.adapts = False
-        self.counters[TRIPS] = 0
+        self.states.counters[TRIPS] = 0
 
     def _end_round(self, rng):
         """Learn from what was recorded since the last time."""
@@ -284,15 +265,19 @@ class TemperingLearner(Learner):
             old.log_scale[nearest],
             self._thresholds(tuning.gains)[nearest],
         )
-        self.positions = self.positions[nearest]
-        self.values, self.base = self.values[nearest], self.base[nearest]
-        self.ratio = self.ratio[nearest]
-        self.visited = np.zeros(n, dtype=np.bool_)
+        here = self.states
+        self.states = here._replace(
+            positions=here.positions[nearest],
+            values=here.values[nearest],
+            base=here.base[nearest],
+            ratio=here.ratio[nearest],
+            visited=np.zeros(n, dtype=np.bool_),
+        )
         self.tuning = self._new_round(n, 2 * self.rounds[1], tuning.n_walks[nearest])
         if self.prior_sampler is None:
             self.reference.mean[:] = coordinates[-1].location
             self.reference.factor[:] = WIDENED * coordinates[-1].factor
-            self.is_current[0] = False
+            self.states.is_current[0] = False
 
     @staticmethod
     def _needed(rejections, n):
@@ -316,21 +301,21 @@ class TemperingLearner(Learner):
 
     @property
     def is_consistent(self):  # noqa: D102
-        n = len(self.ladder.betas)
-        arrays = (*self.ladder, *(getattr(self, name) for name in ("positions", "values", "base")))
-        return all(len(array) == n for array in (*arrays, self.ratio, self.visited))
+        n, states = len(self.ladder.betas), self.states
+        arrays = (*self.ladder, states.positions, states.values, states.base, states.ratio)
+        return all(len(array) == n for array in (*arrays, states.visited, self.tuning.points))
 
     def statistics(self):  # noqa: D102
-        sums, count = self.swaps
+        sums, count = self.states.swaps
         return {
             "swapped": sums / count if count else math.nan,
             "n_temperatures": float(len(self.ladder.betas)),
-            "round_trips": float(self.counters[TRIPS]),
+            "round_trips": float(self.states.counters[TRIPS]),
         }
 
 
 def _nearest(old, new):
-    """Indices of the nearest of the `old` inverse temperatures, in logs; 0 has 0."""
+    """Find the nearest of the `old` inverse temperatures, in logs; 0 has 0."""
     with np.errstate(divide="ignore"):
         logs, wanted = np.log(old[1:]), np.log(new[1:])
     found = 1 + np.argmin(np.abs(wanted[:, None] - logs), axis=1)

@@ -148,7 +148,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         return 5 if self.runs_compiled else 1
 
     def _transitions_to_tune(self):
-        return 2000
+        return 1500 + 50 * self.dim
 
     def _run(self, n):
         self.learner.adapts = self.adapts
@@ -163,8 +163,8 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     def _learnt_statistics(self, n_evals):
         learner = self.learner
         found = learner.statistics() | {"proper": float(self._is_proper)}
-        learner.swaps[:] = 0.0
-        for name, values in (("beta", learner.ladder.betas), ("log_ratio", learner.ratio)):
+        learner.states.swaps[:] = 0.0
+        for name, values in (("beta", learner.ladder.betas), ("log_ratio", learner.states.ratio)):
             found[name] = np.full(MOST_TEMPERATURES, np.nan)
             found[name][: len(values)] = values
         return found

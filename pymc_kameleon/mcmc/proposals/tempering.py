@@ -30,6 +30,7 @@ __all__ = [
     "Ladder",
     "Reference",
     "Replicas",
+    "States",
     "Tuning",
     "normals_of_scan",
     "uniforms_of_scan",
@@ -106,28 +107,17 @@ class Tuning(NamedTuple):
         return dict.fromkeys(("points", "rejected", "gains", "n_walks"), 0)
 
 
-class Replicas(NamedTuple):
+class States(NamedTuple):
     """States of all temperatures, the last of which is the chain; arrays are changed in place.
 
     `positions` (K, d), `values` (K, 3) as the log density returns them, `base` (K,) = log r and
     `ratio` (K,) = V. `is_current` (1,) is False where values have to be evaluated again. `fresh`
     (n, d) are draws of the prior, of which `counters[FRESH]` were used: each takes the place of the
-    first replica once. `counters` (3,) counts scans and round trips, too; `visited` (K,) says of
-    each replica's state whether it has been at beta = 0 since it was last at 1.
-
-    `hot_density` is what replicas before the last evaluate, as `numba_bridge.evaluate` takes it. It
-    is another one than the chain's where other steps move what it depends on (`is_apart`), which
-    for the replicas stands still. `n_moves` are those of a replica between swaps. `swaps` (2,) are
-    summed acceptance probabilities of swaps since the last draw, and their number.
+    first state once. `counters` (3,) counts scans and round trips, too; `visited` (K,) says of
+    each state whether it has been at beta = 0 since it was last at 1. `swaps` (2,) are summed
+    acceptance probabilities of swaps since the last draw, and their number.
     """
 
-    hot_density: Any
-    is_apart: bool
-    n_moves: int
-    adapts: bool
-    ladder: Ladder
-    reference: Reference
-    tuning: Tuning
     positions: np.ndarray
     values: np.ndarray
     base: np.ndarray
@@ -138,9 +128,32 @@ class Replicas(NamedTuple):
     visited: np.ndarray
     swaps: np.ndarray
 
+    @property
+    def varying(self) -> dict[str, int]:
+        """Axes that have no fixed length, by field."""
+        return dict.fromkeys(("positions", "values", "base", "ratio", "fresh", "visited"), 0)
+
+
+class Replicas(NamedTuple):
+    """Ladder and states, and what moves are made with.
+
+    `hot_density` is what replicas before the last evaluate, as `numba_bridge.evaluate` takes it. It
+    is another one than the chain's where other steps move what it depends on (`is_apart`), which
+    for the replicas stands still. `n_moves` are those of a replica between swaps.
+    """
+
+    hot_density: Any
+    is_apart: bool
+    n_moves: int
+    adapts: bool
+    ladder: Ladder
+    reference: Reference
+    tuning: Tuning
+    states: States
+
 
 SCANS, TRIPS, FRESH = 0, 1, 2
-"""Positions in `Replicas.counters`."""
+"""Positions in `States.counters`."""
 
 
 def normals_of_scan(n_temperatures: int, n_moves: int, dim: int) -> int:
@@ -184,6 +197,12 @@ def split(reference, x, value):
 def tempered(base, ratio, beta):
     """Log density at a temperature; that of the reference needs no likelihood."""
     return base + beta * ratio if beta > 0.0 else base
+
+
+@jitable
+def difference(log_proposed, log_current):
+    """Difference of log densities; -inf where there is none at what is proposed."""
+    return log_proposed - log_current if log_proposed > -np.inf else -np.inf
 
 
 @jitable
@@ -237,7 +256,7 @@ def _learn_move(replicas, k, kind, before, acceptance, accepted):
     gains[k, kind, 1] += 1.0
     if accepted:
         for i in range(before.size):
-            jump = (replicas.positions[k, i] - before[i]) / ladder.deviations[k, i]
+            jump = (replicas.states.positions[k, i] - before[i]) / ladder.deviations[k, i]
             gains[k, kind, 0] += min(jump * jump, 4.0)
     if kind == WALK:
         n_walks = replicas.tuning.n_walks
@@ -250,7 +269,7 @@ def _learn_move(replicas, k, kind, before, acceptance, accepted):
 def _move(replicas, density, k, chain, normals, uniforms, before):
     """Make moves of replica k; return their summed acceptance, and how many were accepted."""
     ladder, dim = replicas.ladder, chain.position.size
-    x, beta, thresholds = replicas.positions[k], ladder.betas[k], ladder.thresholds[k]
+    x, beta, thresholds = replicas.states.positions[k], ladder.betas[k], ladder.thresholds[k]
     total, n_accepted, base, ratio = 0.0, 0, 0.0, 0.0
     for t in range(replicas.n_moves):
         z = normals[t * (dim + 1) : (t + 1) * (dim + 1)]
@@ -263,15 +282,15 @@ def _move(replicas, density, k, chain, normals, uniforms, before):
         if is_within(chain.bounds, chain.proposal):
             evaluate(density, chain.proposal, chain.proposed_value, chain.counts)
             base, ratio = split(replicas.reference, chain.proposal, chain.proposed_value)
-            here = tempered(replicas.base[k], replicas.ratio[k], beta)
-            acceptance = probability(tempered(base, ratio, beta) - here + log_ratio)
+            here = tempered(replicas.states.base[k], replicas.states.ratio[k], beta)
+            acceptance = probability(difference(tempered(base, ratio, beta), here) + log_ratio)
             accepted = u[ACCEPT] < acceptance
         if replicas.adapts:
             copy_into(x, before)
         if accepted:
             copy_into(chain.proposal, x)
-            copy_into(chain.proposed_value, replicas.values[k])
-            replicas.base[k], replicas.ratio[k] = base, ratio
+            copy_into(chain.proposed_value, replicas.states.values[k])
+            replicas.states.base[k], replicas.states.ratio[k] = base, ratio
             n_accepted += 1
         if replicas.adapts:
             _learn_move(replicas, k, kind, before, acceptance, accepted)
@@ -282,9 +301,9 @@ def _move(replicas, density, k, chain, normals, uniforms, before):
 @jitable(allocates=True)
 def _evaluate_at(replicas, density, k, chain):
     """Evaluate replica k where it is."""
-    evaluate(density, replicas.positions[k], replicas.values[k], chain.counts)
-    base, ratio = split(replicas.reference, replicas.positions[k], replicas.values[k])
-    replicas.base[k], replicas.ratio[k] = base, ratio
+    evaluate(density, replicas.states.positions[k], replicas.states.values[k], chain.counts)
+    base, ratio = split(replicas.reference, replicas.states.positions[k], replicas.states.values[k])
+    replicas.states.base[k], replicas.states.ratio[k] = base, ratio
 
 
 @jitable
@@ -301,18 +320,18 @@ def _refresh(replicas, chain, normals):
     """Put an exact draw of the reference in the place of the first replica, if there is one."""
     drawn, reference = chain.proposal, replicas.reference
     if reference.is_prior[0]:
-        if replicas.counters[FRESH] == replicas.fresh.shape[0]:
+        if replicas.states.counters[FRESH] == replicas.states.fresh.shape[0]:
             return
-        copy_into(replicas.fresh[replicas.counters[FRESH]], drawn)
-        replicas.counters[FRESH] += 1
+        copy_into(replicas.states.fresh[replicas.states.counters[FRESH]], drawn)
+        replicas.states.counters[FRESH] += 1
         _turn_into(chain.bounds, drawn)
     else:
         factor_times(reference.factor, normals, drawn)
         add_into(reference.mean, drawn, drawn)
         if not is_within(chain.bounds, drawn):  # so that it is a draw of one period
             return
-    copy_into(drawn, replicas.positions[0])
-    replicas.visited[0] = True
+    copy_into(drawn, replicas.states.positions[0])
+    replicas.states.visited[0] = True
     _evaluate_at(replicas, replicas.hot_density, 0, chain)
 
 
@@ -326,29 +345,33 @@ def _exchange(first, second):
 def _swap_apart(replicas, log_density, k, chain, uniform, spare):
     """Swap the chain with the replica before it, where they have densities of their own."""
     reference, beta = replicas.reference, replicas.ladder.betas[k]
-    hot, cold = replicas.positions[k], replicas.positions[k + 1]
+    hot, cold = replicas.states.positions[k], replicas.states.positions[k + 1]
     there = evaluate(log_density, hot, chain.proposed_value, chain.counts)
     evaluate(replicas.hot_density, cold, spare, chain.counts)
     base, ratio = split(reference, cold, spare)
-    here = replicas.values[k + 1, 0] + replicas.values[k + 1, 1] + replicas.values[k + 1, 2]
+    here = (
+        replicas.states.values[k + 1, 0]
+        + replicas.states.values[k + 1, 1]
+        + replicas.states.values[k + 1, 2]
+    )
     log_ratio = there - here + tempered(base, ratio, beta)
-    log_ratio -= tempered(replicas.base[k], replicas.ratio[k], beta)
+    log_ratio -= tempered(replicas.states.base[k], replicas.states.ratio[k], beta)
     acceptance = probability(log_ratio)
     accepted = uniform < acceptance
     if accepted:
         _exchange(hot, cold)
-        copy_into(spare, replicas.values[k])
-        copy_into(chain.proposed_value, replicas.values[k + 1])
-        replicas.base[k], replicas.ratio[k] = base, ratio
+        copy_into(spare, replicas.states.values[k])
+        copy_into(chain.proposed_value, replicas.states.values[k + 1])
+        replicas.states.base[k], replicas.states.ratio[k] = base, ratio
         base, ratio = split(reference, cold, chain.proposed_value)
-        replicas.base[k + 1], replicas.ratio[k + 1] = base, ratio
+        replicas.states.base[k + 1], replicas.states.ratio[k + 1] = base, ratio
     return acceptance, accepted
 
 
 @jitable
 def log_swap_ratio(betas, ratio, k):
     """Log acceptance ratio of a swap of the states k and k + 1."""
-    return (betas[k + 1] - betas[k]) * (ratio[k] - ratio[k + 1])
+    return (betas[k + 1] - betas[k]) * difference(ratio[k], ratio[k + 1])
 
 
 @jitable(allocates=True)
@@ -357,17 +380,17 @@ def _swap(replicas, log_density, k, chain, uniform, spare):
     if replicas.is_apart and k + 2 == replicas.ladder.betas.size:
         acceptance, accepted = _swap_apart(replicas, log_density, k, chain, uniform, spare)
     else:
-        ratio = replicas.ratio
+        ratio = replicas.states.ratio
         acceptance = probability(log_swap_ratio(replicas.ladder.betas, ratio, k))
         accepted = uniform < acceptance
         if accepted:
-            _exchange(replicas.positions[k], replicas.positions[k + 1])
-            _exchange(replicas.values[k], replicas.values[k + 1])
-            base = replicas.base
+            _exchange(replicas.states.positions[k], replicas.states.positions[k + 1])
+            _exchange(replicas.states.values[k], replicas.states.values[k + 1])
+            base = replicas.states.base
             base[k], base[k + 1] = base[k + 1], base[k]
             ratio[k], ratio[k + 1] = ratio[k + 1], ratio[k]
     if accepted:
-        visited = replicas.visited
+        visited = replicas.states.visited
         visited[k], visited[k + 1] = visited[k + 1], visited[k]
     return acceptance
 
@@ -377,8 +400,8 @@ def _record(replicas):
     tuning = replicas.tuning
     stored = tuning.cursor[2]
     if tuning.cursor[0] % tuning.cursor[1] == 0 and stored < tuning.points.shape[1]:
-        for k in range(replicas.positions.shape[0]):
-            copy_into(replicas.positions[k], tuning.points[k, stored])
+        for k in range(replicas.states.positions.shape[0]):
+            copy_into(replicas.states.positions[k], tuning.points[k, stored])
         tuning.cursor[2] += 1
     tuning.cursor[0] += 1
 
@@ -386,18 +409,18 @@ def _record(replicas):
 @jitable(allocates=True)
 def _arrive(replicas, chain):
     """Put the chain in the last place, and evaluate what is not known."""
-    last = replicas.positions.shape[0] - 1
-    copy_into(chain.position, replicas.positions[last])
+    last = replicas.states.positions.shape[0] - 1
+    copy_into(chain.position, replicas.states.positions[last])
     for i in range(N_TERMS):
-        replicas.values[last, i] = chain.value[i]
+        replicas.states.values[last, i] = chain.value[i]
     base, ratio = split(replicas.reference, chain.position, chain.value)
-    replicas.base[last], replicas.ratio[last] = base, ratio
+    replicas.states.base[last], replicas.states.ratio[last] = base, ratio
     for k in range(last):
-        _turn_into(chain.bounds, replicas.positions[k])
-    if not replicas.is_current[0]:
+        _turn_into(chain.bounds, replicas.states.positions[k])
+    if not replicas.states.is_current[0]:
         for k in range(last):
             _evaluate_at(replicas, replicas.hot_density, k, chain)
-        replicas.is_current[0] = True
+        replicas.states.is_current[0] = True
 
 
 def _propose(replicas, chain, normals, uniforms):
@@ -411,7 +434,7 @@ def _covariance_at(replicas, x):
 
 def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
     """Move every replica, then swap every other pair; the chain is where the last replica is."""
-    dim, n, n_moves = chain.position.size, replicas.positions.shape[0], replicas.n_moves
+    dim, n, n_moves = chain.position.size, replicas.states.positions.shape[0], replicas.n_moves
     before, spare = np.empty(dim), np.empty(N_TERMS)
     _arrive(replicas, chain)
     _refresh(replicas, chain, normals[n * n_moves * (dim + 1) :])
@@ -422,20 +445,20 @@ def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
         density = log_density if k == n - 1 else replicas.hot_density
         total, n_accepted = _move(replicas, density, k, chain, z, u, before)
     swapped = uniforms[3 + n * n_moves * N_UNIFORMS :]
-    for k in range(replicas.counters[SCANS] % 2, n - 1, 2):
+    for k in range(replicas.states.counters[SCANS] % 2, n - 1, 2):
         acceptance = _swap(replicas, log_density, k, chain, swapped[k], spare)
-        replicas.swaps[0] += acceptance
-        replicas.swaps[1] += 1.0
+        replicas.states.swaps[0] += acceptance
+        replicas.states.swaps[1] += 1.0
         if replicas.adapts:
             replicas.tuning.rejected[k, 0] += 1.0 - acceptance
             replicas.tuning.rejected[k, 1] += 1.0
-    if replicas.visited[n - 1]:
-        replicas.counters[TRIPS] += 1
-        replicas.visited[n - 1] = False
-    replicas.counters[SCANS] += 1
-    copy_into(replicas.positions[n - 1], chain.position)
+    if replicas.states.visited[n - 1]:
+        replicas.states.counters[TRIPS] += 1
+        replicas.states.visited[n - 1] = False
+    replicas.states.counters[SCANS] += 1
+    copy_into(replicas.states.positions[n - 1], chain.position)
     for i in range(N_TERMS):
-        chain.value[i] = replicas.values[n - 1, i]
+        chain.value[i] = replicas.states.values[n - 1, i]
     if replicas.adapts:
         _record(replicas)
     chain.outcome[ACCEPTANCE] += total / n_moves

@@ -247,9 +247,9 @@ class TemperingLearner(Learner):
         """Learn from what was recorded since the last time."""
         old, tuning = self.ladder, self.tuning
         sums, counts = tuning.rejected.T
-        self.rejections = np.where(counts > 0, sums / np.maximum(counts, 1.0), 1.0)
-        n = self.n_temperatures or self._needed(self.rejections, len(old.betas))
-        betas = equal_rejections(old.betas, self.rejections, n)
+        rejections = np.where(counts > 0, sums / np.maximum(counts, 1.0), 1.0)
+        n = self.n_temperatures or self._needed(rejections, len(old.betas))
+        betas = equal_rejections(old.betas, rejections, n)
         nearest = _nearest(old.betas, betas)
         stored = int(tuning.cursor[2])
         if stored < 2:

@@ -74,28 +74,12 @@ def _latent_gp(vars=None, **options):
 class Kind:
     """A step, what it moves in a small model, and what its tests have to know of it.
 
-    Attributes
-    ----------
-    make : callable
-        Makes one from the arguments that all steps take, with the options that keep a test short.
-    different : tuple of dict
-        Options, each of which makes a step of another configuration.
-    columns : tuple of str
-        Titles in the progress bar.
-    constant : str
-        A statistic that no longer changes after tuning.
-    told_of_a_needle : tuple of str
-        What is said of a chain that cannot move, besides that it is stuck.
-    variable : str
-        Name of what it moves.
-    add : callable
-        Adds that variable, of a name and a parent, to the model of the context.
-    needle : callable
-        Makes a model in which nothing but the start is possible.
-    tune, draws : int
-        Draws in which it learns all that it learns, and after which two chains differ.
-    tiny : dict
-        Options for moves that are too short to be refused.
+    `make` takes the arguments that all steps take; each of the options `different` makes a step of
+    another configuration. The progress bar has `columns`; the statistic `constant` no longer
+    changes after tuning; `told_of_a_needle` is said of a chain that cannot move, besides that it
+    is stuck. `add` adds `variable`, of a name and a parent, to the model of the context; in that of
+    `needle` nothing but the start is possible. All that is learnt is learnt in `tune` draws, and
+    two chains differ after `draws`. Moves with the options `tiny` are too short to be refused.
     """
 
     make: Callable
@@ -256,13 +240,11 @@ def _step(case, which, plain):
 
 
 METROPOLIS_HASTINGS = [name for name, kind in STEPS.items() if kind.variable == "x"]
-GRADIENT_FREE = [name for name in METROPOLIS_HASTINGS if name != "mala"]
 RANDOM_WALKS = [name for name in METROPOLIS_HASTINGS if STEPS[name].tiny]
-# Walks without gradients have all in common but their proposals: one does for what these do not
-# touch.
-WAYS_TO_RUN = ["kameleon", "mala", "surrogate_hmc"]
 LATENT = [name for name, kind in STEPS.items() if kind.variable == "f"]
-# Slices about the prior differ from those about another centre in nothing that PyMC meets.
+# Walks without gradients have all in common but their proposals, and slices all but their centres:
+# one does for what these do not touch.
+WAYS_TO_RUN = ["kameleon", "mala", "surrogate_hmc"]
 LATENT_WAYS = ["riemannian", "slice_ep", "latent_gp"]
 
 CASES = {name: Case(name, beside=False) for name in STEPS} | {
@@ -270,6 +252,7 @@ CASES = {name: Case(name, beside=False) for name in STEPS} | {
     f"{name}-beside": Case(name, beside=True)
     for name in ["kameleon", "mala", "latent_gp", *LATENT]
 }
+ONE_OF_EACH = [*WAYS_TO_RUN, *LATENT_WAYS, "kameleon-beside", "latent_gp-beside"]
 
 _BUILT = {}
 
@@ -293,19 +276,13 @@ def built(make_step, model, **options):
     return _BUILT[key][1]
 
 
-SAME_LIFE_CYCLE = {"fast_kameleon", "pca_kameleon", "adaptive_metropolis", "mala", "mala-beside"}
-SAME_LIFE_CYCLE |= {"surrogate_hmc", "slice_prior", "slice_prior-beside", "slice_ep-beside"}
-SAME_LIFE_CYCLE |= {"riemannian", "riemannian-beside", "latent_gp-beside"}
-"""Rows in which PyMC meets nothing but what it meets in others: the newer one is enough."""
+OLDER_TOO = {"kameleon", "kameleon-beside", "slice_ep", "latent_gp"}
+"""Rows in which PyMC meets all that it meets in any: the newer one is enough for the others."""
 
 
-SAME_WITH_A_GRADIENT = SAME_LIFE_CYCLE - {"mala"}
-"""The same, where a step with a gradient stands for its way to run."""
-
-
-def rows(names, marked=SAME_LIFE_CYCLE, mark=pytest.mark.numerics):
-    """Parameters of a fixture or a test, some with a mark: by default for the newer PyMC alone."""
-    return [pytest.param(name, marks=mark if name in marked else ()) for name in names]
+def rows(names, older_too=OLDER_TOO, mark=pytest.mark.numerics):
+    """Parameters of a fixture or a test, marked but for some: by default for the newer PyMC."""
+    return [pytest.param(name, marks=() if name in older_too else mark) for name in names]
 
 
 @pytest.fixture
@@ -319,15 +296,21 @@ def quick_fits(monkeypatch):
     monkeypatch.setattr("pymc_kameleon.surrogate.trajectory.LENGTHS", LENGTHS[:9])
 
 
-@pytest.fixture(params=rows(CASES))
+@pytest.fixture(params=rows(ONE_OF_EACH))
 def case(request):
-    """Every step in turn, with a model."""
+    """A step of each way to run, with a model."""
     return CASES[request.param]
 
 
-@pytest.fixture(params=rows(STEPS))
+@pytest.fixture(params=rows([*STEPS, "kameleon-beside", "latent_gp-beside"]))
+def every_case(request):
+    """Every step, with a model."""
+    return CASES[request.param]
+
+
+@pytest.fixture(params=rows([*WAYS_TO_RUN, *LATENT_WAYS]))
 def kind(request):
-    """Every step in turn."""
+    """A step of each way to run, without a model."""
     return STEPS[request.param]
 
 
@@ -337,13 +320,13 @@ def make_step(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=rows(WAYS_TO_RUN, SAME_WITH_A_GRADIENT))
+@pytest.fixture(params=rows(WAYS_TO_RUN))
 def make_each_way(request):
     """One of them for each way to run."""
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=rows(sorted({*WAYS_TO_RUN} & {*GRADIENT_FREE})))
+@pytest.fixture(params=rows(["kameleon", "surrogate_hmc"]))
 def make_gradient_free(request):
     """Those of `make_each_way` that need no gradient."""
     return STEPS[request.param].make
@@ -355,7 +338,7 @@ def make_random_walk(request):
     return STEPS[request.param].make
 
 
-@pytest.fixture(params=["kameleon", "pca_kameleon"])
+@pytest.fixture(params=["kameleon", pytest.param("pca_kameleon", marks=pytest.mark.numerics)])
 def make_estimating(request):
     """Steps that take estimates of a likelihood: one of a single scaling, and one of several."""
     return STEPS[request.param].make

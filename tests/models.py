@@ -68,12 +68,6 @@ def negative_half_square(x):
     return -0.5 * float(np.sum((np.asarray(x) - 1.0) ** 2))
 
 
-def not_a_number_above_one(x):
-    """NaN for x > 1, +inf for x < -1, zero between: log densities that a sampler must refuse."""
-    x = float(np.ravel(x)[0])
-    return np.nan if x > 1 else np.inf if x < -1 else 0.0
-
-
 def black_box(dim=2, noise=0.0, member=None, function=negative_half_square):
     """x ~ N(0, 1) with a black-box likelihood N(1 | x, 1): the posterior is N(0.5, 0.5)."""
     operation = BlackBox(function, noise, member)
@@ -181,14 +175,6 @@ def mixed_discrete_means():
     weight = stats.poisson.pmf(counts, 4) * stats.norm.pdf(3, counts, np.sqrt(2))
     weight /= weight.sum()
     return {"x": weight @ (0.5 * (3 - counts)), "count": weight @ counts}
-
-
-def with_switch():
-    with pm.Model() as model:
-        on = pm.Bernoulli("on", 0.5)
-        x = pm.Normal("x", 0, 1)
-        pm.Normal("y", x + on, 1, observed=0.5)
-    return model
 
 
 @functools.cache

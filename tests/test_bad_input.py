@@ -7,6 +7,7 @@ import models
 import numpy as np
 import pymc as pm
 import pytest
+from models import sample
 from pymc.exceptions import SamplingError
 
 import pymc_kameleon
@@ -46,19 +47,19 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize(("argument", "value", "error", "instead"), SHARED)
-def test_arguments_of_every_step(step_class, model, argument, value, error, instead):
-    options = {argument: value, "model": model}
-    refused(error, step_class, f"{argument}={value!r}", instead, **options)
+SCALINGS = [(0, ValueError), (-1.0, ValueError), (float("inf"), ValueError), ("big", TypeError)]
 
 
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [(0, ValueError), (-1.0, ValueError), (float("inf"), ValueError), ("big", TypeError)],
-)
-def test_scaling_of_every_random_walk(make_random_walk, model, value, error):
-    options = {"scaling": value, "model": model}
-    refused(error, make_random_walk, f"scaling={value!r}", "above 0", **options)
+def test_arguments_of_every_step(step_class, model):
+    for argument, value, error, instead in SHARED:
+        options = {argument: value, "model": model}
+        refused(error, step_class, f"{argument}={value!r}", instead, **options)
+
+
+def test_scaling_of_every_random_walk(make_random_walk, model):
+    for value, error in SCALINGS:
+        options = {"scaling": value, "model": model}
+        refused(error, make_random_walk, f"scaling={value!r}", "above 0", **options)
 
 
 KAMELEON = [
@@ -109,13 +110,10 @@ def test_parameters_above_zero(value):
 
 
 def test_arguments_of_kernels():
-    refused(ValueError, kernels.Polynomial, "degree=0", "at least 1", degree=0)
-    refused(ValueError, kernels.Polynomial, "degree=1.5", "at least 1", degree=1.5)
-    refused(ValueError, kernels.Polynomial, "offset=-1", "at least 0", offset=-1)
-
-
-def test_arguments_of_custom_kernels():
-    custom = kernels.CustomKernel
+    polynomial, custom = kernels.Polynomial, kernels.CustomKernel
+    refused(ValueError, polynomial, "degree=0", "at least 1", degree=0)
+    refused(ValueError, polynomial, "degree=1.5", "at least 1", degree=1.5)
+    refused(ValueError, polynomial, "offset=-1", "at least 0", offset=-1)
     refused(TypeError, custom, "gradient=None", "frequencies=None", "at least one", value=max)
     refused(TypeError, custom, "value=None", "(x, y, bandwidth)", value=None, gradient=max)
     refused(TypeError, custom, "gradient=2", "(x, y, bandwidth)", value=max, gradient=2)
@@ -168,25 +166,18 @@ def test_unknown_argument(kind, model):
 
 
 def test_discrete_variables(step_class):
-    model = models.mixed_discrete()
-    refused(
-        ValueError, step_class, "count", "discrete", "vars=[", model=model, vars=[model["count"]]
-    )
-    step_class(model=model, vars=[model["x"]])
-
-
-def test_discrete_variables_only(step_class):
-    with pm.Model() as model:
-        pm.Poisson("count", 3)
+    """They are left to others, unless they are named or nothing else is there."""
+    model, count = models.mixed_discrete(), "count"
+    names = [v.name for v in model.value_vars if v.name != count]
+    for options in ({}, {"blocked": False}, {"vars": None}, {"vars": [model["x"]]}):
+        step = step_class(model=model, compile_kwargs=models.PLAIN, **options)
+        assert [v.name for v in step.vars] == names
+    discrete = count, "discrete"
+    refused(ValueError, step_class, *discrete, "vars=[", model=model, vars=[model[count]])
+    with pm.Model() as only:
+        pm.Poisson(count, 3)
     for blocked in (True, False):
-        refused(ValueError, step_class, "count", "discrete", model=model, blocked=blocked)
-
-
-@pytest.mark.parametrize("options", [{}, {"blocked": False}, {"vars": None}])
-def test_discrete_variables_are_left_to_others(step_class, options):
-    model = models.mixed_discrete()
-    names = [v.name for v in model.value_vars if v.name != "count"]
-    assert [v.name for v in step_class(model=model, **options).vars] == names
+        refused(ValueError, step_class, *discrete, model=only, blocked=blocked)
 
 
 def test_no_variables(kind):
@@ -227,7 +218,7 @@ def test_start_without_density(make_step):
         pm.Potential("never", pm.math.switch(x < 50, -np.inf, 0.0))
     step = make_step(model=model)
     with pytest.raises(SamplingError, match=r"[Ii]nitial"):
-        models.sample(step, model, draws=5, tune=5)
+        sample(step, model, draws=5, tune=5)
 
 
 # warm starts --------------------------------------------------------------------------------------
@@ -243,23 +234,17 @@ WARM = [
 ]
 
 
-@pytest.mark.parametrize(("points", "mentions"), WARM)
-def test_warm_starts(step_class, model, points, mentions):
-    refused((ValueError, TypeError), step_class, *mentions, model=model, warm_start=points)
-
-
-def test_warm_start_without_a_variable(step_class):
-    model = models.two_scales()
+def test_warm_starts(step_class, model):
+    for points, mentions in WARM:
+        refused((ValueError, TypeError), step_class, *mentions, model=model, warm_start=points)
     with pm.Model() as smaller:
         pm.Normal("a", 0, 1)
-    idata = models.sample(pm.Metropolis(model=smaller), smaller, draws=5, tune=5)
-    refused(ValueError, step_class, "warm_start", "b", model=model, warm_start=idata)
-
-
-def test_warm_start_of_another_shape(step_class):
-    first, second = models.normal(2)[0], models.normal(3)[0]
-    idata = models.sample(pm.Metropolis(model=first), first, draws=5, tune=5)
-    refused((ValueError, TypeError), step_class, "warm_start", "x", model=second, warm_start=idata)
+    options = {"draws": 5, "tune": 5}
+    without_b = sample(pm.Metropolis(model=smaller), smaller, **options)
+    two = models.two_scales()
+    refused(ValueError, step_class, "warm_start", "b", model=two, warm_start=without_b)
+    shorter, other = sample(pm.Metropolis(model=model), model, **options), models.normal(3)[0]
+    refused((ValueError, TypeError), step_class, "warm_start", "x", model=other, warm_start=shorter)
 
 
 def test_choices():

@@ -1,7 +1,6 @@
 """A store of evaluations: nothing lost, nothing torn, nothing asked twice, other models refused."""
 
 import gc
-import multiprocessing
 import os
 import pickle
 import sqlite3
@@ -18,7 +17,12 @@ import pytest
 from models import FORK, BlackBox, begin, drive, sample
 from pytensor.compile.ops import wrap_py
 
-from pymc_kameleon import AdaptiveMetropolisStep, EvaluationStore, SurrogateHMCStep
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    EvaluationStore,
+    GPSurrogate,
+    SurrogateHMCStep,
+)
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.stored_density import StoredDensity
 
@@ -201,18 +205,18 @@ def test_a_file_without_gradients_is_opened_and_takes_some(path):
     np.testing.assert_array_equal(gradient, [0.5, np.nan])
 
 
-def open_together(path, barrier, opened):
-    barrier.wait()
-    EvaluationStore(path)
-    opened.put(True)
-
-
 @pytest.mark.parametrize("is_old", [True, False])
 def test_many_processes_open_a_file_at_once_that_is_old_or_new(path, is_old):
     if is_old:
         make_old(path)
     barrier, opened = FORK.Barrier(8), FORK.Queue()
-    together(open_together, 8 * [(path, barrier, opened)])
+
+    def open_together():
+        barrier.wait()
+        EvaluationStore(path)
+        opened.put(True)
+
+    together(open_together, 8 * [()])
     assert [opened.get(timeout=10) for _ in range(8)] == [True] * 8
 
 
@@ -324,27 +328,21 @@ def test_what_is_wrapped_is_called_once_at_a_point(kind):
         calls.append(1)
         return np.asarray(-np.sum(np.asarray(x) ** 2) / scale)
 
+    def found(*arguments):
+        return wrapped(*arguments) if kind == "function" else called(wrapped, *arguments)
+
     if kind == "function":
-        found = wrapped = store.wrap(log_likelihood)
+        wrapped = store.wrap(log_likelihood)
         assert wrapped.__name__ == "log_likelihood"
     else:
         wrapped = store.wrap(wrap_py([pt.dvector, pt.dscalar], [pt.dscalar])(log_likelihood))
-
-        def found(*arguments):
-            return called(wrapped, *arguments)
-
     for _ in range(2):
         assert found([1.0, 2.0], 2.0) == -2.5
         assert found([1.0, 2.0], 4.0) == -1.25
     assert len(calls) == store.summary()["evaluations"] == 2
     ((description,),) = store._execute("SELECT description FROM models")
     assert "log_likelihood" in description
-    wrapped = found = cloudpickle.loads(cloudpickle.dumps(wrapped))
-    if kind == "wrap_py":
-
-        def found(*arguments):
-            return called(wrapped, *arguments)
-
+    wrapped = cloudpickle.loads(cloudpickle.dumps(wrapped))
     assert found([1.0, 2.0], 2.0) == -2.5
     assert found([2.0, 2.0], 2.0) == -4.0
     assert store.summary()["evaluations"] == 3
@@ -361,8 +359,7 @@ def test_the_gradient_is_that_of_the_operation():
         pt.grad(plain(x), x)
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.numerics)])
-def test_chains_of_any_step_share_values(context):
+def test_chains_of_any_step_share_values():
     """Chains of one seed find in the file, one after the other, what the first of them asked."""
     store, operation = EvaluationStore(), BlackBox(models.negative_half_square)
     model = model_of(store.wrap(operation))
@@ -371,27 +368,12 @@ def test_chains_of_any_step_share_values(context):
     for cores in (1, 2):
         with model:
             step = pm.Metropolis(compile_kwargs={"mode": "FAST_COMPILE"})
-        mp_ctx = multiprocessing.get_context(context)
-        results.append(sample(step, model, cores=cores, mp_ctx=mp_ctx, **options))
+        results.append(sample(step, model, cores=cores, mp_ctx="fork", **options))
     first, found = results
     assert operation.calls - before > 50
     np.testing.assert_array_equal(models.values(first, "x"), models.values(found, "x"))
     assert store.summary()["evaluations"] == operation.calls
     assert store.summary()["chains"] == 1
-
-
-def test_a_step_of_this_package_takes_it():
-    store, operation = EvaluationStore(), BlackBox(models.negative_half_square)
-    model = model_of(store.wrap(operation))
-    counts = []
-    for _ in range(2):
-        before = operation.calls
-        step = AdaptiveMetropolisStep(model=model, steps_per_draw=4)
-        idata = sample(step, model, draws=40, tune=40)
-        counts.append(operation.calls - before)
-    assert counts[0] > 100
-    assert counts[1] == 0
-    assert models.values(idata, "x").std() > 0.1
 
 
 def test_functions_are_known_by_their_name_or_another():
@@ -422,3 +404,27 @@ def test_what_cannot_be_wrapped_is_refused():
     vector = store.wrap(wrap_py([pt.dvector], [pt.dvector])(lambda x: x), name="vector")
     with pytest.raises(ValueError, match="one scalar output"):
         vector(pt.dvector())
+
+
+def test_data_that_change_are_another_model():
+    with pm.Model() as model:
+        y = pm.Data("y", np.array([1.0, 2.0]))
+        x = pm.Normal("x", 0.0, 1.0)
+        pm.Potential("likelihood", -0.5 * pt.sum((x - y) ** 2))
+    step = begin(SurrogateHMCStep(model=model, store=EvaluationStore()), 1, tune=5)
+    step.step(model.initial_point())
+    model.set_data("y", np.array([1.0, 3.0]))
+    begin(step, 1, tune=5)
+    with pytest.raises(ValueError, match="another model: data or constants differ"):
+        step.step(model.initial_point())
+
+
+def test_chains_in_processes_share_one_file():
+    model, _ = models.black_box()
+    store = EvaluationStore()
+    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(store=store), steps_per_draw=3)
+    idata = sample(step, model, draws=60, tune=80, chains=2, cores=2, discard_tuned_samples=False)
+    groups = "sample_stats", "warmup_sample_stats"
+    calls = sum(models.values(idata, "n_evals", group).sum() for group in groups)
+    assert store.summary()["chains"] == 2
+    assert store.summary()["evaluations"] == calls

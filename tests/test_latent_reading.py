@@ -97,8 +97,9 @@ def problem(request):
     return request.param, model, read(model)
 
 
-def test_value_is_that_of_the_model(problem):
+def test_likelihood_and_its_derivatives_are_those_of_the_model(problem):
     name, model, function = problem
+    likelihood, step = function.likelihood, 1e-5
     point = model.initial_point() | {"f": PLACE}
     if name == "another layer":
         point["rate"] = np.linspace(-0.5, 0.5, N)
@@ -108,23 +109,20 @@ def test_value_is_that_of_the_model(problem):
         expected = observed_log_density(model, point)
     # PyMC's invprobit holds a root of two in single precision.
     rtol = 1e-6 if "probit" in name else 1e-12
-    assert function.likelihood.value(PLACE) == pytest.approx(expected, rel=rtol)
-
-
-def test_derivatives_agree_with_finite_differences(problem):
-    _, _, function = problem
-    likelihood, step = function.likelihood, 1e-5
+    assert likelihood.value(PLACE) == pytest.approx(expected, rel=rtol)
     terms = likelihood.terms(PLACE)
     assert terms.shape == (4, N)
-    slope = np.empty(N)
-    for n in range(N):
-        shift = step * (np.arange(N) == n)
-        ends = [likelihood.value(PLACE + s * shift) for s in (1, -1)]
-        slope[n] = (ends[0] - ends[1]) / (2 * step)
-    np.testing.assert_allclose(terms[1], slope, rtol=1e-7, atol=1e-8)
+    shifts = step * np.eye(N)
+    slope = [likelihood.value(PLACE + s) - likelihood.value(PLACE - s) for s in shifts]
+    np.testing.assert_allclose(terms[1], np.array(slope) / (2 * step), rtol=1e-7, atol=1e-8)
     above, below = likelihood.terms(PLACE + step), likelihood.terms(PLACE - step)
     differences = (above - below) / (2 * step)
     np.testing.assert_allclose(terms[2:], differences[1:3], rtol=1e-7, atol=1e-8)
+    labels = [1, -1, -1, 1, 1] if name == "Bernoulli, probit" else None
+    np.testing.assert_equal(likelihood.probit_labels, labels)
+    copy = cloudpickle.loads(cloudpickle.dumps(function)).likelihood
+    np.testing.assert_array_equal(copy.terms(PLACE), terms)
+    assert copy.value(PLACE) == likelihood.value(PLACE)
 
 
 def test_elements_sum_to_the_value(problem):
@@ -145,23 +143,6 @@ def test_elements_sum_to_the_value(problem):
         np.testing.assert_array_equal(moved[others], elements[others])
         whole = likelihood.value(PLACE + 0.5 * (np.arange(N) == n)) - value
         assert moved[n] - elements[n] == pytest.approx(whole, rel=1e-9, abs=1e-12)
-
-
-def test_labels_of_probit_only(problem):
-    name, _, function = problem
-    labels = function.likelihood.probit_labels
-    if name == "Bernoulli, probit":
-        np.testing.assert_array_equal(labels, [1, -1, -1, 1, 1])
-    else:
-        assert labels is None
-
-
-def test_pickled_likelihood_keeps_its_values(problem):
-    _, _, function = problem
-    copy = cloudpickle.loads(cloudpickle.dumps(function))
-    expected = function.likelihood.terms(PLACE)
-    np.testing.assert_array_equal(copy.likelihood.terms(PLACE), expected)
-    assert copy.likelihood.value(PLACE) == function.likelihood.value(PLACE)
 
 
 def test_another_variable_of_the_likelihood_is_followed():
@@ -352,7 +333,9 @@ def value_point(model, values, function, position):
 
 
 def test_prior_follows_the_other_variables(with_prior):
+    """So does a copy; and it maps between the function and its free variable."""
     model, moments, function = with_prior
+    copy = cloudpickle.loads(cloudpickle.dumps(function))
     for values in POINTS:
         point = value_point(model, values, function, PLACE)
         function.set_point(point)
@@ -367,18 +350,14 @@ def test_prior_follows_the_other_variables(with_prior):
         np.testing.assert_array_equal(factor, np.tril(factor))
         assert np.all(np.diagonal(factor) > 0)
         assert not function.refresh()
-
-
-def test_maps_between_function_and_variable(with_prior):
-    model, _, function = with_prior
-    for values in POINTS:
-        point = value_point(model, values, function, PLACE)
-        function.set_point(point)
-        function.refresh()
         (expected,) = evaluated(model, [model["f"]], point)
         found = function.prior.to_function(PLACE)
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(function.prior.to_variable(found), PLACE, rtol=1e-8)
+        copy.set_point(point)
+        copy.refresh()
+        np.testing.assert_array_equal(copy.prior.gaussian.covariance, prior.covariance)
+        np.testing.assert_array_equal(copy.prior.to_function(PLACE), found)
 
 
 def test_prior_and_likelihood_make_the_models_density(with_prior):
@@ -395,22 +374,6 @@ def test_prior_and_likelihood_make_the_models_density(with_prior):
         found = function.prior.gaussian.log_density(f) + function.likelihood.value(f)
         difference += sign * (found - log_density(point))
     assert difference == pytest.approx(0.0, abs=1e-7)
-
-
-def test_pickled_prior_keeps_its_values_and_follows(with_prior):
-    model, _, function = with_prior
-    copy = cloudpickle.loads(cloudpickle.dumps(function))
-    for values in POINTS:
-        point = value_point(model, values, function, PLACE)
-        for f in (function, copy):
-            f.set_point(point)
-            f.refresh()
-        np.testing.assert_array_equal(
-            copy.prior.gaussian.covariance, function.prior.gaussian.covariance
-        )
-        np.testing.assert_array_equal(
-            copy.prior.to_function(PLACE), function.prior.to_function(PLACE)
-        )
 
 
 def test_inputs_may_be_replaced():
@@ -463,22 +426,17 @@ def whitened():
     return model
 
 
-@pytest.mark.parametrize("how", ["variable", "string", "free variable", "free string", "value"])
-def test_the_function_goes_by_many_names(whitened, how):
-    var = {
-        "variable": whitened["f"],
-        "string": "f",
-        "free variable": whitened["f_rotated_"],
-        "free string": "f_rotated_",
-        "value": whitened.rvs_to_values[whitened["f_rotated_"]],
-    }[how]
-    assert free_variable(whitened, var) == (whitened["f_rotated_"], whitened["f"])
-
-
-def test_a_whitened_function_with_dims(whitened):
+def test_the_function_goes_by_many_names(whitened):
+    f, rotated = whitened["f"], whitened["f_rotated_"]
+    for var in (f, "f", rotated, "f_rotated_", whitened.rvs_to_values[rotated]):
+        assert free_variable(whitened, var) == (rotated, f)
     function = read(whitened, "f_rotated_")
     assert (function.name, function.size) == ("f", N)
     np.testing.assert_array_equal(function.likelihood.probit_labels, [1, -1, -1, 1, 1])
+    with pm.Model():
+        foreign = pm.Normal("foreign", shape=N)
+    with pytest.raises(ValueError, match="foreign is neither a free variable nor"):
+        read(whitened, foreign)
 
 
 def test_a_function_of_its_own_is_its_own_variable():
@@ -524,6 +482,11 @@ def observe(f):
     pm.Poisson("y", pt.exp(f), observed=np.arange(N))
 
 
+def likelihood(make):
+    """A builder: a standard normal function, and what `make` observes of it."""
+    return lambda: make(standard_normal_function())
+
+
 def duplicated(reparameterize):
     def build():
         gp = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=1.0))
@@ -533,90 +496,35 @@ def duplicated(reparameterize):
     return build
 
 
-def indefinite():
-    observe(pm.MvNormal("f", np.zeros(N), cov=np.eye(N) - 0.5))
-
-
 def not_finite():
     scale = pm.Data("scale", np.nan)
     observe(pm.MvNormal("f", np.zeros(N), cov=scale * np.eye(N)))
 
 
-def signs():
-    p = pm.math.invprobit(standard_normal_function())
-    pm.Bernoulli("y", p=p, observed=[1, -1, 1, 1, -1])
-
-
-def negative_counts():
-    pm.Poisson("y", pt.exp(standard_normal_function()), observed=[0, 1, 2, -3, 4])
-
-
-def second_variable_outside():
-    f = standard_normal_function()
+@likelihood
+def second_variable_outside(f):
     pm.Poisson("first", pt.exp(f), observed=np.arange(N))
     pm.Bernoulli("second", logit_p=f, observed=[1, 0, 2, 0, 1])
 
 
-def discrete():
-    f = pm.Poisson("f", np.ones(N))
-    pm.Normal("y", f, 1.0, observed=np.zeros(N))
+@likelihood
+def column_of_data(f):
+    pm.Bernoulli("y", logit_p=f, observed=pm.Data("labels", np.ones((N, 1))))
 
 
-def column():
-    f = standard_normal_function()
-    pm.Bernoulli("y", logit_p=f, observed=np.ones((N, 1)))
+@likelihood
+def softmax(f):
+    pm.Multinomial("y", n=6, p=pm.math.softmax(f), observed=[1, 2, 0, 0, 3])
 
 
-def column_of_data():
-    labels = pm.Data("labels", np.ones((N, 1)))
-    pm.Bernoulli("y", logit_p=standard_normal_function(), observed=labels)
-
-
-def shorter():
-    pm.Normal("y", standard_normal_function(), 1.0, observed=np.zeros(N - 1))
-
-
-def unobserved():
-    standard_normal_function()
-    pm.Normal("y", 0.0, 1.0, observed=np.zeros(N))
-
-
-def itself_observed():
-    pm.MvNormal("f", np.zeros(N), cov=np.eye(N), observed=np.ones(N))
-
-
-def heavy_tailed():
-    observe(pm.StudentT("f", 3.0, shape=N))
-
-
-def transformed():
-    observe(pm.Normal("f", shape=N, transform=pm.distributions.transforms.ordered))
-
-
-def exponential():
-    observe(pm.Deterministic("f", pt.exp(pm.Normal("v", shape=N))))
-
-
-def quadratic():
-    v = pm.Normal("v", shape=N)
-    observe(pm.Deterministic("f", v + 0.01 * v**2))
-
-
-def differences():
-    f = standard_normal_function()
-    pm.Potential("smooth", -((f[1:] - f[:-1]) ** 2))
-
-
-def softmax():
-    pm.Multinomial(
-        "y", n=6, p=pm.math.softmax(standard_normal_function()), observed=[1, 2, 0, 0, 3]
-    )
+def of_v(function):
+    """A builder: counts about a function of v ~ N(0, I)."""
+    return lambda: observe(pm.Deterministic("f", function(pm.Normal("v", shape=N))))
 
 
 def besides():
-    v = pm.Normal("v", shape=N)
-    observe(pm.Deterministic("f", 1.0 + 2.0 * v))
-    pm.Potential("penalty", -(v**4))
+    of_v(lambda v: 1.0 + 2.0 * v)()
+    pm.Potential("penalty", -(pm.modelcontext(None)["v"] ** 4))
 
 
 def two_functions():
@@ -625,84 +533,100 @@ def two_functions():
     observe(pm.Deterministic("g", 2.0 * v))
 
 
-def matrix():
-    f = pm.Normal("f", shape=(N, 2))
-    pm.Normal("y", f, 1.0, observed=np.zeros((N, 2)))
+def normal(observed=0.0, **options):
+    """A builder: f ~ N(0, I) of any shape, with a normal error."""
+    return lambda: pm.Normal("y", pm.Normal("f", **options), 1.0, observed=observed)
 
 
-def scalar():
-    pm.Normal("y", pm.Normal("f"), 1.0, observed=np.zeros(N))
-
-
-def singular():
-    v = pm.Normal("v", shape=N)
-    observe(pm.Deterministic("f", pt.dot(np.ones((N, N)), v)))
-
-
-def two_parts():
-    first, second = pm.Normal("first", shape=N), pm.Normal("second", shape=N)
-    observe(pm.Deterministic("f", first + second))
-
-
-def no_variable():
-    standard_normal_function()
-    pm.Potential("x", -pt.cosh(pm.Normal("z")))
-
-
-BAD = {
-    "duplicates, whitened": (duplicated(True), "f", "f is not positive definite.*eigenvalue.*jitt"),
-    "duplicates": (duplicated(False), "f", "f is not positive definite.*eigenvalue.*jitter"),
-    "indefinite": (
-        indefinite,
+NO_PD, NOT_AFFINE = "f is not positive definite", "f should be an affine function"
+SHAPES = r"do not.* f of shape \(5,\)"
+UNOBSERVED = likelihood(lambda f: pm.Normal("y", 0.0, 1.0, observed=np.zeros(N)))
+BAD = [
+    (duplicated(True), "f", f"{NO_PD}.*eigenvalue.*jitt"),
+    (duplicated(False), "f", f"{NO_PD}.*eigenvalue.*jitter"),
+    (
+        lambda: observe(pm.MvNormal("f", np.zeros(N), cov=np.eye(N) - 0.5)),
         "f",
-        "f is not positive definite.*eigenvalue is -1.5.* of 3",
+        f"{NO_PD}.*eigenvalue is -1.5.* of 3",
     ),
-    "NaN": (not_finite, "f", "covariance of f has NaN"),
-    "signs": (signs, "f", "y: .*number 1 is -inf.*Bernoulli takes 0 and 1, not -1 and 1"),
-    "negative counts": (negative_counts, "f", "y: .*number 3 is -inf.*can produce"),
-    "second variable": (second_variable_outside, "f", "second: .*number 2 is -inf"),
-    "discrete": (discrete, "f", "f is discrete"),
-    "column": (column, "f", r"y of shape \(5, 1\) do not.* f of shape \(5,\).*Give both"),
-    "shorter": (shorter, "f", r"y of shape \(4,\) do not.* f of shape \(5,\).*Give both"),
-    "column of data": (column_of_data, "f", r"y of shape \(5, 1\) do not.* f of shape \(5,\)"),
-    "unobserved": (unobserved, "f", "Nothing observed depends on f.*observed variable"),
-    "only other potentials": (no_variable, "f", "Nothing observed depends on f"),
-    "observed": (itself_observed, "f", "f is observed. Name the latent"),
-    "StudentT": (heavy_tailed, "f", "f is not Gaussian a priori.*StudentT.*pm.MvNormal"),
-    "transform": (transformed, "f", "f has a transform.*Leave"),
-    "exp": (exponential, "f", "f should be an affine function.*none was found"),
-    "quadratic": (quadratic, "f", "f should be an affine function.*none was found"),
-    "differences": (
-        differences,
+    (not_finite, "f", "covariance of f has NaN"),
+    (
+        likelihood(lambda f: pm.Bernoulli("y", p=pm.math.invprobit(f), observed=[1, -1, 1, 1, -1])),
+        "f",
+        "y: .*number 1 is -inf.*Bernoulli takes 0 and 1, not -1 and 1",
+    ),
+    (
+        likelihood(lambda f: pm.Poisson("y", pt.exp(f), observed=[0, 1, 2, -3, 4])),
+        "f",
+        "y: .*number 3 is -inf.*can produce",
+    ),
+    (second_variable_outside, "f", "second: .*number 2 is -inf"),
+    (
+        lambda: pm.Normal("y", pm.Poisson("f", np.ones(N)), 1.0, observed=np.zeros(N)),
+        "f",
+        "f is discrete",
+    ),
+    (
+        likelihood(lambda f: pm.Bernoulli("y", logit_p=f, observed=np.ones((N, 1)))),
+        "f",
+        rf"y of shape \(5, 1\) {SHAPES}.*Give both",
+    ),
+    (
+        likelihood(lambda f: pm.Normal("y", f, 1.0, observed=np.zeros(N - 1))),
+        "f",
+        rf"y of shape \(4,\) {SHAPES}.*Give both",
+    ),
+    (column_of_data, "f", rf"y of shape \(5, 1\) {SHAPES}"),
+    (UNOBSERVED, "f", "Nothing observed depends on f.*observed variable"),
+    (
+        likelihood(lambda f: pm.Potential("x", -pt.cosh(pm.Normal("z")))),
+        "f",
+        "Nothing observed depends on f",
+    ),
+    (
+        lambda: pm.MvNormal("f", np.zeros(N), cov=np.eye(N), observed=np.ones(N)),
+        "f",
+        "f is observed. Name the latent",
+    ),
+    (
+        lambda: observe(pm.StudentT("f", 3.0, shape=N)),
+        "f",
+        "f is not Gaussian a priori.*StudentT.*pm.MvNormal",
+    ),
+    (
+        lambda: observe(pm.Normal("f", shape=N, transform=pm.distributions.transforms.ordered)),
+        "f",
+        "f has a transform.*Leave",
+    ),
+    (of_v(pt.exp), "f", f"{NOT_AFFINE}.*none was found"),
+    (of_v(lambda v: v + 0.01 * v**2), "f", f"{NOT_AFFINE}.*none was found"),
+    (
+        likelihood(lambda f: pm.Potential("smooth", -((f[1:] - f[:-1]) ** 2))),
         "f",
         "f does not factorise.*smooth may depend on one",
     ),
-    "softmax": (softmax, "f", "f does not factorise.*y may depend on one value of f"),
-    "besides": (besides, "f", "penalty depends on v not only through f"),
-    "two functions": (two_functions, "v", "f, g are all affine functions of v. Name the one"),
-    "matrix": (matrix, "f", "f has 2 dimensions.*vector"),
-    "scalar": (scalar, "f", "f has 0 dimensions.*vector"),
-    "singular": (singular, "f", "f is not positive definite.*eigenvalue"),
-    "two parts": (two_parts, "f", "f should be an affine function of one.*first, second was found"),
-    "unknown": (unobserved, "g", "the model has no variable 'g'"),
-    "data": (not_finite, "scale", "scale is neither a free"),
-}
+    (softmax, "f", "f does not factorise.*y may depend on one value of f"),
+    (besides, "f", "penalty depends on v not only through f"),
+    (two_functions, "v", "f, g are all affine functions of v. Name the one"),
+    (normal(np.zeros((N, 2)), shape=(N, 2)), "f", "f has 2 dimensions.*vector"),
+    (normal(), "f", "f has 0 dimensions.*vector"),
+    (of_v(lambda v: pt.dot(np.ones((N, N)), v)), "f", f"{NO_PD}.*eigenvalue"),
+    (
+        of_v(lambda v: pm.Normal("second", shape=N) + v),
+        "f",
+        f"{NOT_AFFINE} of one.*v, second was found",
+    ),
+    (UNOBSERVED, "g", "the model has no variable 'g'"),
+    (not_finite, "scale", "scale is neither a free"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_named(case):
-    build, name, message = BAD[case]
+@pytest.mark.parametrize(("build", "name", "message"), BAD)
+def test_bad_input_is_named(build, name, message):
     with pm.Model() as model:
         build()
     with pytest.raises(ValueError, match=message):
         read(model, name)
-
-
-def test_a_variable_of_another_model_is_named(whitened):
-    with pm.Model():
-        foreign = pm.Normal("foreign", shape=N)
-    with pytest.raises(ValueError, match="foreign is neither a free variable nor"):
-        read(whitened, foreign)
 
 
 def test_a_covariance_that_ceases_to_be_positive_definite_is_named():
@@ -755,11 +679,13 @@ def test_approximations_at_many_hyperparameters_compile_once(compilations):
     found = [evidence(model, f, s) for s in (0.5, 1.0, 2.0)]
     found.append(evidence(model, "f", 0.7, expectation_propagation))
     assert len(compilations) == 1
-    for s, result in zip((0.5, 1.0, 2.0), found, strict=False):
-        interface._readings.clear()
-        fresh = evidence(model, f, s)
-        assert result.log_evidence == pytest.approx(fresh.log_evidence, rel=1e-12)
-        np.testing.assert_array_equal(result.likelihood.terms(PLACE), fresh.likelihood.terms(PLACE))
+    interface._readings.clear()
+    fresh = evidence(model, f, 1.0)
+    assert found[1].log_evidence == pytest.approx(fresh.log_evidence, rel=1e-12)
+    np.testing.assert_array_equal(found[1].likelihood.terms(PLACE), fresh.likelihood.terms(PLACE))
+    with pytest.raises(ValueError, match="f"):
+        evidence(model, f, np.nan)  # and it spoils nothing
+    assert evidence(model, f, 1.0).log_evidence == fresh.log_evidence
 
 
 def test_an_approximation_keeps_the_likelihood_that_it_was_made_with(compilations):
@@ -787,15 +713,8 @@ def test_what_changes_in_a_model_is_followed(compilations):
     assert before != data != potential and len(compilations) == 2
 
 
-def test_a_value_that_gives_no_covariance_spoils_nothing(compilations):
-    model, f = counts_with_lengthscale()
-    expected = evidence(model, f, 1.0).log_evidence
-    with pytest.raises(ValueError, match="f"):
-        evidence(model, f, np.nan)
-    assert evidence(model, f, 1.0).log_evidence == pytest.approx(expected, rel=1e-12)
-
-
-def test_models_that_are_kept_are_few(compilations):
-    for _ in range(interface.MOST_READINGS + 2):
+def test_models_that_are_kept_are_few(compilations, monkeypatch):
+    monkeypatch.setattr(interface, "MOST_READINGS", 1)
+    for _ in range(2):
         evidence(*counts_with_lengthscale(), 1.0)
-    assert len(interface._readings) == interface.MOST_READINGS
+    assert len(interface._readings) == 1

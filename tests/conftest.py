@@ -296,55 +296,29 @@ def quick_fits(monkeypatch):
     monkeypatch.setattr("pymc_kameleon.surrogate.trajectory.LENGTHS", LENGTHS[:9])
 
 
-@pytest.fixture(params=rows(ONE_OF_EACH))
-def case(request):
-    """A step of each way to run, with a model."""
-    return CASES[request.param]
+def each(names, take, older_too=OLDER_TOO):
+    """A fixture: what `take` takes for each of some names."""
+
+    def fixture(request):
+        return take(request.param)
+
+    return pytest.fixture(params=rows(names, older_too))(fixture)
 
 
-@pytest.fixture(params=rows([*STEPS, "kameleon-beside", "latent_gp-beside"]))
-def every_case(request):
-    """Every step, with a model."""
-    return CASES[request.param]
+def _make(name):
+    return STEPS[name].make
 
 
-@pytest.fixture(params=rows([*WAYS_TO_RUN, *LATENT_WAYS]))
-def kind(request):
-    """A step of each way to run, without a model."""
-    return STEPS[request.param]
-
-
-@pytest.fixture(params=rows(METROPOLIS_HASTINGS))
-def make_step(request):
-    """Every step that moves any variables, as a function of the arguments that all of them take."""
-    return STEPS[request.param].make
-
-
-@pytest.fixture(params=rows(WAYS_TO_RUN))
-def make_each_way(request):
-    """One of them for each way to run."""
-    return STEPS[request.param].make
-
-
-@pytest.fixture(params=rows(["kameleon", "surrogate_hmc"]))
-def make_gradient_free(request):
-    """Those of `make_each_way` that need no gradient."""
-    return STEPS[request.param].make
-
-
-@pytest.fixture(params=rows(RANDOM_WALKS))
-def make_random_walk(request):
-    """Those of `make_step` whose every move has a scaling that is learnt or given."""
-    return STEPS[request.param].make
-
-
-@pytest.fixture(params=["kameleon", pytest.param("pca_kameleon", marks=pytest.mark.numerics)])
-def make_estimating(request):
-    """Steps that take estimates of a likelihood: one of a single scaling, and one of several."""
-    return STEPS[request.param].make
-
-
-@pytest.fixture(params=rows(METROPOLIS_HASTINGS))
-def step_class(request):
-    """The class of every step that moves any variables."""
-    return STEPS[request.param].step_class
+# A step of each way to run, and every step, with a model; and without one.
+case = each(ONE_OF_EACH, CASES.get)
+every_case = each([*STEPS, "kameleon-beside", "latent_gp-beside"], CASES.get)
+kind = each([*WAYS_TO_RUN, *LATENT_WAYS], STEPS.get, older_too={"kameleon"})
+# Functions of the arguments that all steps of any variables take: for every one, for each way to
+# run, for those that need no gradient, and for those whose every move has a scaling.
+make_step = each(METROPOLIS_HASTINGS, _make)
+make_each_way = each(WAYS_TO_RUN, _make)
+make_gradient_free = each(["kameleon", "surrogate_hmc"], _make)
+make_random_walk = each(RANDOM_WALKS, _make)
+# Those that take estimates of a likelihood: one of a single scaling, and one of several.
+make_estimating = each(["kameleon", "pca_kameleon"], _make)
+step_class = each(WAYS_TO_RUN, lambda name: STEPS[name].step_class)

@@ -71,6 +71,7 @@ def example(name):
     return module
 
 
+@pytest.mark.documentation
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["own_kernel", "own_proposal", "own_surrogate"])
 def test_an_example_runs_as_a_program(name, small):

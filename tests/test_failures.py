@@ -48,6 +48,7 @@ STEPS = {
 }
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
 def test_what_fails_while_tuning_is_impossible(make):
     model, calls = solver()

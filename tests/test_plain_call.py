@@ -12,16 +12,10 @@ from conftest import RANDOM_WALKS, STEPS
 from models import begin, drive, sample, values
 from test_contract import PYMC_6, run_python
 
-from pymc_kameleon import (
-    AdaptiveMetropolisStep,
-    KameleonStep,
-    register,
-    unregister,
-)
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
 from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.steps.metropolis_hastings import chosen_steps_per_draw
 
-GIVEN = {"steps_per_draw": 3}
 EVERY_WALK = [STEPS[name].step_class for name in RANDOM_WALKS]
 STILL = {"covariance": np.diag([1e-24] * 2), "learn_scaling": False, "steps_per_draw": 1}
 """Options of a random walk that stays within 1e-9 of where it starts."""
@@ -42,31 +36,19 @@ def test_the_number_of_transitions_is_told(make, caplog):
     assert [s["n_transitions"] for s in statistics] == [chosen] * 3
 
 
-@pytest.mark.parametrize(("dim", "compiled", "plain"), [(1, 20, 5), (12, 24, 12), (80, 100, 50)])
-def test_the_number_follows_the_dimension(dim, compiled, plain):
-    assert chosen_steps_per_draw(dim, True) == compiled
-    assert chosen_steps_per_draw(dim, False) == plain
-
-
-def test_a_given_number_is_taken_and_not_told(caplog):
-    model, _, _ = models.normal(3)
-    with caplog.at_level(logging.INFO, logger="pymc.kameleon"), model:
-        step = KameleonStep(steps_per_draw=3)
+def test_the_number_follows_the_dimension_and_what_runs_it(caplog):
+    for dim, compiled, plain in [(1, 20, 5), (12, 24, 12), (80, 100, 50)]:
+        assert chosen_steps_per_draw(dim, True) == compiled
+        assert chosen_steps_per_draw(dim, False) == plain
+    step = KameleonStep(model=models.black_box()[0])
+    assert step.steps_per_draw == chosen_steps_per_draw(2, False)
+    assert 1 < step.steps_per_draw < chosen_steps_per_draw(2, True)
+    assert "in Python" in repr(step)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="pymc.kameleon"):
+        step = KameleonStep(model=models.normal(3)[0], steps_per_draw=3)
     assert step.steps_per_draw == 3
     assert not [r for r in caplog.records if r.name.startswith("pymc.kameleon")]
-
-
-def test_a_black_box_gets_fewer():
-    model, _ = models.black_box()
-    with model:
-        step = KameleonStep()
-    assert (
-        1
-        < step.steps_per_draw
-        == chosen_steps_per_draw(2, False)
-        < KameleonStep(model=models.normal(2)[0]).steps_per_draw
-    )
-    assert "in Python" in repr(step)
 
 
 def starts(model, step, **options):
@@ -94,46 +76,16 @@ def test_chains_are_dispersed_from_the_default_start():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_given_start_is_respected():
+    """Also where PyMC makes the step: it hands it the first start that was given."""
     model, _, _ = models.normal(2)
     given = [{"x": np.array([k, -k]) / 7} for k in (1.0, 2.0, 3.0)]
-    with model:
-        step = AdaptiveMetropolisStep(**STILL)
-    np.testing.assert_allclose(
-        starts(model, step, initvals=given), [g["x"] for g in given], atol=1e-8
-    )
-
-
-def test_a_given_start_is_respected_where_pymc_makes_the_step():
-    """PyMC hands the first start that was given to a step that it makes itself."""
-    model, _, _ = models.normal(2)
-    given = {"x": np.array([3.0, -3.0])}
-    step = AdaptiveMetropolisStep(model=model, initial_point=given, **STILL)
+    step = AdaptiveMetropolisStep(model=model, **STILL)
+    found = starts(model, step, initvals=given)
+    np.testing.assert_allclose(found, [g["x"] for g in given], atol=1e-8)
+    step = AdaptiveMetropolisStep(model=model, initial_point=given[0], **STILL)
     begin(step)
-    _, _, point = drive(step, given, 1, tune=5)
-    np.testing.assert_allclose(point["x"], given["x"], atol=1e-8)
-
-
-def test_a_registered_step_is_chosen_and_disperses():
-    model, _ = models.black_box()
-    register()
-    try:
-        result = sample(None, model, chains=2, tune=2, draws=1, discard_tuned_samples=False)
-    finally:
-        unregister()
-    assert result["sample_stats"]["n_transitions"].values.max() == chosen_steps_per_draw(2, False)
-    first = values(result, "x", "warmup_posterior")[:, 0]
-    assert len(np.unique(first)) == 4
-
-
-def test_a_state_of_an_explicit_number_loads_into_a_step_with_it():
-    model, _, _ = models.normal(3)
-    with model:
-        saved, explicit, chosen = (KameleonStep(**o) for o in (GIVEN, GIVEN, {}))
-    begin(saved)
-    drive(saved, model.initial_point(), 20, tune=10)
-    explicit.sampling_state = saved.sampling_state
-    with pytest.raises(ValueError, match="configuration"):
-        chosen.sampling_state = saved.sampling_state
+    _, _, point = drive(step, given[0], 1, tune=5)
+    np.testing.assert_allclose(point["x"], given[0]["x"], atol=1e-8)
 
 
 def test_two_steps_of_a_compound_choose_and_disperse_each():

@@ -76,9 +76,14 @@ def centres(ax):
     return markers.get_xydata()
 
 
-def squared_radii(contour, centre, covariance):
-    away = contour - centre
-    return np.einsum("ni,ij,nj->n", away, np.linalg.inv(covariance), away)
+def assert_contours(ax, centre_of_each, covariances, level):
+    for contour, centre, covariance in zip(contours(ax), centre_of_each, covariances, strict=True):
+        away = contour - centre
+        radii = np.einsum("ni,ij,nj->n", away, np.linalg.inv(covariance), away)
+        np.testing.assert_allclose(radii, chi2.ppf(level, 2), rtol=1e-9)
+        np.testing.assert_allclose(contour[0], contour[-1], atol=1e-9)
+        angles = np.unwrap(np.arctan2(*away.T))
+        assert abs(angles[-1] - angles[0]) == pytest.approx(2 * np.pi)
 
 
 @pytest.mark.parametrize(
@@ -88,33 +93,22 @@ def test_contours_are_those_of_the_marginal_covariance(solid_step, variables, le
     points = np.array([[0.0, 1.0, 2.0], [-3.0, 0.5, 0.25]])
     ax = plot_proposals(solid_step, points, variables=variables, level=level)
     pair = [int(v.strip("x[]")) if isinstance(v, str) else v for v in variables]
-    covariance = COVARIANCE[np.ix_(pair, pair)]
-    drawn = contours(ax)
-    assert len(drawn) == 2
     np.testing.assert_array_equal(centres(ax), points[:, pair])
-    for contour, centre in zip(drawn, points[:, pair], strict=True):
-        np.testing.assert_allclose(
-            squared_radii(contour, centre, covariance), chi2.ppf(level, 2), rtol=1e-9
-        )
-        np.testing.assert_allclose(contour[0], contour[-1], atol=1e-9)
-        angles = np.unwrap(np.arctan2(*(contour - centre).T))
-        assert abs(angles[-1] - angles[0]) == pytest.approx(2 * np.pi)
+    assert_contours(ax, points[:, pair], [COVARIANCE[np.ix_(pair, pair)]] * 2, level)
     assert (ax.get_xlabel(), ax.get_ylabel()) == tuple(f"x[{i}]" for i in pair)
     alone = plot_proposals(solid_step, points[0], variables=variables, level=level)
     np.testing.assert_array_equal(centres(alone), points[:1, pair])
 
 
+@pytest.mark.numerics
 def test_contours_of_a_local_proposal_differ_from_place_to_place(banana_step):
     points = np.array([[-15.0, 12.5], [0.0, -10.0], [15.0, 12.5]])
-    ax = plot_proposals(banana_step, points)
     covariances = banana_step.proposal_covariance(points)
-    for contour, centre, covariance in zip(contours(ax), points, covariances, strict=True):
-        np.testing.assert_allclose(
-            squared_radii(contour, centre, covariance), chi2.ppf(0.95, 2), rtol=1e-9
-        )
+    assert_contours(plot_proposals(banana_step, points), points, covariances, 0.95)
     assert covariances[0, 0, 1] < 0 < covariances[2, 0, 1]
 
 
+@pytest.mark.numerics
 def test_default_places_are_spread_over_the_history(banana_step):
     first, again = (centres(plot_proposals(banana_step)) for _ in range(2))
     np.testing.assert_array_equal(first, again)
@@ -135,6 +129,7 @@ def heights(ax):
     return mesh.get_coordinates(), mesh.get_array()
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("variables", [(0, 1), (1, 0)])
 def test_density_of_two_coordinates_is_that_of_the_model(banana_step, variables):
     before = banana_step.target.n_evaluations
@@ -154,28 +149,22 @@ def test_density_of_more_coordinates_is_a_histogram_of_the_history(solid_step):
 
 
 def test_density_of_ones_own(flat_step):
-    places, found = heights(
-        plot_proposals(flat_step, density=lambda x: -((x[:, 0] - 2 * x[:, 1]) ** 2), grid_size=20)
-    )
-    expected = np.exp(-((places[..., 0] - 2 * places[..., 1]) ** 2))
-    np.testing.assert_allclose(found, expected / expected.max(), rtol=1e-9)
-
-    def density(x):
-        return np.where(x[:, 0] > 0, 0.0, np.nan)
-
-    places, found = heights(plot_proposals(flat_step, density=density, grid_size=20))
-    np.testing.assert_array_equal(found, places[..., 0] > 0)
-    ax = plot_proposals(flat_step, density=lambda x: np.full(len(x), -np.inf), grid_size=20)
-    assert not heights(ax)[1].any()
+    for density, expected in (
+        (lambda x: -((x[:, 0] - 2 * x[:, 1]) ** 2), lambda x, y: np.exp(-((x - 2 * y) ** 2))),
+        (lambda x: np.where(x[:, 0] > 0, 0.0, np.nan), lambda x, y: (x > 0) * 1.0),
+        (lambda x: np.full(len(x), -np.inf), lambda x, y: np.zeros_like(x)),
+    ):
+        places, found = heights(plot_proposals(flat_step, density=density, grid_size=20))
+        height = expected(places[..., 0], places[..., 1])
+        np.testing.assert_allclose(found, height / max(height.max(), 1e-9), rtol=1e-9)
 
 
+@pytest.mark.numerics
 def test_overlay_takes_another_color_and_both_names(flat_step, banana_step):
     ax = plot_proposals(banana_step, label="one")
     limits, drawn = ax.get_xlabel(), len(ax.lines)
-    same = plot_proposals(
-        flat_step, [[0.0, 0.0]], density=None, show_history=False, ax=ax, label="other"
-    )
-    assert same is ax
+    bare = {"density": None, "show_history": False}
+    assert plot_proposals(flat_step, [[0.0, 0.0]], **bare, ax=ax, label="other") is ax
     assert len(ax.lines) == drawn + 2
     assert len(ax.collections) == 1
     assert ax.get_xlabel() == limits
@@ -183,16 +172,14 @@ def test_overlay_takes_another_color_and_both_names(flat_step, banana_step):
     colors = [line.get_color() for line in ax.lines if line.get_linestyle() == "-"]
     assert len(set(colors[:-1])) == 1
     assert colors[-1] != colors[0]
-
-
-def test_bare_picture(flat_step):
-    ax = plot_proposals(flat_step, density=None, show_history=False, color="red", n_points=2)
+    ax = plot_proposals(flat_step, **bare, color="red", n_points=2)
     assert len(ax.lines) == 3
     assert not ax.collections
     assert ax.get_legend() is None
     assert {line.get_color() for line in ax.lines} == {"red"}
 
 
+@pytest.mark.numerics
 def test_equal_aspect_only_for_like_ranges(flat_step):
     assert plot_proposals(flat_step).get_aspect() == 1
     with gaussian_model(2):
@@ -217,9 +204,6 @@ def test_after_sampling_a_model_with_a_transform():
     assert len(contours(plot_proposals(warm))) == 8
     with pytest.raises(ValueError, match=r"'effect'.*effect\[0\], effect\[1\]"):
         plot_proposals(step, variables=("rate", "effect"))
-
-
-def test_a_step_without_history_asks_for_places():
     model = gaussian_model(2)
     step = AdaptiveMetropolisStep(model=model)
     sample(step, model, draws=5, tune=300)
@@ -268,6 +252,7 @@ def surrogate_result():
     )
 
 
+@pytest.mark.numerics
 def test_predictions_are_those_of_all_evaluations(surrogate_step):
     left, _ = plot_surrogate(surrogate_step)
     points, values, _ = surrogate_step.learner.known()
@@ -286,36 +271,9 @@ def test_predictions_are_those_of_all_evaluations(surrogate_step):
     assert f"{len(values)} evaluations, {is_typical.sum()} typical" in text.get_text()
 
 
-def test_a_misjudged_evaluation_is_marked():
-    step = learnt(gaussian_model(2))
-    step.learner.gp.mean.linear[:] += 40.0
-    left, _ = plot_surrogate(step)
-    (marked,) = [line for line in left.lines if line.get_marker() == "<"]
-    assert set(marked.get_xdata()) == {left.get_xlim()[0]}
-    assert np.all(marked.get_ydata() > -typical_depth(2))
-
-
-@pytest.mark.parametrize("variables", [("rate", "x[1]"), (2, 0), None])
-def test_evaluations_are_drawn_where_they_were(surrogate_step, variables):
-    _, right = plot_surrogate(surrogate_step, variables=variables)
-    names = ["rate (log)", "x[0]", "x[1]"]
-    pair = {("rate", "x[1]"): [0, 2], (2, 0): [2, 0], None: [1, 2]}[variables]
-    assert [right.get_xlabel(), right.get_ylabel()] == [names[i] for i in pair]
-    points, values, _ = surrogate_step.learner.known()
-    is_typical = values > values.max() - typical_depth(3)
-    dots = next(c for c in right.collections if len(c.get_offsets()) == is_typical.sum())
-    np.testing.assert_array_equal(dots.get_offsets(), points[is_typical][:, pair])
-    (others,) = right.lines
-    np.testing.assert_array_equal(others.get_xydata(), points[~is_typical][:, pair])
-
-
-def contour_paths(ax):
-    found = [c for c in ax.collections if len(c.get_offsets()) < 2 and c.get_linewidth()[0] < 2]
-    paths = [path.vertices for c in found for path in c.get_paths() if len(path.vertices)]
-    return np.concatenate(paths)
-
-
+@pytest.mark.numerics
 def test_contours_of_two_coordinates_are_those_of_the_surrogate():
+    """And an evaluation that it misjudges is marked."""
     step = learnt(gaussian_model(2))
     for variables in [(0, 1), (1, 0)]:
         drawn = contour_paths(plot_surrogate(step, variables=variables)[1])[:, list(variables)]
@@ -324,8 +282,34 @@ def test_contours_of_two_coordinates_are_those_of_the_surrogate():
         off = np.abs(radii[:, None] - expected).min(axis=1)
         assert np.median(off) < 0.3
         assert {int(np.argmin(np.abs(r - expected))) for r in radii} == {0, 1}
+    step.learner.gp.mean.linear[:] += 40.0
+    left, _ = plot_surrogate(step)
+    (marked,) = [line for line in left.lines if line.get_marker() == "<"]
+    assert set(marked.get_xdata()) == {left.get_xlim()[0]}
+    assert np.all(marked.get_ydata() > -typical_depth(2))
 
 
+@pytest.mark.numerics
+def test_evaluations_are_drawn_where_they_were(surrogate_step):
+    names = ["rate (log)", "x[0]", "x[1]"]
+    for variables, pair in ((("rate", "x[1]"), [0, 2]), ((2, 0), [2, 0]), (None, [1, 2])):
+        _, right = plot_surrogate(surrogate_step, variables=variables)
+        assert [right.get_xlabel(), right.get_ylabel()] == [names[i] for i in pair]
+        points, values, _ = surrogate_step.learner.known()
+        is_typical = values > values.max() - typical_depth(3)
+        dots = next(c for c in right.collections if len(c.get_offsets()) == is_typical.sum())
+        np.testing.assert_array_equal(dots.get_offsets(), points[is_typical][:, pair])
+        (others,) = right.lines
+        np.testing.assert_array_equal(others.get_xydata(), points[~is_typical][:, pair])
+
+
+def contour_paths(ax):
+    found = [c for c in ax.collections if len(c.get_offsets()) < 2 and c.get_linewidth()[0] < 2]
+    paths = [path.vertices for c in found for path in c.get_paths() if len(path.vertices)]
+    return np.concatenate(paths)
+
+
+@pytest.mark.numerics
 def test_a_single_coordinate_is_drawn_against_the_log_density():
     step = learnt(gaussian_model(1))
     _, right = plot_surrogate(step)
@@ -377,6 +361,7 @@ def test_implied_acceptance_is_that_of_independent_proposals():
     assert implied_acceptance(np.full(7, 3.0)) == pytest.approx(1)
 
 
+@pytest.mark.numerics
 def test_axes_of_ones_own(surrogate_step, surrogate_result):
     figure, axes = plt.subplots(2, 2)
     for row, source in zip(axes, (surrogate_step, surrogate_result), strict=True):
@@ -398,18 +383,13 @@ def test_the_result_of_sampling_has_all_it_takes():
 # adaptation ---------------------------------------------------------------------------------------
 
 
-def adapted(steps, names, tuning=True):
-    with pm.Model() as model:
-        for name in names:
-            pm.Normal(name, shape=2)
-        made = [step([model[name]]) for step, name in zip(steps, names, strict=True)]
-    options = {"chains": 2, "draws": 60, "tune": 40, "random_seed": SEED}
-    return sample(made, model, **options, discard_tuned_samples=not tuning)
-
-
 @pytest.mark.parametrize("steps", [[KameleonStep], [KameleonStep, AdaptiveMetropolisStep]])
 def test_the_scaling_of_every_draw_is_drawn(steps):
-    idata = adapted(steps, "xy"[: len(steps)])
+    with pm.Model() as model:
+        variables = [pm.Normal(name, shape=2) for name in "xy"[: len(steps)]]
+        made = [step([variable]) for step, variable in zip(steps, variables, strict=True)]
+    options = {"chains": 2, "draws": 60, "tune": 40, "random_seed": SEED}
+    idata = sample(made, model, **options, discard_tuned_samples=False)
     left, right = plot_adaptation(idata)
     parts = [np.asarray(idata[g]["scaling"]) for g in ("warmup_sample_stats", "sample_stats")]
     expected = np.concatenate(parts, axis=1).reshape(2, 100, -1)
@@ -422,15 +402,13 @@ def test_the_scaling_of_every_draw_is_drawn(steps):
     means = next(line for line in right.lines if len(line.get_xdata()) == 50)
     np.testing.assert_allclose(means.get_ydata()[-30:], accept[0, :, 0].reshape(30, 2).mean(axis=1))
     assert left.get_yscale() == "log" and left.get_ylabel() == "scaling"
-
-
-def test_without_draws_of_tuning_there_is_what_was_learnt():
-    idata = adapted([KameleonStep], "x", tuning=False)
+    # Without draws of tuning there is what was learnt; on axes of one's own.
     _, axes = plt.subplots(1, 2)
-    left, _ = plot_adaptation(idata, axes=axes)
+    without = {name: idata[name] for name in ("posterior", "sample_stats")}
+    left, _ = plot_adaptation(result({k: dict(v.data_vars) for k, v in without.items()}), axes=axes)
     assert left is axes[0]
     lines = [line for line in left.lines if len(line.get_xdata()) == 60]
-    assert len(lines) == 2 and all(np.ptp(line.get_ydata()) == 0 for line in lines)
+    assert len(lines) == 2 * len(steps) and all(np.ptp(line.get_ydata()) == 0 for line in lines)
 
 
 # efficiency ---------------------------------------------------------------------------------------
@@ -460,27 +438,23 @@ def test_a_line_a_sampler_in_the_order_of_evaluations():
     first, second = ax.lines
     assert first.get_color() != second.get_color()
     assert first.get_marker() != second.get_marker()
-
-
-def test_repetitions_of_a_budget_are_drawn_as_medians():
-    table = pd.DataFrame(
-        {
-            "sampler": "a",
-            "budget": [100, 100, 100, 1000],
-            "evaluations": [110, 90, 130, 999],
-            "error": [0.5, 0.9, 0.7, 0.1],
-        }
-    )
-    assert drawn(plot_efficiency(table)) == {"a": [[110, 0.7], [999, 0.1]]}
-
-
-def test_axes_and_styles_of_ones_own():
+    plt.close("all")
     figure, ax = plt.subplots()
     assert plot_efficiency(TABLE, styles={"a": {"color": "red", "linewidth": 3.0}}, ax=ax) is ax
     assert plt.get_fignums() == [figure.number]
     other, named = ax.lines
     assert (named.get_color(), named.get_linewidth()) == ("red", 3.0)
     assert other.get_color() != "red"
+
+
+def test_repetitions_of_a_budget_are_drawn_as_medians():
+    columns = {
+        "budget": [100, 100, 100, 1000],
+        "evaluations": [110, 90, 130, 999],
+        "error": [0.5, 0.9, 0.7, 0.1],
+    }
+    table = pd.DataFrame({"sampler": "a"} | columns)
+    assert drawn(plot_efficiency(table)) == {"a": [[110, 0.7], [999, 0.1]]}
 
 
 VALUES = np.random.default_rng(1).normal(size=(2, 30, 3))
@@ -501,18 +475,16 @@ def some_result(tuning=True):
 
 @pytest.mark.parametrize("tuning", [True, False])
 def test_errors_of_a_result_are_those_of_running_means(tuning):
-    points = np.array(drawn(plot_efficiency({"a": some_result(tuning)}, REFERENCE))["a"])
+    """The reference may be a result, too."""
+    by_values = drawn(plot_efficiency({"a": some_result(tuning)}, REFERENCE))
+    points = np.array(by_values["a"])
     means = VALUES.mean(axis=0).cumsum(axis=0) / np.arange(1, 31)[:, None]
     expected = np.sqrt((((means - CENTRE) / SCALE) ** 2).mean(axis=1))
     draws = ((points[:, 0] - 60 * tuning) / 10).astype(int)
     assert (draws[0], draws[-1]) == (1, 30)
     np.testing.assert_allclose(points[:, 1], expected[draws - 1])
-
-
-def test_a_result_is_a_reference_too():
     reference = result({"posterior": {"x": REFERENCE["x"][None]}})
-    by_result = plot_efficiency({"a": some_result()}, reference)
-    assert drawn(by_result) == drawn(plot_efficiency({"a": some_result()}, REFERENCE))
+    assert drawn(plot_efficiency({"a": some_result(tuning)}, reference)) == by_values
 
 
 def test_another_statistic_counts():
@@ -561,6 +533,7 @@ def efficiency(runs, reference=None):
     return lambda fixture: plot_efficiency(runs, reference)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [

@@ -12,7 +12,6 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from models import COUNTS
-from pymc.distributions.transforms import ordered
 from pytensor.compile import ops
 
 from pymc_kameleon import (
@@ -66,25 +65,11 @@ def eight_schools(unit):
     pm.Normal("y", pm.Normal("school", mu, tau, shape=8), errors, observed=effects)
 
 
-def logistic(unit):
-    x = np.random.default_rng(3).normal(size=(60, 2))
-    slopes = pm.Normal("slopes", 0, 2.5 * unit, shape=2)
-    pm.Bernoulli("y", logit_p=x @ slopes / unit, observed=x[:, 0] + NOISE > 0)
-
-
 def bounded(unit):
     low = pm.Uniform("low", 0, 5 * unit)
     top = pm.TruncatedNormal("top", 10 * unit, 5 * unit, lower=0, initval=unit)
     mean = (low + top * TIMES / (1.0 + TIMES)) / unit
     pm.Normal("y", mean, 1.0, observed=2 + 8 * TIMES / (1.0 + TIMES) + NOISE[:25])
-
-
-def cutpoints(unit):
-    cuts = pm.Normal(
-        "cuts", 0, 3 * unit, shape=2, transform=ordered, initval=np.array([-1.0, 1.0]) * unit
-    )
-    y = np.digitize(NOISE, [-1.0, 0.5])
-    pm.OrderedLogistic("y", eta=np.zeros(60), cutpoints=cuts / unit, observed=y, compute_p=False)
 
 
 def counts(unit):
@@ -96,7 +81,7 @@ def counts(unit):
     pm.Poisson("y", pt.exp(gp.prior("f", X=x) + level / unit), observed=COUNTS)
 
 
-MODELS = (decay, regression, eight_schools, logistic, bounded, cutpoints)
+MODELS = (decay, eight_schools, bounded)
 UNITS = (1e-6, 1e6)
 STEPS = {
     "KameleonStep": KameleonStep,
@@ -156,18 +141,18 @@ def test_units_change_nothing_for_a_step(name, unit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("name", OPTIMISING)
-def test_units_change_no_moments(name, unit):
+def test_units_change_no_moments(name):
     """By the z-score of means of effective draws: above 6 with a probability of 2e-9 each."""
     make_model = counts if name == "LatentGPStep" else regression
     samples = []
-    for u in (1.0, unit):
-        draws = drawn(make_model, OPTIMISING[name], u, tune=300, draws=700)[300:]
+    for unit in (1.0, *UNITS):
+        draws = drawn(make_model, OPTIMISING[name], unit, tune=300, draws=700)[300:]
         n_free = 2 if make_model is counts else draws.shape[1]
-        samples.append(draws[:, :n_free] / u)
+        samples.append(draws[:, :n_free] / unit)
     sizes = [np.array([az.ess(x[None]) for x in sample.T]) for sample in samples]
     assert min(map(np.min, sizes)) > 100
-    variance = sum(sample.var(axis=0) / n for sample, n in zip(samples, sizes, strict=True))
-    z = (samples[0].mean(axis=0) - samples[1].mean(axis=0)) / np.sqrt(variance)
-    assert np.all(np.abs(z) < 6)
+    means = [sample.mean(axis=0) for sample in samples]
+    variances = [sample.var(axis=0) / n for sample, n in zip(samples, sizes, strict=True)]
+    for mean, variance in zip(means[1:], variances[1:], strict=True):
+        assert np.all(np.abs(means[0] - mean) < 6 * np.sqrt(variances[0] + variance))

@@ -4,7 +4,8 @@ import models
 import numpy as np
 import pymc as pm
 import pytest
-from models import assert_moments, begin, drive, run, sample, values
+from conftest import METROPOLIS_HASTINGS, STEPS
+from models import assert_moments, run, sample, values
 from pymc.backends.base import MultiTrace
 from pymc.distributions.transforms import ordered
 
@@ -23,10 +24,16 @@ def exact_draws():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [pytest.param("draws", marks=pytest.mark.numerics), "result"])
-def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws, source):
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("kameleon", "result"),
+        *(pytest.param(n, "draws", marks=pytest.mark.numerics) for n in METROPOLIS_HASTINGS),
+    ],
+)
+def test_frozen_from_the_start_with_right_moments(name, source, model, exact_draws):
     """A result is of the installed generation of PyMC and ArviZ, whichever it is."""
-    options = {"model": model, "steps_per_draw": 10}
+    make_step, options = STEPS[name].make, {"model": model, "steps_per_draw": 10}
     if source == "result":
         exact_draws = sample(make_step(**options), model, draws=500, tune=300)
     step = make_step(warm_start=exact_draws, **options)
@@ -40,14 +47,20 @@ def test_frozen_from_the_start_with_right_moments(make_step, model, exact_draws,
 
 
 def test_points_are_those_of_the_result(model):
-    idata = sample(pm.Metropolis(model=model), model, chains=2, draws=40, tune=10)
+    """Of a result, not of a trace."""
+    metropolis = pm.Metropolis(model=model)
+    idata = sample(metropolis, model, chains=2, draws=40, tune=10)
     step = AdaptiveMetropolisStep(model=model, warm_start=idata)
     np.testing.assert_allclose(step.warm.points, values(idata, "x").reshape(-1, 3))
+    trace = sample(metropolis, model, draws=5, tune=5, return_inferencedata=False)
+    assert isinstance(trace, MultiTrace)
+    with pytest.raises(TypeError, match=r"warm_start=.*MultiTrace"):
+        AdaptiveMetropolisStep(model=model, warm_start=trace)
 
 
-def test_arrays_of_two_and_three_dimensions(make_step, model, exact_draws):
-    flat = make_step(model=model, warm_start=exact_draws)
-    chains = make_step(model=model, warm_start=exact_draws.reshape(4, 500, 3))
+def test_arrays_of_two_and_three_dimensions(make_each_way, model, exact_draws):
+    flat = make_each_way(model=model, warm_start=exact_draws)
+    chains = make_each_way(model=model, warm_start=exact_draws.reshape(4, 500, 3))
     np.testing.assert_array_equal(flat.warm.points, chains.warm.points)
     first, _, _ = run(flat, model, 50, tune=20)
     second, _, _ = run(chains, model, 50, tune=20)
@@ -66,9 +79,9 @@ def test_what_is_learnt(model, exact_draws):
     np.testing.assert_allclose(np.cov(whitened), np.eye(3), atol=0.5)
 
 
-def test_learnt_anew_at_every_chain_and_not_changed(make_step, model, exact_draws):
+def test_learnt_anew_at_every_chain_and_not_changed(make_each_way, model, exact_draws):
     given = exact_draws.copy()
-    step = make_step(model=model, warm_start=given)
+    step = make_each_way(model=model, warm_start=given)
     both = values(sample(step, model, chains=2, draws=30, tune=30), "x")
     again = values(sample(step, model, chains=2, draws=30, tune=30), "x")
     np.testing.assert_array_equal(both, again)
@@ -112,10 +125,10 @@ def test_transforms():
     np.testing.assert_allclose(found["levels_ordered__"], levels)
 
 
-def test_some_of_the_variables(make_step):
+def test_some_of_the_variables(make_each_way):
     model = models.two_scales()
     idata = sample(pm.Metropolis(model=model), model, draws=40, tune=10)
-    step = make_step([model["b"]], model=model, warm_start=idata)
+    step = make_each_way([model["b"]], model=model, warm_start=idata)
     np.testing.assert_allclose(np.sort(step.warm.points[:, 0]), np.sort(values(idata, "b").ravel()))
 
 
@@ -128,30 +141,17 @@ def test_few_and_repeated_points(make_step, model):
         assert all(np.isfinite(s["scaling"]) for s in statistics)
 
 
-def test_points_that_are_not_finite_are_left_out(make_step, model, exact_draws):
-    """Nor is there a hint about short tuning."""
-    spoiled = exact_draws.copy()
+def test_points_that_are_left_out(make_each_way, model, exact_draws):
+    """Those that are not finite, and of many all but some, thinned evenly from first to last.
+
+    Nor is there a hint about short tuning.
+    """
+    spoiled = np.tile(exact_draws, (10, 1))
     spoiled[3] = np.nan
-    step = make_step(model=model, warm_start=spoiled)
+    step = make_each_way(model=model, warm_start=spoiled)
     assert np.all(np.isfinite(step.warm.points))
-    _, statistics, _ = run(step, model, 60, tune=0)
-    assert not [s for s in statistics if "warning" in s]
-
-
-def test_longer_run_than_the_history_holds(make_step, model, exact_draws):
-    """Thinned evenly, from the first point to the last."""
-    many = np.tile(exact_draws, (10, 1))
-    step = make_step(model=model, warm_start=many)
     assert 2 < len(step.warm.points) <= 10_000
-    np.testing.assert_array_equal(step.warm.points[[0, -1]], many[[0, -1]])
-    begin(step, tune=10)
-    points, _, _ = drive(step, model.initial_point(), 30, tune=10)
+    np.testing.assert_array_equal(step.warm.points[[0, -1]], spoiled[[0, -1]])
+    points, statistics, _ = run(step, model, 60, tune=0)
     assert np.all(np.isfinite(points))
-
-
-def test_a_trace_is_refused(make_step, model):
-    step = make_step(model=model)
-    trace = sample(step, model, draws=5, tune=5, return_inferencedata=False)
-    assert isinstance(trace, MultiTrace)
-    with pytest.raises(TypeError, match=r"warm_start=.*MultiTrace"):
-        make_step(model=model, warm_start=trace)
+    assert not [s for s in statistics if "warning" in s]

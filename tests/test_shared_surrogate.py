@@ -5,25 +5,23 @@ import signal
 import models
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
 from models import FORK, BlackBox, Killed, begin, drive, sample
-from scipy import stats
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
     EvaluationStore,
-    FastKameleonStep,
     GPSurrogate,
     KameleonStep,
     MALAStep,
-    PCAKameleonStep,
     SurrogateHMCStep,
 )
 from pymc_kameleon.surrogate.sparse_gp import predict
 from pymc_kameleon.surrogate.sparse_gp_fit import most_informative
 from pymc_kameleon.targets import Banana
 from pymc_kameleon.testing import frozen, invariance_p_values
+
+pytestmark = pytest.mark.numerics
 
 BOUND = 1e-6
 """Null probability of each p-value below it."""
@@ -91,9 +89,7 @@ def driven_together(cls, model, store, tune, seed=0, **options):
 # kept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "cls", [*SCREENED, KameleonStep, FastKameleonStep, PCAKameleonStep, SurrogateHMCStep]
-)
+@pytest.mark.parametrize("cls", [*SCREENED, KameleonStep, SurrogateHMCStep])
 def test_every_call_is_stored_once_and_statistics_count_calls(cls):
     model, operation = counted()
     store = EvaluationStore()
@@ -192,19 +188,6 @@ def test_failures_are_stored_and_raised():
     assert failed.failure.startswith("ArithmeticError: no solution")
 
 
-def test_data_that_change_are_another_model():
-    with pm.Model() as model:
-        y = pm.Data("y", np.array([1.0, 2.0]))
-        x = pm.Normal("x", 0.0, 1.0)
-        pm.Potential("likelihood", -0.5 * pt.sum((x - y) ** 2))
-    step = begin(make(SurrogateHMCStep, model, EvaluationStore()), 1, tune=5)
-    step.step(model.initial_point())
-    model.set_data("y", np.array([1.0, 3.0]))
-    begin(step, 1, tune=5)
-    with pytest.raises(ValueError, match="another model: data or constants differ"):
-        step.step(model.initial_point())
-
-
 # shared -------------------------------------------------------------------------------------------
 
 
@@ -242,26 +225,26 @@ def test_learners_that_tune_learn_from_each_other_and_stop_then():
         assert step.learner.evaluations.count[0] == count
 
 
-@pytest.mark.parametrize("tune", [20, 0])
 @pytest.mark.parametrize("cls", SCREENED)
-def test_a_later_run_begins_with_a_trained_surrogate(cls, tune):
+def test_a_later_run_begins_with_a_trained_surrogate(cls):
     """With another prior, too."""
     model, _ = counted()
     store = EvaluationStore()
     driven(make(cls, model, store), model, 150, 120)
     narrow, operation = counted(prior_sd=0.5)
-    step = make(cls, narrow, store)
-    operation.asked.clear()
-    begin(step, 5, tune)
-    if not tune:
-        step.stop_tuning()
-    _, (statistics,) = step.step(narrow.initial_point())
-    assert step.stage.is_open[0]
-    assert statistics["n_points"] > 30
-    assert len(operation.asked) <= 4
-    held, values = learnt(step)
-    expected = [models.negative_half_square(x) for x in held]
-    np.testing.assert_allclose(values, expected, rtol=1e-10)
+    for tune in (20, 0):
+        step = make(cls, narrow, store)
+        operation.asked.clear()
+        begin(step, 5, tune)
+        if not tune:
+            step.stop_tuning()
+        _, (statistics,) = step.step(narrow.initial_point())
+        assert step.stage.is_open[0]
+        assert statistics["n_points"] > 30
+        assert len(operation.asked) <= 4
+        held, values = learnt(step)
+        expected = [models.negative_half_square(x) for x in held]
+        np.testing.assert_allclose(values, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("cls", [AdaptiveMetropolisStep, SurrogateHMCStep])
@@ -395,7 +378,6 @@ def test_a_chain_that_is_told_to_begin_here_does():
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
 @pytest.mark.parametrize("cls", SCREENED)
 def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations(cls):
     target = Banana(bananicity=0.1, variance=100.0, dim=2)
@@ -420,7 +402,6 @@ def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations(cls):
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
 def test_exact_draws_stay_exact_with_a_learner_of_shared_evaluations():
     target = Banana(bananicity=0.1, variance=100.0, dim=2)
     store, rng = EvaluationStore(), np.random.default_rng(20)
@@ -445,22 +426,6 @@ def test_exact_draws_stay_exact_with_a_learner_of_shared_evaluations():
     assert min(found.values()) > BOUND, found
     accepted = [step.step({"x": x})[1][0]["accepted"] for x in draws[:100]]
     assert np.mean(accepted) > 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.numerics
-def test_a_long_run_after_shared_tuning_has_the_quantiles_of_the_posterior():
-    model, _ = models.black_box()
-    store = EvaluationStore()
-    steps, points = driven_together(
-        AdaptiveMetropolisStep, model, store, 200, seed=10, steps_per_draw=5
-    )
-    for step, point in zip(steps, points, strict=True):
-        step.stop_tuning()
-        draws, _, _ = drive(step, point, 3000, -1)
-        for probability in (0.05, 0.25, 0.5, 0.75, 0.95):
-            quantile = stats.norm.ppf(probability, 0.5, 0.5**0.5)
-            models.assert_mean(draws < quantile, np.full(2, probability))
 
 
 # processes ----------------------------------------------------------------------------------------
@@ -503,14 +468,3 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, cls, tune, draws):
     x = models.values(idata, "x")
     models.assert_mean(x, np.full(2, 0.5))
     models.assert_mean((x - 0.5) ** 2, np.full(2, 0.5))
-
-
-def test_chains_in_processes_share_one_file():
-    model, _ = models.black_box()
-    store = EvaluationStore()
-    step = make(AdaptiveMetropolisStep, model, store)
-    idata = sample(step, model, draws=60, tune=80, chains=2, cores=2, discard_tuned_samples=False)
-    groups = "sample_stats", "warmup_sample_stats"
-    calls = sum(models.values(idata, "n_evals", group).sum() for group in groups)
-    assert store.summary()["chains"] == 2
-    assert store.summary()["evaluations"] == calls

@@ -102,6 +102,7 @@ def test_arguments_of_kameleon(model, argument, value, error, instead):
     refused(error, KameleonStep, f"{argument}={value!r}", instead, **options)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("value", [0.0, -1.5, float("nan"), float("inf"), "1.5", True])
 def test_parameters_above_zero(value):
     error = (ValueError, TypeError)
@@ -109,6 +110,7 @@ def test_parameters_above_zero(value):
     refused(error, kernels.InverseMultiquadric, f"exponent={value!r}", "above 0", exponent=value)
 
 
+@pytest.mark.numerics
 def test_arguments_of_kernels():
     polynomial, custom = kernels.Polynomial, kernels.CustomKernel
     refused(ValueError, polynomial, "degree=0", "at least 1", degree=0)
@@ -120,6 +122,7 @@ def test_arguments_of_kernels():
     refused(TypeError, custom, "frequencies=2", "(size, dim", value=max, frequencies=2)
 
 
+@pytest.mark.numerics
 def test_kernels_without_a_spectral_density():
     for kernel in (kernels.Linear(), kernels.Polynomial(), kernels.CustomKernel(max, min)):
         mentions = (repr(kernel), "spectral density", "frequencies=")
@@ -258,6 +261,7 @@ def test_choices():
         checked_choice("link", "d", "abc", ", or a function")
 
 
+@pytest.mark.numerics
 def test_warnings_point_at_the_line_of_the_user():
     X = np.linspace(0.0, 1.0, 8)[:, None]
     with pm.Model() as latent:

@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from conftest import RANDOM_WALKS, STEPS
+from conftest import RANDOM_WALKS, STEPS, rows
 from models import begin, drive, sample, values
 from test_contract import PYMC_6, run_python
 
@@ -16,13 +16,13 @@ from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
 from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.steps.metropolis_hastings import chosen_steps_per_draw
 
-EVERY_WALK = [STEPS[name].step_class for name in RANDOM_WALKS]
 STILL = {"covariance": np.diag([1e-24] * 2), "learn_scaling": False, "steps_per_draw": 1}
 """Options of a random walk that stays within 1e-9 of where it starts."""
 
 
-@pytest.mark.parametrize("make", EVERY_WALK)
-def test_the_number_of_transitions_is_told(make, caplog):
+@pytest.mark.parametrize("name", rows(RANDOM_WALKS))
+def test_the_number_of_transitions_is_told(name, caplog):
+    make = STEPS[name].step_class
     model, _, _ = models.normal(3)
     with caplog.at_level(logging.INFO, logger="pymc.kameleon"), model:
         step = make()

@@ -1,5 +1,6 @@
 """Laplace's approximation and expectation propagation, against what is known exactly."""
 
+import copy
 from itertools import pairwise
 
 import latent_data
@@ -28,6 +29,8 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
 )
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
+
+pytestmark = pytest.mark.numerics
 
 METHODS = [laplace_approximation, expectation_propagation_approximation]
 
@@ -75,37 +78,26 @@ def evidence_on_grid(prior, likelihood, n=1501):
     one = np.ones(f.shape[1])
     logs = -0.5 * (mesh**2).sum(0) - prior.size / 2 * np.log(2 * np.pi)
     for k in range(prior.size):
-        logs = logs + type(likelihood)(likelihood.y[k] * one).elementwise(f[k])
+        term = copy.copy(likelihood)
+        term.y = likelihood.y[k] * one
+        logs = logs + term.elementwise(f[k])
     weights = np.exp(logs) * (z[1] - z[0]) ** prior.size
     return np.log(weights.sum()), (f * weights).sum(1) / weights.sum()
 
 
-# moments of one term --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("z", [-3.0, -0.4, 0.0, 1.3, 5.0, -19.9, -20.1, -400.0])
+@pytest.mark.parametrize("z", [-1e4, -400.0, -20.01, -19.99, -10.0, -3.0, -0.4, 0.0, 1.3, 5.0])
 def test_derivatives_of_log_ndtr(z):
-    step = 1e-4 * max(1.0, abs(z))
-    low, high = log_ndtr_derivatives(np.array([z - step, z + step])).T
-    here = log_ndtr_derivatives(np.array([z]))[:, 0]
-    difference = (high[:4] - low[:4]) / (2 * step)
-    # Relative to the derivative: those in the tail are tiny.
-    np.testing.assert_allclose(difference, here[1:], rtol=2e-5)
-
-
-@pytest.mark.parametrize("z", [-10.0, -19.99, -20.01, -100.0, -1e4])
-def test_derivatives_of_log_ndtr_in_the_tail(z):
     mpmath = pytest.importorskip("mpmath")
     with mpmath.workdps(80):
         exact = [
             float(mpmath.diff(lambda x: mpmath.log(mpmath.ncdf(x)), mpmath.mpf(z), order))
-            for order in range(1, 5)
+            for order in range(5)
         ]
-    derivatives = log_ndtr_derivatives(np.array([z]))[1:, 0]
-    np.testing.assert_allclose(derivatives[:2], exact[:2], rtol=1e-11)
+    found = log_ndtr_derivatives(np.array([z]))[:, 0]
+    np.testing.assert_allclose(found[:3], exact[:3], rtol=1e-11)
     # Just above the first z of the series the closed form has lost this much.
-    np.testing.assert_allclose(derivatives[2], exact[2], rtol=1e-8)
-    np.testing.assert_allclose(derivatives[3], exact[3], rtol=1e-5)
+    np.testing.assert_allclose(found[3], exact[3], rtol=1e-8)
+    np.testing.assert_allclose(found[4], exact[4], rtol=1e-5)
 
 
 CAVITIES = [(0.0, 1.0), (-3.0, 0.04), (3.0, 100.0), (-8.0, 4.0)]
@@ -174,9 +166,6 @@ def test_quadrature_that_does_not_settle_is_an_error():
         quadrature_moments(Step([1.0]), np.zeros(1), np.ones(1))
 
 
-# approximations -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mean", [0.0, 3.0])
 @pytest.mark.parametrize("sd", [0.05, 0.5])
@@ -199,18 +188,6 @@ def test_exact_for_a_gaussian_likelihood(method, mean, sd):
     np.testing.assert_allclose(result.sites.precision, 1 / sd**2, rtol=1e-6)
 
 
-def test_quadrature_and_closed_form_have_one_fixed_point():
-    prior, f, _ = problem(25)
-    closed = Probit(np.where(f > 0, 1.0, -1.0))
-    open_ = Probit(closed.y)
-    open_.probit_labels = None
-    one, other = (
-        expectation_propagation_approximation(prior, x, tolerance=1e-8) for x in (closed, open_)
-    )
-    assert one.log_evidence == pytest.approx(other.log_evidence, abs=1e-8)
-    np.testing.assert_allclose(one.sites.precision, other.sites.precision, atol=1e-6)
-
-
 @pytest.mark.parametrize("likelihood", [Probit([1.0]), Logit([-1.0]), Poisson([4.0])])
 def test_one_term_is_exact(likelihood):
     prior = factorised([0.7], [[2.5]])
@@ -221,14 +198,21 @@ def test_one_term_is_exact(likelihood):
 
 
 @pytest.mark.parametrize(
-    "likelihood", [Probit([1.0, -1.0]), Logit([-1.0, -1.0]), Poisson([4.0, 1.0])]
+    ("likelihood", "tolerances"),
+    [
+        (Probit([1.0, -1.0]), (5e-3, 0.01)),
+        (Logit([-1.0, -1.0]), (5e-3, 0.01)),
+        (Poisson([4.0, 1.0]), (5e-3, 0.01)),
+        (StudentT([1.5, -0.5], 4, 0.3), (0.03, 0.05)),
+    ],
 )
-def test_two_terms_are_close(likelihood):
+def test_two_terms_are_close(likelihood, tolerances):
     prior = factorised([0.4, -0.2], [[1.5, 0.7], [0.7, 1.0]])
     result = expectation_propagation_approximation(prior, likelihood)
     log_evidence, mean = evidence_on_grid(prior, likelihood)
-    assert result.log_evidence == pytest.approx(log_evidence, abs=5e-3)
-    np.testing.assert_allclose(result.posterior.mean, mean, atol=0.01)
+    assert result.converged
+    assert result.log_evidence == pytest.approx(log_evidence, abs=tolerances[0])
+    np.testing.assert_allclose(result.posterior.mean, mean, atol=tolerances[1])
     if likelihood.probit_labels is not None:
         error = abs(result.log_evidence - log_evidence)
         assert abs(result.second_order_log_evidence() - log_evidence) < 0.2 * error
@@ -273,26 +257,6 @@ def test_student_t(method):
     assert np.sum((result.posterior.mean - f) ** 2) < 0.5 * np.sum(pulled**2)
 
 
-def test_student_t_with_two_terms():
-    likelihood = StudentT([1.5, -0.5], 4, 0.3)
-    prior = factorised([0.4, -0.2], [[1.5, 0.7], [0.7, 1.0]])
-    result = expectation_propagation_approximation(prior, likelihood)
-
-    def term(n, x):
-        y = np.full(len(x), likelihood.y[n])
-        return StudentT(y, 4, 0.3).elementwise(x)
-
-    z = np.linspace(-8, 8, 801)
-    mesh = np.stack(np.meshgrid(z, z, indexing="ij")).reshape(2, -1)
-    x = prior.mean[:, None] + prior.cholesky @ mesh
-    logs = -0.5 * (mesh**2).sum(0) - np.log(2 * np.pi) + term(0, x[0]) + term(1, x[1])
-    weights = np.exp(logs) * (z[1] - z[0]) ** 2
-    assert result.converged
-    assert result.log_evidence == pytest.approx(np.log(weights.sum()), abs=0.03)
-    mean = (x * weights).sum(1) / weights.sum()
-    assert np.all(np.abs(result.posterior.mean - mean) < 0.1 * result.marginals()[1])
-
-
 def test_laplace_is_at_the_mode():
     prior, f, rng = problem(30, mean=-1.0)
     result = laplace_approximation(prior, Poisson(rng.poisson(np.exp(f))))
@@ -331,9 +295,6 @@ def test_precise_sites_lose_no_digits(amplitude, noise):
     np.testing.assert_allclose(np.sqrt(product.variance), sd, rtol=1e-3)
 
 
-# what goes wrong ------------------------------------------------------------------------------
-
-
 def test_no_silent_failure():
     prior, f, _ = problem(20)
     likelihood = Probit(np.where(f > 0, 1.0, -1.0))
@@ -344,39 +305,33 @@ def test_no_silent_failure():
     assert "NOT converged" in repr(result)
 
 
+PRIOR, ONES = problem(5)[0], np.ones(5)
+propagate = expectation_propagation_approximation
+
+
 @pytest.mark.parametrize(
-    "options, message",
+    "call, words",
     [
-        ({"damping": 1.0}, "damping"),
-        ({"tolerance": 0.0}, "tolerance"),
-        ({"max_sweeps": 0}, "max_sweeps"),
-        ({"n_nodes": 3}, "n_nodes"),
-        ({"sites": Sites(np.full(5, -1e3), np.zeros(5))}, "sites"),
+        (lambda: propagate(PRIOR, Logit(ONES), damping=1.0), "damping"),
+        (lambda: propagate(PRIOR, Logit(ONES), tolerance=0.0), "tolerance"),
+        (lambda: propagate(PRIOR, Logit(ONES), max_sweeps=0), "max_sweeps"),
+        (lambda: propagate(PRIOR, Logit(ONES), n_nodes=3), "n_nodes"),
+        (lambda: propagate(PRIOR, Logit(ONES), sites=Sites(-1e3 * ONES, 0 * ONES)), "sites"),
+        (lambda: propagate(PRIOR, Logit(ONES[:4])), "5 values and the likelihood 4"),
+        (lambda: laplace_approximation(PRIOR, Logit(ONES[:4])), "5 values and the likelihood 4"),
+        (
+            lambda: propagate(PRIOR, Logit(ONES)).second_order_log_evidence(),
+            "second_order_log_evidence",
+        ),
+        (
+            lambda: laplace_approximation(PRIOR, Probit(ONES)).second_order_log_evidence(),
+            "second_order_log_evidence",
+        ),
     ],
 )
-def test_bad_options_of_expectation_propagation(options, message):
-    prior, _, _ = problem(5)
-    with pytest.raises(ValueError, match=message):
-        expectation_propagation_approximation(prior, Logit(np.ones(5)), **options)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_sizes_that_differ(method):
-    with pytest.raises(ValueError, match="5 values and the likelihood 4"):
-        method(problem(5)[0], Logit(np.ones(4)))
-
-
-def test_second_order_is_for_probit():
-    prior, _, _ = problem(5)
-    for result in (
-        expectation_propagation_approximation(prior, Logit(np.ones(5))),
-        laplace_approximation(prior, Probit(np.ones(5))),
-    ):
-        with pytest.raises(ValueError, match="second_order_log_evidence"):
-            result.second_order_log_evidence()
-
-
-# reference values -----------------------------------------------------------------------------
+def test_what_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_matern_is_one_at_zero_distance_and_falls(smoothness):
     assert 0 <= values[-1] < 0.2
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize(
     ("kernel", "other", "tolerance"),
     [
@@ -194,23 +195,13 @@ def test_a_kernel_and_its_copy_pass_for_what_they_have(name):
     if kernel.has_spectrum:
         draws = [k.frequencies(5, 2, 1.3, np.random.default_rng(1)) for k in (kernel, copy)]
         np.testing.assert_array_equal(*draws)
-
-
-@pytest.mark.parametrize("name", SPECTRAL)
-def test_frequencies_scale_inversely_with_the_bandwidth(name):
-    kernel = SPECTRAL[name]
-    short, long = (kernel.frequencies(50, 3, c, np.random.default_rng(4)) for c in (0.1, 10))
-    assert short.shape == (50, 3)
-    np.testing.assert_allclose(short, 100 * long, rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", SPECTRAL)
-def test_finite_frequencies_are_a_finite_curvature_at_zero(name):
-    """E omega^2 = -k''(0): 2 (1 - k(h)) / h^2 tends to it as h falls, or grows without end."""
-    kernel, h = SPECTRAL[name], np.array([[1e-2], [1e-4]])
-    curvature = 2 * (1 - kernel(h, np.zeros((1, 1)))[:, 0]) / h[:, 0] ** 2
-    settles = curvature[1] < 1.2 * curvature[0]
-    assert kernel.has_finite_frequencies == settles
+        short, long = (kernel.frequencies(50, 3, c, np.random.default_rng(4)) for c in (0.1, 10))
+        assert short.shape == (50, 3)
+        np.testing.assert_allclose(short, 100 * long, rtol=1e-12)
+        # E omega^2 = -k''(0): 2 (1 - k(h)) / h^2 tends to it as h falls, or grows without end.
+        h = np.array([[1e-2], [1e-4]])
+        curvature = 2 * (1 - kernel(h, np.zeros((1, 1)))[:, 0]) / h[:, 0] ** 2
+        assert kernel.has_finite_frequencies == (curvature[1] < 1.2 * curvature[0])
 
 
 def test_frequencies_of_a_barely_continuous_kernel_are_finite():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from models import drive
 
 from pymc_kameleon import KameleonStep, PCAKameleonStep
 from pymc_kameleon.kernels import Gaussian
@@ -11,6 +12,7 @@ from pymc_kameleon.targets import Banana
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=3)
 MODEL = TARGET.model()
 POINTS = TARGET.draw(60, np.random.default_rng(1))
+START = {"x": np.array([0.0, -9.0, 0.0])}
 PLACES = TARGET.draw(4, np.random.default_rng(2))
 RAW = {
     "model": MODEL,
@@ -20,14 +22,6 @@ RAW = {
     "gamma": 0.3,
     "scaling": 2.0,
 }
-
-
-def driven(step, n):
-    point, statistics = {"x": np.array([0.0, -9.0, 0.0])}, []
-    for _ in range(n):
-        point, (found,) = step.step(point)
-        statistics.append(found)
-    return statistics
 
 
 def test_covariance_of_pca_kameleon_matches_brute_force():
@@ -73,7 +67,7 @@ def test_components_are_picked_by_weight():
     step = PCAKameleonStep(n_components=3, global_share=0, learn_scaling=False, **RAW)
     step.setup_chain(np.random.default_rng(2), 0, 1)
     step.stop_tuning()
-    picked = np.array([s["component"] for s in driven(step, 8000)])
+    picked = np.array([s["component"] for s in drive(step, START, 8000, tune=-1)[1]])
     weights = step.learner.eigenfunctions.weights
     for j in range(3):
         error = np.sqrt(weights[j] * (1 - weights[j]) / 8000)
@@ -84,7 +78,7 @@ def test_each_component_has_its_own_scaling():
     step = PCAKameleonStep(
         model=MODEL, n_components=4, n_subsample=50, rng=4, global_share=0, steps_per_draw=1
     )
-    driven(step, 1500)
+    drive(step, START, 1500, tune=-1)
     before, counts = step.learner.scaling.log.copy(), step.learner.scaling.n_updates.copy()
     changed = []
     update = step.learner.eigenfunctions
@@ -106,7 +100,7 @@ def test_each_component_has_its_own_scaling():
 
 def test_no_component_without_a_kernel_move():
     step = PCAKameleonStep(model=MODEL, global_share=1, n_subsample=50, rng=4)
-    statistics = driven(step, 300)
+    _, statistics, _ = drive(step, START, 300, tune=-1)
     assert np.isnan(statistics[-1]["component"])
     assert statistics[-1]["rank"] >= 1
     assert statistics[0]["rank"] == 0

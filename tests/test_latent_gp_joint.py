@@ -4,7 +4,8 @@ Simulation-based calibration: hyperparameters, function and data are drawn from 
 transitions start from that draw, and where they end is a draw of the same joint distribution. So
 the ranks of hyperparameters in their prior are uniform, and so are those of the log likelihood
 among fresh draws of the model. Each Kolmogorov-Smirnov test fails by chance with probability
-`models.FALSE_ALARM`, 1e-6.
+`models.FALSE_ALARM`, 1e-6; with 300 data sets it sees a distribution function that is 0.16 off
+anywhere, as planted mistakes are.
 """
 
 import numpy as np
@@ -32,9 +33,9 @@ from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.surrogate.typical_set import typical_depth
 
-N_DATA_SETS = 500
-# Most mistakes that are planted show in fewer.
-N_PLANTED = 200
+pytestmark = pytest.mark.numerics
+
+N_DATA_SETS = 300
 N_TRANSITIONS = 25
 SIZE = 20
 
@@ -127,22 +128,12 @@ def learnt(model):
     )
 
 
-def transitions(target, model, x, f, n, rng, move=move_hyperparameters):
-    """Make frozen transitions; return theta and log likelihood at their end."""
-    point, chain, learner = target.point(x, f), new_chain(x), frozen_learner(model, x, rng)
-    target.hold(point, rng)
-    for _ in range(n):
-        point = move(target, point, chain, learner, rng, False)
-        point, _ = slices(target, point, rng, 2)
-    return point, chain
-
-
-def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n_data=N_DATA_SETS):
+def calibration_p_values(name, make_sites=constant, move=move_hyperparameters):
     """P-values of theta against its prior, and of the log likelihood against fresh draws."""
     model, draw_data = MODELS[name]()
     rng = np.random.default_rng(20)
     ends, likelihoods, fresh = [], [], []
-    for _ in range(n_data):
+    for _ in range(N_DATA_SETS):
         x, again = model.draw_hyperparameters(rng), model.draw_hyperparameters(rng)
         f, other = model.draw_function(x, rng), model.draw_function(again, rng)
         model.y = draw_data(other, again, rng)
@@ -150,7 +141,11 @@ def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n
         fresh.append(model.likelihood.value(other))
         model.y = draw_data(f, x, rng)
         target = JointTarget(model, make_sites(model))
-        point, _ = transitions(target, model, x, f, N_TRANSITIONS, rng, move)
+        point, chain, learner = target.point(x, f), new_chain(x), frozen_learner(model, x, rng)
+        target.hold(point, rng)
+        for _ in range(N_TRANSITIONS):
+            point = move(target, point, chain, learner, rng, False)
+            point, _ = slices(target, point, rng, 2)
         ends.append(point.x)
         likelihoods.append(point.log_likelihood)
     ranks = stats.norm.cdf(np.array(ends), model.mean, model.sd)
@@ -160,10 +155,9 @@ def calibration_p_values(name, make_sites=constant, move=move_hyperparameters, n
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
 @pytest.mark.parametrize(
     ("name", "make_sites"),
-    [("poisson", constant), ("poisson", flat), *((name, learnt) for name in MODELS)],
+    [("poisson", flat), ("probit", learnt), ("student", learnt)],
 )
 def test_frozen_transitions_leave_exact_draws_exact(name, make_sites):
     p_values = calibration_p_values(name, make_sites)
@@ -171,19 +165,17 @@ def test_frozen_transitions_leave_exact_draws_exact(name, make_sites):
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
 def test_calibration_sees_a_missing_determinant(monkeypatch):
     def without(point):
         log_prior, log_likelihood, last = log_density_terms(point)
         return log_prior, log_likelihood, last - point.conditional.log_root_determinant
 
     monkeypatch.setattr(target_module, "log_density_terms", without)
-    p_values = calibration_p_values("probit", n_data=N_PLANTED)
+    p_values = calibration_p_values("probit")
     assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
 def test_calibration_sees_sites_that_differ_between_directions():
     """Sites of a proposal that know where it comes from, and of a point that do not."""
 
@@ -203,26 +195,6 @@ def test_calibration_sees_sites_that_differ_between_directions():
     assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
-@pytest.mark.numerics
-@pytest.mark.parametrize("make_sites", [flat, constant])
-def test_eta_and_the_function_stay_together(make_sites):
-    """Through moves of theta and slices: the next move takes the function from where it is."""
-    model, draw_data = poisson_model()
-    rng = np.random.default_rng(12)
-    x = model.draw_hyperparameters(rng)
-    f = model.draw_function(x, rng)
-    model.y = draw_data(f, x, rng)
-    model.set_hyperparameters(x)
-    target = JointTarget(model, make_sites(model))
-    point, _ = transitions(target, model, x, f, 100, rng)
-    assert np.any(point.x != x) and np.all(point.function != f)
-    restored = point.conditional.restored(target.eta)
-    np.testing.assert_allclose(restored, point.function, atol=1e-9)
-
-
-# surrogate transitions ----------------------------------------------------------------------------
-
-
 def taught_learner(model, rng):
     """Moves on a surrogate that is narrower than the prior, and beside its middle."""
     learner = EvidenceLearner(max_centers=300).start(model.mean, rng, 0.9)
@@ -237,12 +209,10 @@ def taught_learner(model, rng):
 
 
 @pytest.fixture(scope="module")
-def taught():
+def surrogate_move():
     """What it knows depends on no data set."""
-    return taught_learner(poisson_model()[0], np.random.default_rng(4))
+    learner = taught_learner(poisson_model()[0], np.random.default_rng(4))
 
-
-def move_by(learner):
     def move(target, point, chain, _, rng, adapts):
         return move_hyperparameters(target, point, chain, learner, rng, adapts)
 
@@ -250,15 +220,13 @@ def move_by(learner):
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
-def test_surrogate_transitions_leave_exact_draws_exact(taught):
-    p_values = calibration_p_values("poisson", move=move_by(taught))
+def test_surrogate_transitions_leave_exact_draws_exact(surrogate_move):
+    p_values = calibration_p_values("poisson", move=surrogate_move)
     assert min(p_values.values()) > FALSE_ALARM, p_values
 
 
 @pytest.mark.slow
-@pytest.mark.numerics
-def test_calibration_sees_that_the_surrogates_ratio_is_missing(taught, monkeypatch):
+def test_calibration_sees_that_the_surrogates_ratio_is_missing(surrogate_move, monkeypatch):
     exact = loop.propose
 
     def without(proposal, chain, normals, uniforms):
@@ -266,11 +234,8 @@ def test_calibration_sees_that_the_surrogates_ratio_is_missing(taught, monkeypat
         return (0.0 if log_ratio > -np.inf else log_ratio), index
 
     monkeypatch.setattr(loop, "propose", without)
-    p_values = calibration_p_values("poisson", move=move_by(taught), n_data=N_PLANTED)
+    p_values = calibration_p_values("poisson", move=surrogate_move)
     assert min(p_values.values()) < FALSE_ALARM, p_values
-
-
-# quadrature ---------------------------------------------------------------------------------------
 
 
 def importance_log_evidence(model, x, rng, n=4000):
@@ -286,13 +251,12 @@ def importance_log_evidence(model, x, rng, n=4000):
     return float(logsumexp(weights) - np.log(n))
 
 
-@pytest.mark.numerics
 @pytest.mark.slow
 def test_marginal_posterior_agrees_with_quadrature():
     """N = 8: means and second moments of theta on a grid, within 5 standard errors of 100 batches.
 
-    Each of four numbers fails by chance with probability 2.5e-6. With 30 000 draws a standard
-    error is about 2 % of a posterior standard deviation, of a variance 3 %.
+    Each of four numbers fails by chance with probability 2.5e-6. With 15 000 draws a standard
+    error is about 3 % of a posterior standard deviation, of a variance 4 %.
     """
     rng = np.random.default_rng(5)
     inputs = np.linspace(0, 4, 8)[:, None]
@@ -308,7 +272,7 @@ def test_marginal_posterior_agrees_with_quadrature():
     x = model.mean.copy()
     point, chain = target.point(x, np.zeros(8)), new_chain(x)
     learner = frozen_learner(model, x, rng)
-    draws = np.empty((30_000, 2))
+    draws = np.empty((15_000, 2))
     target.hold(point, rng)
     for i in range(len(draws)):
         point = move_hyperparameters(target, point, chain, learner, rng, False)
@@ -318,9 +282,6 @@ def test_marginal_posterior_agrees_with_quadrature():
     error = found.std(axis=0, ddof=1) / np.sqrt(100)
     z = (found.mean(axis=0) - expected) / error
     assert np.all(np.abs(z) < 5.0), z
-
-
-# algebra ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[0.0, 2e-8, 0.1])
@@ -333,7 +294,6 @@ def product(request):
     return prior, Sites(precision, rng.standard_normal(9))
 
 
-@pytest.mark.numerics
 def test_functions_and_eta_there_and_back(product):
     """Mean and determinant are in the table of `test_gaussian_sites`."""
     prior, sites = product
@@ -345,7 +305,6 @@ def test_functions_and_eta_there_and_back(product):
     np.testing.assert_allclose(found.log_ratio(f), expected, rtol=1e-8)
 
 
-@pytest.mark.numerics
 def test_standardised_functions_are_standard_normal(product):
     """1e4 draws of f and eta: Kolmogorov-Smirnov for each of 18, and their correlations."""
     found, rng = ConditionalGaussian.of(*product), np.random.default_rng(11)
@@ -357,7 +316,6 @@ def test_standardised_functions_are_standard_normal(product):
     assert np.all(np.abs(np.corrcoef(draws.T) - np.eye(18)) < 0.06)
 
 
-@pytest.mark.numerics
 def test_log_density_is_that_of_theta_and_eta():
     """Its change from one theta to another at fixed eta is that of the posterior over q."""
     model, draw_data = poisson_model()
@@ -368,6 +326,8 @@ def test_log_density_is_that_of_theta_and_eta():
     point = target.point(model.mean, model.draw_function(model.mean, rng))
     target.hold(point, np.random.default_rng(1))
     value = np.empty(3)
+    target.into(np.array([0.0, -1000.0]), value)  # its covariance is not positive definite
+    assert value.sum() == -np.inf and target.n_failed == 1
     target.into(model.mean + np.array([0.3, -0.2]), value)
     moved = target.proposed
 
@@ -382,7 +342,6 @@ def test_log_density_is_that_of_theta_and_eta():
     np.testing.assert_allclose(value.sum() - sum(log_density_terms(point)), expected, rtol=1e-8)
 
 
-@pytest.mark.numerics
 @pytest.mark.parametrize("has_means", [False, True])
 def test_fitted_sites_are_the_regression_and_do_not_leave_the_pilots(has_means):
     """The posterior mean of a Gaussian process, written out for one parameter at a time."""
@@ -413,7 +372,6 @@ def test_fitted_sites_are_the_regression_and_do_not_leave_the_pilots(has_means):
     )
 
 
-@pytest.mark.numerics
 def test_small_precisions_of_one_pilot_are_not_those_of_another():
     """With a noise of exp(-12) at one pilot, sites of a large noise were floored."""
     log_noise = np.linspace(-12.0, 1.0, 14)[:, None]
@@ -424,7 +382,6 @@ def test_small_precisions_of_one_pilot_are_not_those_of_another():
         np.testing.assert_allclose(np.log(fitted(x).precision), -2.0 * x[0], atol=0.05)
 
 
-@pytest.mark.numerics
 def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
     rng = np.random.default_rng(3)
     learner = EvidenceLearner(max_centers=300).start(np.zeros(2), rng, 0.9)
@@ -448,7 +405,6 @@ def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
     assert np.all(np.sort(values)[:4] < -typical_depth(2))
 
 
-@pytest.mark.numerics
 def test_log_evidence_that_is_lost_to_rounding_is_no_pilot():
     """With a noise of exp(-18) both are wrong by more than any log evidence is."""
     inputs, y = np.linspace(0, 4, 10)[:, None], np.sin(np.arange(10.0))
@@ -463,16 +419,3 @@ def test_log_evidence_that_is_lost_to_rounding_is_no_pilot():
             covariance = covariance + np.exp(2.0 * log_noise) * np.eye(10)
             expected = stats.multivariate_normal.logpdf(y, cov=covariance) + model.log_prior(x)
             np.testing.assert_allclose(found.log_density, expected, atol=1e-3)
-
-
-@pytest.mark.numerics
-def test_a_covariance_that_is_not_positive_definite_is_a_counted_rejection():
-    model, _ = poisson_model()
-    model.y = np.ones(SIZE)
-    target = JointTarget(model, constant(model))
-    point = target.point(model.mean, np.zeros(SIZE))
-    target.hold(point, np.random.default_rng(1))
-    value = np.empty(3)
-    target.into(np.array([0.0, -1000.0]), value)
-    assert value[0] == -np.inf and value.sum() == -np.inf
-    assert target.n_failed == 1

@@ -232,37 +232,33 @@ def langevin():
     return proposal, exact - sums[:, None], marginal
 
 
-def test_gp_mala_form_a_is_exact(langevin):
+def form_a(marginal, exact, back, forth):
+    """The marginal density in numerator and denominator of the first stage."""
+    log_r = marginal[back] - marginal[forth]
+    return log_probability(log_r) + log_probability(exact[back] - exact[forth] - log_r)
+
+
+def form_b(marginal, exact, back, forth):
+    """The exact density in the denominator, so another ratio for the way back."""
+    forward = log_probability(marginal[back] - exact[forth])
+    reverse = log_probability(marginal[forth] - exact[back])
+    return forward + corrected_second_stage(exact[back] - exact[forth], forward, reverse)
+
+
+def reciprocal(marginal, exact, back, forth):
+    """As `form_b`, with the reciprocal in the second stage. Measured: a distance of 0.11."""
+    log_r = marginal[back] - exact[forth]
+    return log_probability(log_r) + log_probability(exact[back] - exact[forth] - log_r)
+
+
+@pytest.mark.parametrize(
+    ("form", "is_exact"), [(form_a, True), (form_b, True), (reciprocal, False)]
+)
+def test_gp_mala(langevin, form, is_exact):
     proposal, exact, marginal = langevin
-
-    def acceptance(i, j):
-        first = log_probability(marginal[j, i] - marginal[i, j])
-        ratio = exact[j, i] - exact[i, j]
-        return first + log_probability(ratio - (marginal[j, i] - marginal[i, j]))
-
-    assert distance_to_target(proposal, matrix(acceptance)) < EXACT
-
-
-def test_gp_mala_form_b_is_exact(langevin):
-    proposal, exact, marginal = langevin
-
-    def acceptance(i, j):
-        forward = log_probability(marginal[j, i] - exact[i, j])
-        reverse = log_probability(marginal[i, j] - exact[j, i])
-        return forward + corrected_second_stage(exact[j, i] - exact[i, j], forward, reverse)
-
-    assert distance_to_target(proposal, matrix(acceptance)) < EXACT
-
-
-def test_gp_mala_with_an_exact_denominator_is_wrong_with_the_reciprocal(langevin):
-    """Measured: a total variation of 0.11."""
-    proposal, exact, marginal = langevin
-
-    def acceptance(i, j):
-        log_r = marginal[j, i] - exact[i, j]
-        return log_probability(log_r) + log_probability(exact[j, i] - exact[i, j] - log_r)
-
-    assert distance_to_target(proposal, matrix(acceptance)) > 1e-3
+    acceptance = matrix(lambda i, j: form(marginal, exact, (j, i), (i, j)))
+    distance = distance_to_target(proposal, acceptance)
+    assert distance < EXACT if is_exact else distance > 1e-3
 
 
 def test_non_finite_ratios_are_rejections():
@@ -324,28 +320,9 @@ class Law:
         return f - 0.5 * (whitened**2).sum(axis=0) / self.step_size - 0.5 * constant
 
 
-LAWS = [(dim, step, seed) for dim in (1, 2) for step in (0.3, 1.0, 2.0) for seed in range(3)]
-
-
-@pytest.mark.parametrize(("dim", "step_size", "seed"), LAWS)
-def test_marginalised_density_matches_monte_carlo_and_the_printed_one_does_not(
-    dim, step_size, seed
-):
-    """Right, each of the 18 cases fails with a probability of about 6e-7, that of |z| > 5.
-
-    Measured: |z| is below 1.9, and from 24 upwards for proposition 3.1 as it is printed.
-    """
-    law, rng = Law(dim, step_size, seed), np.random.default_rng(seed)
-    draws = rng.multivariate_normal(law.mean, law.covariance, 400_000)
-    weights = np.exp(law.log_integrand(draws[:, 0], draws[:, 1:]))
-    error = weights.std() / math.sqrt(len(weights))
-    assert abs(math.exp(law.log_marginal()) - weights.mean()) < 5 * error
-    assert abs(math.exp(law.log_printed()) - weights.mean()) > 10 * error
-
-
-@pytest.mark.parametrize(("dim", "step_size", "seed"), LAWS)
-def test_marginalised_density_matches_quadrature_and_the_printed_one_does_not(dim, step_size, seed):
-    law = Law(dim, step_size, seed)
+@pytest.mark.parametrize(("dim", "step_size"), [(1, 0.3), (1, 2.0), (2, 0.3), (2, 2.0)])
+def test_marginalised_density_matches_quadrature_and_the_printed_one_does_not(dim, step_size):
+    law = Law(dim, step_size, 0)
     nodes, node_weights = np.polynomial.hermite_e.hermegauss(80 if dim == 1 else 50)
     points = np.stack(np.meshgrid(*[nodes] * (dim + 1)), axis=-1).reshape(-1, dim + 1)
     weights = np.ones(len(points))
@@ -354,6 +331,7 @@ def test_marginalised_density_matches_quadrature_and_the_printed_one_does_not(di
     draws = law.mean + points @ np.linalg.cholesky(law.covariance).T
     expected = math.log(np.exp(law.log_integrand(draws[:, 0], draws[:, 1:])) @ weights)
     assert law.log_marginal() == pytest.approx(expected, abs=1e-8)
+    assert abs(law.log_printed() - expected) > 1e-3
 
 
 def test_without_uncertainty_the_marginalised_density_is_the_exact_one():

@@ -11,7 +11,6 @@ __all__ = [
     "cholesky_in_place",
     "copy_into",
     "copy_matrix_into",
-    "delete_row",
     "dot",
     "factor_times",
     "rank_one_update",
@@ -205,27 +204,3 @@ def solve_upper_rows(factor, count, vectors):
             for j in range(i):
                 vectors[k, j] -= one * factor[i, j]
                 vectors[k + 1, j] -= two * factor[i, j]
-
-
-@jit_inner(allocates=True)
-def delete_row(factor, count, index):
-    """Turn the factor of K into that of K without row and column `index`, in O(t^2).
-
-    Below the deleted row, L' L'^T = L L^T + l l^T with l the deleted column: a rank-one update by
-    rotations, which adds and so loses no accuracy.
-    """
-    size = count - 1 - index
-    cosines, sines = np.empty(size), np.empty(size)
-    for i in range(size):
-        row, old = index + i, index + i + 1
-        for j in range(index):
-            factor[row, j] = factor[old, j]
-        carried = factor[old, index]
-        for j in range(i):
-            entry = factor[old, index + 1 + j]
-            factor[row, index + j] = cosines[j] * entry + sines[j] * carried
-            carried = cosines[j] * carried - sines[j] * entry
-        entry = factor[old, old]
-        diagonal = math.sqrt(entry * entry + carried * carried)
-        factor[row, row] = diagonal
-        cosines[i], sines[i] = entry / diagonal, carried / diagonal

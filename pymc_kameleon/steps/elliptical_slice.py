@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pymc.model import Model
-from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
 from pytensor.graph.basic import Variable
 
@@ -17,6 +16,7 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
 from pymc_kameleon.latent_gp.gaussian_sites import Sites, with_sites
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_slice
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
+from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer
 
@@ -102,12 +102,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     """
 
     name = "elliptical_slice"
-    stats_dtypes_shapes: dict = {
-        "n_evals": (np.float64, []),
-        "n_center": (np.float64, []),
-        "log_ratio": (np.float64, []),
-        "warning": (SamplerWarning, None),
-    }
+    stats_dtypes_shapes: dict = draw_statistics("n_evals", "n_center", "log_ratio")
     default_tune_steps = 200
     _state_class = EllipticalSliceState
 
@@ -117,22 +112,14 @@ class EllipticalSliceStep(LatentFunctionStep):
         *,
         center: Literal["ep", "laplace", "prior"] = "ep",
         steps_per_draw: int = 2,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         self.center = checked_choice("center", center, CENTERS)
         self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
         super().__init__(
             vars,
             configuration={"center": center, "steps_per_draw": self.steps_per_draw},
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
         if center != "prior":
             self.function.likelihood.require_gradient()

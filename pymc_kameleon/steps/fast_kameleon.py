@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.feature_covariance import FeatureLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
+from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
@@ -123,10 +123,9 @@ class FastKameleonStep(MetropolisHastingsStep):
     """
 
     name = "fast_kameleon"
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
-        "bandwidth": (np.float64, []),
-        "rank": (np.float64, []),
-    }
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
+        "bandwidth", "rank"
+    )
 
     def __init__(
         self,

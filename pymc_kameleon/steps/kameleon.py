@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from pymc.step_methods import STEP_METHODS
 from pymc.step_methods.compound import Competence
 from pytensor.graph.basic import Variable
@@ -12,6 +11,7 @@ from pytensor.graph.basic import Variable
 from pymc_kameleon.adaptation.subsample import SubsampleLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.mcmc.proposals.local_gaussian import KernelGaussian
+from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
@@ -159,9 +159,7 @@ class KameleonStep(MetropolisHastingsStep):
     """
 
     name = "kameleon"
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
-        "bandwidth": (np.float64, [])
-    }
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics("bandwidth")
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pymc.blocking import RaveledVars
 from pymc.exceptions import SamplingError
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
@@ -48,10 +48,23 @@ class LatentFunctionStep(Step):
     _computed: tuple[str, ...] = ("_seen_version", "_seen_prior", "_target")
     """Attributes that follow from the state and the other variables."""
 
+    _not_arguments: tuple[str, ...] = ("configuration",)
+    """Arguments that are not those of the users of a subclass."""
+
     _seen_version: int | None
     _seen_prior: Any
 
-    def __init__(self, vars, *, configuration, model, rng, initial_point, compile_kwargs, blocked):
+    def __init__(
+        self,
+        vars,
+        *,
+        configuration: dict[str, Any],
+        model: Model | None = None,
+        rng: np.random.Generator | None = None,
+        initial_point: dict[str, np.ndarray] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        blocked: bool = True,
+    ):
         own = self._read(modelcontext(model), vars, initial_point, compile_kwargs)
         self.configuration = ", ".join(f"{k}={v!r}" for k, v in sorted(configuration.items()))
         super().__init__(*own, blocked=blocked, rng=rng)

@@ -6,8 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from pymc.blocking import RaveledVars
 from pymc.exceptions import SamplingError
-from pymc.model import Model
-from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
@@ -23,7 +22,7 @@ from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
 from pymc_kameleon.steps.latent_function import OtherVariables
 from pymc_kameleon.steps.latent_gp_tuning import LatentGPTuning
-from pymc_kameleon.steps.life_cycle import all_or_nothing
+from pymc_kameleon.steps.life_cycle import all_or_nothing, draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_share
 
@@ -123,18 +122,17 @@ class LatentGPStep(LatentGPTuning):
     """
 
     name = "latent_gp"
-    stats_dtypes_shapes: dict = {
-        "accept": (np.float64, []),
-        "accepted": (np.float64, []),
-        "scaling": (np.float64, []),
-        "surrogate_share": (np.float64, []),
-        "learnt_sites": (np.float64, []),
-        "n_evals": (np.float64, []),
-        "n_failed": (np.float64, []),
-        "n_center": (np.float64, []),
-        "log_likelihood": (np.float64, []),
-        "warning": (SamplerWarning, None),
-    }
+    stats_dtypes_shapes: dict = draw_statistics(
+        "accept",
+        "accepted",
+        "scaling",
+        "surrogate_share",
+        "learnt_sites",
+        "n_evals",
+        "n_failed",
+        "n_center",
+        "log_likelihood",
+    )
     default_tune_steps = 500
     _computed = ("_seen_version", "_seen_prior", "_point")
 
@@ -146,14 +144,10 @@ class LatentGPStep(LatentGPTuning):
         steps_per_draw: int | None = None,
         n_slices: int = 3,
         target_accept: float | None = None,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
-        if not blocked:
+        if not options.get("blocked", True):
             raise ValueError(
                 "blocked=False: LatentGPStep moves a function and its hyperparameters together. "
                 "Leave it out, and name those that belong to this step, vars=[f, ...]."
@@ -173,11 +167,7 @@ class LatentGPStep(LatentGPTuning):
                 "n_slices": self.n_slices,
                 "target_accept": target_accept,
             },
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
 
     def _read(self, model, vars, initial_point, compile_kwargs):

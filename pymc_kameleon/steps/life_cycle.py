@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.model import modelcontext
+from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods.arraystep import ArrayStepShared
 from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
@@ -19,13 +20,18 @@ from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
 
-__all__ = ["STUCK_AFTER", "Step", "all_or_nothing"]
+__all__ = ["STUCK_AFTER", "Step", "all_or_nothing", "draw_statistics"]
 
 REAL = "biuf"
 """Kinds of types that are real numbers."""
 
 STUCK_AFTER = 1000
 """Transitions without an accepted move after which a chain is called stuck."""
+
+
+def draw_statistics(*names: str) -> dict:
+    """Types and shapes, as PyMC takes them, of sampler statistics: numbers, and a warning."""
+    return {name: (np.float64, []) for name in names} | {"warning": (SamplerWarning, None)}
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.mcmc.proposals.langevin import Langevin
+from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
@@ -89,9 +89,7 @@ class MALAStep(MetropolisHastingsStep):
     name = "mala"
     takes_gradients = True
     _not_arguments = ("learner", "store", "pseudo_marginal")
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
-        "step_size": (np.float64, [])
-    }
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics("step_size")
 
     def __init__(
         self,

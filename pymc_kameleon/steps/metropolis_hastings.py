@@ -23,7 +23,7 @@ from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate
-from pymc_kameleon.steps.life_cycle import Step, all_or_nothing
+from pymc_kameleon.steps.life_cycle import Step, all_or_nothing, draw_statistics
 from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import (
     Report,
@@ -80,15 +80,9 @@ class MetropolisHastingsStep(Step):
     One that needs a gradient, which no estimate has, gives None for `pseudo_marginal`.
     """
 
-    stats_dtypes_shapes: dict = {
-        "accept": (np.float64, []),
-        "accepted": (np.float64, []),
-        "scaling": (np.float64, []),
-        "n_evals": (np.float64, []),
-        "n_nonfinite": (np.float64, []),
-        "n_transitions": (np.float64, []),
-        "warning": (SamplerWarning, None),
-    }
+    stats_dtypes_shapes: dict = draw_statistics(
+        "accept", "accepted", "scaling", "n_evals", "n_nonfinite", "n_transitions"
+    )
     name = "metropolis_hastings"
     _state_class = MetropolisHastingsState
     default_tune_steps = 2000

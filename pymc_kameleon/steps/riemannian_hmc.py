@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from pymc.exceptions import SamplingError
-from pymc.model import Model
-from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
 from pytensor.graph.basic import Variable
 
@@ -21,6 +19,7 @@ from pymc_kameleon.latent_gp.riemannian_trajectory import (
 )
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
+from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
@@ -137,18 +136,17 @@ class RiemannianHMCStep(LatentFunctionStep):
     """
 
     name = "riemannian_hmc"
-    stats_dtypes_shapes: dict = {
-        "accept": (np.float64, []),
-        "accepted": (np.float64, []),
-        "step_size": (np.float64, []),
-        "n_leapfrog": (np.float64, []),
-        "energy": (np.float64, []),
-        "n_fixed_point": (np.float64, []),
-        "not_converged": (np.float64, []),
-        "not_reversible": (np.float64, []),
-        "diverged": (np.float64, []),
-        "warning": (SamplerWarning, None),
-    }
+    stats_dtypes_shapes: dict = draw_statistics(
+        "accept",
+        "accepted",
+        "step_size",
+        "n_leapfrog",
+        "energy",
+        "n_fixed_point",
+        "not_converged",
+        "not_reversible",
+        "diverged",
+    )
     default_tune_steps = 500
     _state_class = RiemannianHMCState
     _computed = (*LatentFunctionStep._computed, "_geometry", "soft_floor")
@@ -164,11 +162,7 @@ class RiemannianHMCStep(LatentFunctionStep):
         adapt_step_size: bool = True,
         random_length: bool = True,
         soft_floor: float | None = None,
-        model: Model | None = None,
-        rng: np.random.Generator | None = None,
-        initial_point: dict[str, np.ndarray] | None = None,
-        compile_kwargs: dict[str, Any] | None = None,
-        blocked: bool = True,
+        **options: Any,
     ) -> None:
         self.first_step_size = checked_number("step_size", step_size, above=0)
         self.n_steps = checked_integer("n_steps", n_steps, 1)
@@ -192,11 +186,7 @@ class RiemannianHMCStep(LatentFunctionStep):
                 "random_length": self.random_length,
                 "soft_floor": soft_floor,
             },
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
+            **options,
         )
         self.function.likelihood.require_gradient()
 

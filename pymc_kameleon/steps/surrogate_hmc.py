@@ -14,6 +14,7 @@ from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.model_function import ModelFunction
+from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.report import randomness
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
@@ -131,13 +132,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     name = "surrogate_hmc"
     _not_arguments = ("learner", "surrogate", "pseudo_marginal", "adapt_after_tune")
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | {
-        "n_leapfrog": (np.float64, []),
-        "n_centers": (np.float64, []),
-        "surrogate_error": (np.float64, []),
-        "mode": (np.float64, []),
-        "calls_made": (np.float64, []),
-    }
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
+        "n_leapfrog", "n_centers", "surrogate_error", "mode", "calls_made"
+    )
 
     def __init__(
         self,

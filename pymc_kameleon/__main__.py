@@ -5,8 +5,6 @@ from pathlib import Path
 
 from pymc_kameleon.demo import run_demo
 
-__all__ = ["main"]
-
 
 def main(command_line: list[str] | None = None) -> None:
     """Run the demo, with the arguments of the process by default."""

@@ -18,24 +18,6 @@ from pytensor.compile.builders import OpFromGraph
 from rich.progress import TextColumn
 from rich.table import Column
 
-__all__ = [
-    "CalledByPyMC",
-    "arviz_statistics",
-    "complete_step",
-    "default_tuning",
-    "group_dataset",
-    "is_result",
-    "operation_with_gradient",
-    "pareto_k",
-    "posterior_result",
-    "private",
-    "progress_bars",
-    "result_of_traces",
-    "stacked",
-    "steps_of",
-    "with_inner_graph",
-]
-
 _log = logging.getLogger("pymc.kameleon")
 
 # results ------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from functools import cache
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["all_threads", "one_thread", "threads_for"]
-
 SMALL = 1000
 """Rows up to which square matrices are for one thread: two of an idle machine gain a tenth at 800,
 and beside another process that uses them all take 25 times as long."""

@@ -3,8 +3,6 @@
 import sys
 import warnings
 
-__all__ = ["warn_user"]
-
 INSIDE = ("pymc_kameleon", "pymc")
 
 

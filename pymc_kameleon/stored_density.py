@@ -8,8 +8,6 @@ import numpy as np
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.store import EvaluationStore, describe
 
-__all__ = ["FromOthers", "StoredDensity"]
-
 
 class FromOthers(NamedTuple):
     """What others evaluated, with the prior of this model.

@@ -8,17 +8,6 @@ import numpy as np
 
 from pymc_kameleon._compat import is_result
 
-__all__ = [
-    "argument_mismatch",
-    "checked_array",
-    "checked_choice",
-    "checked_integer",
-    "checked_number",
-    "checked_results",
-    "checked_share",
-    "option_by_name",
-]
-
 
 def checked_integer(name: str, value, smallest: int) -> int:
     """`value` as an int of at least `smallest`."""

@@ -14,8 +14,6 @@ from pymc_kameleon.mcmc.history import RECENT, SEEN, STRIDE, thinned
 from pymc_kameleon.mcmc.proposals.feature_gaussian import FeatureGaussian, Features
 from pymc_kameleon.validation import checked_share
 
-__all__ = ["FeatureLearner", "RunningCovariance", "new_covariance", "update_covariance"]
-
 N_POINTS = 1000
 """Points of the history that difference moves use."""
 

@@ -25,8 +25,6 @@ from pymc_kameleon.model.initial_points import PriorSampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer
 
-__all__ = ["MOST_TEMPERATURES", "TemperingLearner", "equal_rejections"]
-
 FIRST_TEMPERATURES, LEAST_TEMPERATURES, MOST_TEMPERATURES = 12, 4, 40
 """Numbers of temperatures: at first, and what a number that is chosen may be."""
 

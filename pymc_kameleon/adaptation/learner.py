@@ -23,8 +23,6 @@ from pymc_kameleon.mcmc.scalings import (
 )
 from pymc_kameleon.validation import checked_number
 
-__all__ = ["Learner", "LearnerState", "ScalingLearner", "WarmStart"]
-
 
 class WarmStart(NamedTuple):
     """Earlier draws (n, d) to learn from, and the scaling that they were made with, if known."""

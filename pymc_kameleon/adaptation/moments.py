@@ -13,8 +13,6 @@ from pymc_kameleon.mcmc.proposals.random_walk import Moments, RandomWalk
 from pymc_kameleon.mcmc.scalings import WIDEST_BOUNDS, ScalingRecursion, new_scaling
 from pymc_kameleon.validation import checked_array, checked_number
 
-__all__ = ["MomentsLearner", "scaling_of_a_random_walk"]
-
 
 def scaling_of_a_random_walk(dim: int) -> float:
     """Return what multiplies a Gaussian target's covariance in the best of random walks."""

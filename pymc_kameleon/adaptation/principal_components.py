@@ -14,8 +14,6 @@ from pymc_kameleon.mcmc.proposals.eigenfunction_moves import (
 )
 from pymc_kameleon.validation import checked_integer, checked_share
 
-__all__ = ["PrincipalComponentLearner"]
-
 MOST_COMPONENTS = 100
 """Largest number of eigenfunctions, where `n_components` is a share."""
 

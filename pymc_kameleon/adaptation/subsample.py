@@ -15,8 +15,6 @@ from pymc_kameleon.mcmc.proposals.local_gaussian import no_scatter, scatter
 from pymc_kameleon.mcmc.scalings import ScalingBounds, ScalingRecursion, new_scaling
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
-__all__ = ["Learnt", "SubsampleLearner"]
-
 COORDINATE_SHARE = 0.2
 """Share of one-coordinate moves while tuning, after the initial phase of nothing else.
 

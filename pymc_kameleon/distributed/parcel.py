@@ -15,8 +15,6 @@ from pymc_kameleon._compat import complete_step, steps_of
 from pymc_kameleon.mcmc.numba_bridge import parts_of
 from pymc_kameleon.model.black_box import operations
 
-__all__ = ["Parcel", "made_step", "packed", "stored_densities", "traced", "unpacked"]
-
 
 class Parcel(NamedTuple):
     """What is the same for all chains and rounds: a model, and the arguments of `sample`.

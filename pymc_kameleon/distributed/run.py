@@ -15,8 +15,6 @@ from pymc_kameleon._compat import progress_bars
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.distributed.worker import Found, Part, Task, run_round, same, stop, topic
 
-__all__ = ["ClientStore", "Progress", "Run", "shared_tuning", "trace_of", "tuning_rounds"]
-
 PATIENCE = 0.5
 """Seconds after which the client looks whether it was interrupted."""
 

@@ -31,8 +31,6 @@ from pymc_kameleon.steps import KameleonStep, SurrogateHMCStep
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.validation import checked_integer
 
-__all__ = ["sample"]
-
 _log = logging.getLogger("pymc.kameleon")
 
 OF_NUTS = ("nuts_sampler", "nuts_sampler_kwargs", "init", "n_init", "jitter_max_retries", "backend")

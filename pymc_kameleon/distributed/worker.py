@@ -28,8 +28,6 @@ from pymc_kameleon.distributed.parcel import (
 )
 from pymc_kameleon.store import TABLES, EvaluationStore, as_bytes
 
-__all__ = ["Found", "Part", "RoundStore", "Task", "run_round", "same", "stop", "topic"]
-
 INTERVAL = 0.2
 """Seconds between messages of one chain."""
 

@@ -14,20 +14,6 @@ from pymc_kameleon.mcmc.linalg import copy_matrix_into, squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 from pymc_kameleon.validation import checked_choice, checked_number
 
-__all__ = [
-    "Gaussian",
-    "InverseMultiquadric",
-    "Laplacian",
-    "Linear",
-    "Matern",
-    "Polynomial",
-    "Sinc",
-    "SincSquared",
-    "as_kernel",
-    "median_bandwidth",
-]
-
-
 # functions of the distance ------------------------------------------------------------------------
 
 

@@ -19,8 +19,6 @@ from numpy.random import Generator
 from pymc_kameleon.mcmc.numba_bridge import gradients_address
 from pymc_kameleon.validation import checked_array
 
-__all__ = ["CustomKernel", "Kernel"]
-
 
 class Kernel(ABC):
     """A positive-definite kernel k.

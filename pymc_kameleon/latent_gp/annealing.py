@@ -25,17 +25,6 @@ from pymc_kameleon.latent_gp.tempered_target import (
     hamiltonian,
 )
 
-__all__ = [
-    "TRANSITIONS",
-    "AnnealingPath",
-    "Move",
-    "Run",
-    "TemperedTransition",
-    "anneal",
-    "learn_ladder",
-    "temper",
-]
-
 PILOTS, PILOT_MOVES = 16, 3
 """States of the pilot pass, and moves of each at a temperature."""
 

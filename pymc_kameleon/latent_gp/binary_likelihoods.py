@@ -6,16 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import erfcx, expit, log_ndtr
 
-__all__ = [
-    "Logit",
-    "Probit",
-    "TiltedMoments",
-    "log_expit",
-    "log_ndtr_derivatives",
-    "logit_moments",
-    "probit_moments",
-]
-
 TAIL = -16.5
 """Below, differences of z and the hazard cancel and the asymptotic series are used: there the third
 derivative loses as much to the first missing term as it loses to cancellation above."""

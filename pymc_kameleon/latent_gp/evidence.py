@@ -30,15 +30,6 @@ from pymc_kameleon.latent_gp.processes import run_tasks
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer
 
-__all__ = [
-    "Estimate",
-    "Evidence",
-    "estimate_log_evidence",
-    "importance_sampling",
-    "stepping_stones",
-    "thermodynamic_integration",
-]
-
 DEFAULTS = {
     "ais": {"n_temperatures": 100, "n_particles": 64},
     "tempering": {"n_temperatures": 20, "n_particles": 4},

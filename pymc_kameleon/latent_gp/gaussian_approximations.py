@@ -28,15 +28,6 @@ from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number, checked_share
 
-__all__ = [
-    "GaussianApproximation",
-    "PropagationState",
-    "best_seen",
-    "expectation_propagation_approximation",
-    "laplace_approximation",
-    "newton_mode",
-]
-
 
 @dataclass(frozen=True)
 class GaussianApproximation:

@@ -24,19 +24,6 @@ from scipy.linalg.blas import dtrmm, dtrmv, dtrsv
 
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
-__all__ = [
-    "Gaussian",
-    "SiteFactor",
-    "SiteProduct",
-    "Sites",
-    "cholesky_of",
-    "cholesky_overwriting",
-    "factorised",
-    "solve_root",
-    "whitened_precision",
-    "with_sites",
-]
-
 LEAST_TOLD = 1e-6
 """Share of its precision that a site has, from which 1 - (1 - share) keeps 10 digits."""
 

@@ -23,8 +23,6 @@ from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.validation import checked_choice
 
-__all__ = ["expectation_propagation", "laplace", "log_evidence"]
-
 MOST_READINGS = 4
 """Models that are kept compiled, so that calls at many hyperparameters compile once."""
 

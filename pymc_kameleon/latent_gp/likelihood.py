@@ -16,8 +16,6 @@ from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.black_box import black_boxes
 from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction
 
-__all__ = ["ModelLikelihood"]
-
 PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 """Standard deviations of the points, about the prior mean, where a likelihood is probed."""
 

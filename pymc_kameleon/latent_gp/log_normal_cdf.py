@@ -21,8 +21,6 @@ from scipy.special import log_ndtr
 from pymc_kameleon._compat import operation_with_gradient
 from pymc_kameleon.latent_gp.binary_likelihoods import TAIL, THIRD
 
-__all__ = ["log_normal_cdf", "with_stable_normal_cdf"]
-
 ROUNDING = 1e-6
 """PyTensor rounds a bare sqrt(2.0), and so PyMC its Phi, to single precision."""
 

@@ -23,8 +23,6 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
 )
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 
-__all__ = ["FreeVariable", "ModelPrior", "PriorAt", "UnfactorisedPrior"]
-
 PERTURBATIONS = (0.3, 0.03, 0.0)
 """Standard deviations of the values, about the model's start, at which a graph is taken apart: the
 covariance need not be positive definite everywhere."""

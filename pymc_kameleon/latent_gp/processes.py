@@ -10,8 +10,6 @@ import cloudpickle
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-__all__ = ["run_tasks"]
-
 REFRESH = 0.2
 """Seconds between two refreshes of the bar."""
 

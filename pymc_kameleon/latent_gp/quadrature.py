@@ -5,8 +5,6 @@ from scipy.special import expit
 
 from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments
 
-__all__ = ["quadrature_moments"]
-
 MAX_NODES = 2049
 """Nodes from which it is not refined."""
 

@@ -19,8 +19,6 @@ from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
 
-__all__ = ["LatentFunction", "free_variable", "variable_of"]
-
 
 def variable_of(model, var):
     """Return the random variable that is named by itself, its name or its value variable."""

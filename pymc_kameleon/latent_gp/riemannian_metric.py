@@ -8,15 +8,6 @@ from scipy.linalg import LinAlgError
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteFactor, solve_root
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 
-__all__ = [
-    "LocalGeometry",
-    "Metric",
-    "default_soft_floor",
-    "log_ratio_curvature",
-    "needed_soft_floor",
-    "soft_absolute",
-]
-
 ROUNDING = 1e-9
 """Negative curvature that counts as none, in units of the precision of the Gaussian."""
 

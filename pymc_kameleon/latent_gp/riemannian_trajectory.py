@@ -14,21 +14,6 @@ from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry, Metric, log
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.validation import checked_integer, checked_number
 
-__all__ = [
-    "MAX_ITERATIONS",
-    "RETURN_TOLERANCE",
-    "Diverged",
-    "DualAveraging",
-    "IntegrationError",
-    "NotConverged",
-    "NotReversible",
-    "RiemannianOutcome",
-    "RiemannianSettings",
-    "RiemannianState",
-    "leapfrog_step",
-    "transition",
-]
-
 SOLUTION_TOLERANCE = 1e-9
 """An implicit equation is solved when an iteration changes no entry by more than this."""
 

@@ -15,16 +15,6 @@ from scipy.linalg import solve_triangular
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, evaluate, jit
 
-__all__ = [
-    "MOST_EVALUATIONS",
-    "FactorisingLikelihood",
-    "TemperedTarget",
-    "annealed_from_prior_form",
-    "elliptical_slice",
-    "hamiltonian",
-    "slices_along",
-]
-
 
 class FactorisingLikelihood(Protocol):
     """Log likelihood sum_n l_n(f_n) of the values (N,) of a latent function.

@@ -8,20 +8,6 @@ import numpy as np
 from pymc_kameleon.mcmc.linalg import copy_into
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jitable
 
-__all__ = [
-    "ACCEPTANCE",
-    "ACCEPTED",
-    "Chain",
-    "accept_in_one_stage",
-    "accept_in_two_stages",
-    "accept_or_reject",
-    "is_within",
-    "new_chain",
-    "probability",
-    "settle",
-    "turned",
-]
-
 ACCEPTANCE, ACCEPTED = 0, 1
 """Positions in the `outcome` array: summed acceptance probabilities, and accepted moves."""
 

@@ -8,8 +8,6 @@ from scipy import linalg
 from pymc_kameleon.mcmc.linalg import solve_factor
 from pymc_kameleon.mcmc.numba_bridge import jit_inner
 
-__all__ = ["Standardization", "standardization", "standardize"]
-
 ROUNDING = 1e-14
 """Of the mean of equal numbers, relative to these."""
 

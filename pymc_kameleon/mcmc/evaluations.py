@@ -6,8 +6,6 @@ import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, jitable
 
-__all__ = ["Evaluations", "keep_evaluation", "new_evaluations"]
-
 
 class Evaluations(NamedTuple):
     """The last evaluations of a chain; all arrays are changed in place.

@@ -18,8 +18,6 @@ from numba.extending import intrinsic, overload
 
 from pymc_kameleon.mcmc.numba_bridge import compile_options
 
-__all__ = ["exp"]
-
 FUSED = {"contract"}
 """Fast-math freedom of the series; with others its rounding to integers would go."""
 

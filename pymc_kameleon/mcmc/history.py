@@ -6,8 +6,6 @@ import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import jit
 
-__all__ = ["RECENT", "SEEN", "STORED", "STRIDE", "History", "new_history", "record", "thinned"]
-
 STORED, STRIDE, SEEN, RECENT = range(4)
 """Positions in a history's `cursor`: what they count is said in `History`."""
 

@@ -6,22 +6,6 @@ import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit_inner
 
-__all__ = [
-    "add_into",
-    "cholesky_in_place",
-    "copy_into",
-    "copy_matrix_into",
-    "dot",
-    "factor_times",
-    "rank_one_update",
-    "solve_factor",
-    "solve_lower",
-    "solve_lower_rows",
-    "solve_upper",
-    "solve_upper_rows",
-    "squared_distances",
-]
-
 
 @jit_inner
 def copy_into(source, out):

@@ -37,17 +37,6 @@ from pymc_kameleon.mcmc.proposals import (
 )
 from pymc_kameleon.mcmc.scalings import CoordinateScales, learn_coordinate_scale, learn_scaling
 
-__all__ = [
-    "Differences",
-    "Mixture",
-    "differences_of",
-    "no_differences",
-    "propose_coordinate",
-    "propose_difference",
-    "run_plain",
-    "runner",
-]
-
 JUMP_SHARE = 0.1
 """Share of the difference moves that add the whole difference, which crosses between modes."""
 

@@ -22,32 +22,6 @@ from numba import types
 from numba.extending import intrinsic, is_jitted, overload, register_jitable
 from pytensor.compile.ops import FromFunctionOp
 
-__all__ = [
-    "BY_ADDRESS",
-    "EVALUATIONS",
-    "NONFINITE",
-    "N_TERMS",
-    "SIMD",
-    "TELLS_WRAPPED",
-    "by_address",
-    "by_class",
-    "call_for_nothing",
-    "compile_options",
-    "evaluate",
-    "evaluate_gradients",
-    "gradients_address",
-    "is_registered",
-    "jit",
-    "jit_inner",
-    "jitable",
-    "jitted_by_pytensor",
-    "machine_code",
-    "machine_code_address",
-    "parts_of",
-    "resolved_once",
-    "with_tabled_arrays",
-]
-
 N_TERMS = 3
 """Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_like"]
-
 
 def check_like(name: str, value: Any, fresh: Any, varying: Mapping[str, int] | None = None) -> None:
     """Raise an error unless arrays in `value` are as in a fresh object of the kind.

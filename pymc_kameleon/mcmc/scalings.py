@@ -7,19 +7,6 @@ import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import jitable
 
-__all__ = [
-    "NO_RECURSION",
-    "WIDEST_BOUNDS",
-    "CoordinateScales",
-    "Scaling",
-    "ScalingBounds",
-    "ScalingRecursion",
-    "learn_coordinate_scale",
-    "learn_scaling",
-    "new_scaling",
-    "target_acceptance",
-]
-
 COORDINATE_TARGET = 0.44
 
 LARGEST_LOG_SCALING = 20.0

@@ -15,17 +15,6 @@ from pytensor.tensor.type import TensorType
 from pymc_kameleon._compat import with_inner_graph
 from pymc_kameleon.mcmc.numba_bridge import TELLS_WRAPPED, is_registered, parts_of
 
-__all__ = [
-    "CheckedOperation",
-    "black_boxes",
-    "converted",
-    "has_black_box",
-    "is_in_numba",
-    "operation_name",
-    "operations",
-    "with_checked_returns",
-]
-
 
 def operations(variables) -> Iterator[Op]:
     """Operations in the graphs of `variables`, those inside of other ones among them."""

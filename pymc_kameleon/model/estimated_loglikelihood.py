@@ -19,15 +19,6 @@ from pytensor.tensor.random.op import RandomVariable
 from pymc_kameleon.model.black_box import converted
 from pymc_kameleon.validation import argument_mismatch, checked_integer
 
-__all__ = [
-    "EstimatedLogLikelihood",
-    "draw_seeds",
-    "estimated_loglikelihood",
-    "estimates",
-    "seeds_of",
-    "set_seeds",
-]
-
 SEED_BOUND = 2**53
 """Seeds are whole numbers that a float64 holds: a chain keeps them beside its log density."""
 

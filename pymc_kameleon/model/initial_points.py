@@ -21,15 +21,6 @@ from pytensor.tensor.random.type import RandomType
 from pymc_kameleon.model.model_function import IN_PYTHON
 from pymc_kameleon.model.transforms import unconstrained, unconstraining_function
 
-__all__ = [
-    "N_PRIOR_POINTS",
-    "PriorSampler",
-    "dispersed_starts",
-    "prior_draws",
-    "prior_sampler",
-    "prior_scales",
-]
-
 N_PRIOR_POINTS = 50
 """They cost a thirtieth of a second, and their scale is that of the prior to a fifth."""
 

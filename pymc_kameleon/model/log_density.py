@@ -27,8 +27,6 @@ from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prio
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.transforms import is_two_sided
 
-__all__ = ["LogDensity", "continuous_variables", "likelihood_terms", "select_variables"]
-
 NO_TERMS = [pt.constant(0.0)] * (N_TERMS - 1)
 """Zeros for the likelihood's terms of a log density."""
 

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-__all__ = ["search_mode"]
-
 ENOUGH = 0.5
 """A gain of the log density; the search ends after `PATIENCE` evaluations without one."""
 

@@ -38,13 +38,6 @@ from pymc_kameleon.model.black_box import (
     with_checked_returns,
 )
 
-__all__ = [
-    "ENDLESS",
-    "IN_PYTHON",
-    "ModelFunction",
-    "SharedValues",
-]
-
 _log = logging.getLogger("pymc.kameleon")
 
 ENDLESS = "local_zero_div"

@@ -11,15 +11,6 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
 
-__all__ = [
-    "is_two_sided",
-    "unconstrained",
-    "unconstrained_point",
-    "unconstraining_function",
-    "warm_points",
-    "warm_scaling",
-]
-
 
 def unconstrained(model, variable):
     """Graph of the unconstrained value of a free variable, given the natural one."""

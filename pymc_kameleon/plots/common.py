@@ -9,20 +9,6 @@ from pymc.util import get_untransformed_name, is_transformed_name
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.validation import checked_integer
 
-__all__ = [
-    "COLORS",
-    "INK",
-    "MARKERS",
-    "STYLE",
-    "checked_pair",
-    "coordinate_names",
-    "grid_of",
-    "listed",
-    "new_axes",
-    "pair_of_axes",
-    "statistic",
-]
-
 INK = "#2b2d33"
 COLORS = ["#7a6fb8", "#b8682a", "#1f7a85", "#b0447a", "#5d7a2f", "#4a4a55"]
 MARKERS = "osD^vPX"

@@ -16,8 +16,6 @@ from scipy.stats import chi2
 from pymc_kameleon.plots.common import checked_pair, coordinate_names, grid_of, listed, new_axes
 from pymc_kameleon.validation import checked_integer, checked_share
 
-__all__ = ["plot_proposals"]
-
 DENSITY_COLORS = LinearSegmentedColormap.from_list(
     "density", ["#ffffff", "#dcdcec", "#aeaccf", "#827ca9"]
 )

@@ -22,8 +22,6 @@ from pymc_kameleon.plots.common import (
 )
 from pymc_kameleon.validation import checked_results, option_by_name
 
-__all__ = ["plot_adaptation", "plot_efficiency", "plot_evidence"]
-
 LINE_STYLES = ("-", "--", ":", "-.")
 
 LEARNT = ("scaling", "step_size")

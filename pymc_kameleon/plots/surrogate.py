@@ -24,8 +24,6 @@ from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.posterior import predicted
 from pymc_kameleon.surrogate.typical_set import typical_set
 
-__all__ = ["plot_surrogate"]
-
 ORDER_COLORS = LinearSegmentedColormap.from_list("order", ["#e8b45a", "#4f9a94", "#17324d"])
 LOW_COLOR = "#a9abb3"
 

@@ -14,8 +14,6 @@ from pymc_kameleon.model.log_density import likelihood_terms
 from pymc_kameleon.model.transforms import unconstrained_point
 from pymc_kameleon.validation import checked_integer, checked_number
 
-__all__ = ["EstimatorSD", "estimator_sd"]
-
 RECOMMENDED = (1.0, 1.7)
 """Standard deviations of the log estimate between which a second of computing gives most effective
 draws: 1 where the chain with the exact likelihood would mix fast, 1.7 where slowly."""

@@ -19,8 +19,6 @@ from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, cholesky_of,
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_number
 
-__all__ = ["GPClassificationEstimator", "ImportanceDensity", "gp_classification_loglikelihood"]
-
 LIKELIHOODS = {"logit": Logit, "probit": Probit}
 
 APPROXIMATIONS = ("laplace", "ep")

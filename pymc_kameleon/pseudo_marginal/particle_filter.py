@@ -14,8 +14,6 @@ from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import argument_mismatch, checked_integer
 
-__all__ = ["BootstrapFilter", "particle_filter_loglikelihood"]
-
 RESAMPLE_BELOW = 0.5
 """Effective share of the particles below which they are resampled. Against resampling at every
 time, the variance of the log estimate is the same or a little less, and time is saved."""

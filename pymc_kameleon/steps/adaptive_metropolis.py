@@ -10,8 +10,6 @@ from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
-__all__ = ["AdaptiveMetropolisStep"]
-
 
 @with_shared_parameters
 class AdaptiveMetropolisStep(MetropolisHastingsStep):

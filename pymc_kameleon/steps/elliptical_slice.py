@@ -20,8 +20,6 @@ from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer
 
-__all__ = ["EllipticalSliceState", "EllipticalSliceStep"]
-
 CENTERS = ("prior", "laplace", "ep")
 
 SHARE_OF_PRECISION = 0.85

@@ -11,8 +11,6 @@ from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
-__all__ = ["FastKameleonStep"]
-
 
 @with_shared_parameters
 class FastKameleonStep(MetropolisHastingsStep):

@@ -15,8 +15,6 @@ from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
-__all__ = ["KameleonStep", "register", "unregister"]
-
 
 class KernelLearner(SubsampleLearner):
     """Draws a new subsample at every update.
@@ -35,7 +33,7 @@ class KernelLearner(SubsampleLearner):
         self.follows_schedule = schedule is None
         super().__init__(**choices, adaptation=getattr(schedule, "__qualname__", schedule))
 
-    def proposal(self, compiled):
+    def proposal(self, compiled):  # noqa: D102
         learnt = self.learnt
         return KernelGaussian(
             self.kernel.form(compiled),
@@ -48,7 +46,7 @@ class KernelLearner(SubsampleLearner):
             self.history,
         )
 
-    def transitions_before_update(self, transition, n, rng):
+    def transitions_before_update(self, transition, n, rng):  # noqa: D102
         if self.schedule is None:
             return super().transitions_before_update(transition, n, rng)
         uniforms = rng.random(n)

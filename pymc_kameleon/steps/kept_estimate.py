@@ -9,18 +9,6 @@ from scipy.special import logsumexp
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.mcmc.chain import ACCEPTED
 
-__all__ = [
-    "ADVICE",
-    "FIRST_ESTIMATES",
-    "PATIENCE",
-    "STATISTICS",
-    "advance_patiently",
-    "foreign_seed",
-    "overestimate",
-    "unseeded",
-    "warn_without",
-]
-
 ADVICE = "pymc_kameleon.diagnostics.estimator_sd(model, point) says how many samples it takes"
 """End of the messages for which noise may be the cause."""
 

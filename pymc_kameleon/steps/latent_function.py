@@ -18,8 +18,6 @@ from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
 from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import Report
 
-__all__ = ["LatentFunctionState", "LatentFunctionStep", "OtherVariables"]
-
 WATCHED = 20
 """Values of a function of which it is watched how they mix."""
 

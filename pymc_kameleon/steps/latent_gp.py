@@ -26,8 +26,6 @@ from pymc_kameleon.steps.life_cycle import all_or_nothing, draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_share
 
-__all__ = ["LatentGPStep"]
-
 APPROXIMATIONS = ("ep", "laplace")
 
 FAILURES = 0.1

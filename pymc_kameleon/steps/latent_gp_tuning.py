@@ -25,8 +25,6 @@ from pymc_kameleon.steps.start import FIRST_SHARE, point_near_mode, search_from
 from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
 from pymc_kameleon.surrogate.typical_set import around_the_mode
 
-__all__ = ["LatentGPState", "LatentGPTuning"]
-
 ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 

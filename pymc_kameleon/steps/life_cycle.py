@@ -20,8 +20,6 @@ from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
 
-__all__ = ["STUCK_AFTER", "Step", "all_or_nothing", "draw_statistics"]
-
 REAL = "biuf"
 """Kinds of types that are real numbers."""
 

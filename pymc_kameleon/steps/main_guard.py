@@ -7,8 +7,6 @@ from types import FrameType
 
 from pymc.sampling.parallel import ParallelSamplingError
 
-__all__ = ["require_main_guard"]
-
 SENDER = ParallelSamplingError.__module__
 """Module that sends steps to new processes, known by the error that users catch."""
 

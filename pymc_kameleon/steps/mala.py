@@ -12,8 +12,6 @@ from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
-__all__ = ["MALAStep"]
-
 COORDINATE_SHARE = 0.1
 """Share of one-coordinate moves while tuning, after the initial phase of nothing else: far out,
 where gradients are huge, moves along them are all refused."""

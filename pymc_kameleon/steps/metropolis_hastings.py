@@ -40,8 +40,6 @@ from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
 
-__all__ = ["MetropolisHastingsState", "MetropolisHastingsStep", "chosen_steps_per_draw"]
-
 _log = logging.getLogger("pymc.kameleon")
 
 CENTRED_IN = 100

@@ -9,8 +9,6 @@ import xarray as xr
 from pymc_kameleon._compat import arviz_statistics
 from pymc_kameleon.mcmc.history import SEEN, STORED, History, new_history, record
 
-__all__ = ["KeptDraws", "slow_mixing"]
-
 KEPT = 1024
 """Draws that are kept, evenly spaced."""
 

@@ -12,8 +12,6 @@ from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
-__all__ = ["ParallelTemperingStep"]
-
 IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
 """Names of PyMC's improper distributions."""
 

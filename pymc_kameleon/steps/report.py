@@ -9,16 +9,6 @@ from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER
 
-__all__ = [
-    "Report",
-    "check_tuning",
-    "complaint_of_acceptance",
-    "element_names",
-    "next_warning",
-    "randomness",
-    "watched",
-]
-
 
 @dataclass
 class Report:

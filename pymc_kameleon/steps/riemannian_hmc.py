@@ -23,8 +23,6 @@ from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 
-__all__ = ["RiemannianHMCState", "RiemannianHMCStep"]
-
 FAILURES = ("not_converged", "not_reversible", "diverged")
 
 SHARE_OF_FAILURES = 0.1

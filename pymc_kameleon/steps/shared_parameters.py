@@ -4,8 +4,6 @@ import inspect
 import re
 from typing import Any
 
-__all__ = ["with_shared_parameters"]
-
 ENTRIES = {
     "vars": """\
 vars : list of variables, optional

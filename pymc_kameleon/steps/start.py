@@ -9,18 +9,6 @@ from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.surrogate.typical_set import around_the_mode, typical_depth
 from pymc_kameleon.validation import checked_choice
 
-__all__ = [
-    "FIRST_SHARE",
-    "N_READ",
-    "are_enough",
-    "begin_tuning",
-    "checked_start",
-    "find_start",
-    "least_typical",
-    "point_near_mode",
-    "search_from",
-]
-
 TAUGHT = 10
 """Known evaluations near the largest, times d + 2, that make a search for the mode needless."""
 

@@ -24,8 +24,6 @@ from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryLearner
 
-__all__ = ["SurrogateHMCStep"]
-
 _log = logging.getLogger("pymc.kameleon")
 
 POOL = 8

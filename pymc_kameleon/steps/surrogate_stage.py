@@ -24,8 +24,6 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
 )
 from pymc_kameleon.surrogate.sparse_gp_fit import most_informative
 
-__all__ = ["NoScreening", "Screening", "screening"]
-
 ENOUGH = 1000
 """Proposals after which the share that passes is judged."""
 

@@ -22,15 +22,6 @@ import numpy as np
 from pymc_kameleon.mcmc.linalg import cholesky_in_place, solve_factor
 from pymc_kameleon.mcmc.numba_bridge import jit
 
-__all__ = [
-    "corrected_second_stage",
-    "first_stage",
-    "log_exact_density",
-    "log_marginal_density",
-    "log_probability",
-    "second_stage",
-]
-
 
 @jit
 def log_probability(log_ratio):

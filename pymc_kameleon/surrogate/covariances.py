@@ -13,16 +13,6 @@ from scipy import linalg
 from pymc_kameleon.mcmc.linalg import squared_distances
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
-__all__ = [
-    "COVARIANCES",
-    "N_ROWS",
-    "correlation_matrix",
-    "correlations",
-    "fit_hyperparameters",
-    "log_marginal_likelihood",
-    "radial",
-]
-
 COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
 """Code of each covariance in a process: compiled code takes no function pointers."""
 

@@ -46,19 +46,6 @@ from pymc_kameleon.surrogate.sparse_gp import (
     predict_with_gradient,
 )
 
-__all__ = [
-    "N_OUTCOMES",
-    "PASSED",
-    "SCREENED",
-    "SPREAD",
-    "FirstStage",
-    "compiled_routines",
-    "learn",
-    "no_prediction",
-    "plain_routines",
-    "predict_into",
-]
-
 SCREENED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3
 """Positions in `FirstStage.outcome`: proposals that the first stage saw, summed probabilities of
 passing it, and summed standard deviations of the surrogate."""

@@ -25,8 +25,6 @@ from pymc_kameleon.validation import (
     checked_share,
 )
 
-__all__ = ["MEANS", "FittedSurrogate", "GPSurrogate"]
-
 MEANS = ("quadratic", "constant", "current")
 
 DEFAULT_SIZE, DEFAULT_SIZE_WITH_GRADIENTS = 300, 600

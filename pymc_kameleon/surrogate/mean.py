@@ -9,17 +9,6 @@ import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import jit
 
-__all__ = [
-    "LARGEST_FIT",
-    "Mean",
-    "confined",
-    "constant_mean",
-    "fit_quadratic",
-    "mean_gradient",
-    "mean_value",
-    "n_coefficients",
-]
-
 FALL, LEAST_REACH = 0.25, 1.0
 """By how much a confined mean falls, at least, over the reach of the points that it was fitted to,
 and how short that is at least, in standardised coordinates."""

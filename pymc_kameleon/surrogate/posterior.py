@@ -21,24 +21,6 @@ from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_onc
 from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
 from pymc_kameleon.surrogate.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
 
-__all__ = [
-    "NO_PRIOR",
-    "PosteriorSurrogate",
-    "find_modes",
-    "log_priors",
-    "move_coordinates",
-    "natural_slopes",
-    "natural_where",
-    "nearest_mode",
-    "new_workspace",
-    "predicted",
-    "predicted_at",
-    "raw_coordinates",
-    "surrogate_value",
-    "surrogate_value_and_gradient",
-    "surrogate_values",
-]
-
 NO_PRIOR = np.zeros(0, dtype=np.int64)
 """Stands for a log prior of 0: all of the log density is learnt."""
 

@@ -45,25 +45,6 @@ from pymc_kameleon.surrogate.triangular_map import (
     map_to_v,
 )
 
-__all__ = [
-    "RATIONAL",
-    "SMALLEST_JITTER",
-    "MeanFunction",
-    "SparseGP",
-    "Uncertainty",
-    "add_centre",
-    "basis_functions",
-    "bounded",
-    "follow",
-    "log_surrogate",
-    "new_sparse_gp",
-    "posterior_covariance",
-    "predict",
-    "predict_with_gradient",
-    "value_and_gradient_at",
-    "value_at",
-]
-
 RATIONAL = COVARIANCES["rational_quadratic"]
 """The covariance of trajectories: a constant in their loops, which are vectorised then."""
 

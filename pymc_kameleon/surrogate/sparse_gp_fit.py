@@ -32,8 +32,6 @@ from pymc_kameleon.surrogate.typical_set import (
     typical_set,
 )
 
-__all__ = ["distinct", "fit_sparse_gp", "most_informative", "typical_map"]
-
 LARGEST_JITTER = 1e-2
 
 FEW_ROWS = 150

@@ -21,8 +21,6 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_value_and_gradient,
 )
 
-__all__ = ["Integrator", "leapfrog", "move_by_trajectory", "new_integrator", "tuned_integrator"]
-
 SHORT_SHARE = 0.2
 """Share of trajectories whose length is drawn log-uniformly, so that some are short."""
 

@@ -42,8 +42,6 @@ from pymc_kameleon.surrogate.transition import (
 from pymc_kameleon.surrogate.typical_set import around_the_mode, typical_set
 from pymc_kameleon.validation import checked_integer
 
-__all__ = ["TrajectoryLearner"]
-
 GROWTH, LATE_GROWTH, MOST_NEW = 1.2, 1.1, 150
 """Factor between the numbers of evaluations at which the surrogate is fitted again; it is smaller
 where the difference would be larger than the last."""

@@ -34,16 +34,6 @@ from pymc_kameleon.surrogate.posterior import (
 )
 from pymc_kameleon.surrogate.trajectory import Integrator, move_by_trajectory, tuned_integrator
 
-__all__ = [
-    "COLD",
-    "MOVES",
-    "UNIFORMS",
-    "SurrogateTransition",
-    "TransitionRecord",
-    "anneal",
-    "move_routine",
-]
-
 COLD, HOT = 0, 1
 """Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
 

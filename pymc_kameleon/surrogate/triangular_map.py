@@ -18,16 +18,6 @@ import numpy as np
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.mean import LARGEST_FIT, n_coefficients
 
-__all__ = [
-    "TriangularMap",
-    "fit_triangular_map",
-    "gradient_in_u",
-    "gradient_in_v",
-    "identity_map",
-    "map_to_u",
-    "map_to_v",
-]
-
 STRAIGHT = 0.8
 """Variance that a quadratic has to leave, relative to what a linear function leaves."""
 

@@ -12,8 +12,6 @@ import numpy as np
 from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.surrogate.mean import fit_quadratic, n_coefficients
 
-__all__ = ["TypicalSet", "around_the_mode", "clipped_residuals", "typical_depth", "typical_set"]
-
 RELATIVE_NOISE = 0.1
 """Standard deviation of the error of a value, relative to its depth below the typical set: where
 the posterior has no mass the surrogate need only be low."""

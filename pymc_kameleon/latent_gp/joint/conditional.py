@@ -45,8 +45,6 @@ from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 from pymc_kameleon.surrogate.covariances import COVARIANCES
 from pymc_kameleon.surrogate.sparse_gp import basis_functions
 
-__all__ = ["ConditionalGaussian", "SiteFunction", "constant_sites", "fit_sites"]
-
 LEAST_TOLD = 1e-8
 """What a site says beside the prior from which a division by S keeps 12 digits of the function."""
 

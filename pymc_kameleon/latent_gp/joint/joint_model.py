@@ -11,8 +11,6 @@ from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 
-__all__ = ["MOST_VALUES", "JointModel"]
-
 MOST_VALUES = 10_000
 """Values of a function beyond which its matrices, of 0.8 GB each, are refused."""
 

@@ -20,8 +20,6 @@ from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 from pymc_kameleon.surrogate.typical_set import typical_depth
 
-__all__ = ["EvidenceLearner", "Pilots", "approximate", "learn", "no_pilots"]
-
 MOST_PILOTS = 400
 """Approximations that are kept; beyond, the least probable go."""
 

@@ -36,16 +36,6 @@ from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
 from pymc_kameleon.mcmc.loop import run_plain
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 
-__all__ = [
-    "JointPoint",
-    "JointTarget",
-    "log_density_terms",
-    "log_posterior",
-    "move_hyperparameters",
-    "point_of_draw",
-    "slices",
-]
-
 
 class JointPoint(NamedTuple):
     """Hyperparameters x (d,), a function f (N,), and what is known of the model there."""

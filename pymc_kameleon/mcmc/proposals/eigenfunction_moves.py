@@ -16,8 +16,6 @@ from pymc_kameleon.mcmc.proposals import PICK, register_proposal
 from pymc_kameleon.mcmc.proposals.local_gaussian import record_position
 from pymc_kameleon.mcmc.scalings import Scaling
 
-__all__ = ["EigenfunctionMoves", "Eigenfunctions", "GradientsHere", "directions"]
-
 
 class Eigenfunctions(NamedTuple):
     """Principal eigenfunctions of the subsample's centred kernel matrix HKH.

@@ -11,8 +11,6 @@ from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
 from pymc_kameleon.mcmc.scalings import Scaling
 
-__all__ = ["FeatureGaussian", "Features", "feature_scatter"]
-
 
 class Features(NamedTuple):
     """Random features, and a factor of their covariance C = V^T V.

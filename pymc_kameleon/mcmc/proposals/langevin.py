@@ -17,8 +17,6 @@ from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, ji
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.proposals.random_walk import Moments, learn_moments, scaled_covariance
 
-__all__ = ["Langevin", "accept_langevin", "accept_langevin_in_two_stages"]
-
 
 class Langevin(NamedTuple):
     """P = `moments.factor`, the log of delta, shape (1,), and whether the chain learns P."""

@@ -24,16 +24,6 @@ from pymc_kameleon.mcmc.numba_bridge import SIMD, by_class, evaluate_gradients, 
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.scalings import Scaling
 
-__all__ = [
-    "KernelGaussian",
-    "ScatterHere",
-    "centred_scatter",
-    "no_scatter",
-    "record_position",
-    "register_local_gaussian",
-    "scatter",
-]
-
 
 class ScatterHere(NamedTuple):
     """S (d, d) at the current position, valid if `is_current[0]`, and at the proposal."""

@@ -9,8 +9,6 @@ from pymc_kameleon.mcmc.linalg import factor_times, rank_one_update
 from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
 
-__all__ = ["Moments", "RandomWalk", "learn_moments", "scaled_covariance", "update_moments"]
-
 FORGETTING = 2.0
 """The covariance weighs position s of t by about (s/t)^(FORGETTING - 1): a bad start fades."""
 

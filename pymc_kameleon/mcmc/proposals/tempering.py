@@ -21,21 +21,6 @@ from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times, solve_f
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
 
-__all__ = [
-    "COORDINATE",
-    "DIFFERENCE",
-    "MOVES",
-    "STRETCH",
-    "WALK",
-    "Ladder",
-    "Reference",
-    "Replicas",
-    "States",
-    "Tuning",
-    "normals_of_scan",
-    "uniforms_of_scan",
-]
-
 MOVES = DIFFERENCE, WALK, STRETCH, COORDINATE = 0, 1, 2, 3
 """Kinds of moves: by a difference of two points of the archive, a random walk with the covariance
 of the archive, towards or away from a point of it, and of one coordinate at a random scale."""

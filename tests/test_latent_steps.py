@@ -6,6 +6,7 @@ Statistical assertions state their null probability; the shared one is `models.F
 import copy
 import functools
 import pickle
+import re
 import warnings
 
 import cloudpickle
@@ -122,43 +123,51 @@ def test_vars_may_be_the_function_or_its_name_or_the_variable_behind_it():
         assert isinstance(make(["f"], blocked=False), EllipticalSliceStep)
 
 
-BOTH = (RiemannianHMCStep, EllipticalSliceStep)
-
-
-@pytest.mark.parametrize("step_class", BOTH)
-def test_vars_are_one_continuous_latent_function(step_class):
-    model, _, _ = beside("slice_prior")
-    with pm.Model() as discrete:
+@pytest.mark.parametrize("make", [RiemannianHMCStep, EllipticalSliceStep])
+def test_a_single_latent_function_is_found(make):
+    with pm.Model():
         count = pm.Poisson("count", 3, shape=4)
-        pm.Normal("y", count, 1, observed=np.zeros(4))
-    for vars, where, words in (
-        (None, model, r"one latent function.*parent"),
-        ([model["f"], model["f_rotated_"]], model, "one latent function"),
-        ([], model, "no free variable"),
-        ([count], discrete, "count is discrete"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            step_class(vars, model=where)
-    assert not step_class.competence(count, True)
-    default = step_class(model=_model(poisson), compile_kwargs=UNCOMPILED)
-    assert default.function.name == "f"
+    assert not make.competence(count, True)
+    assert make(model=_model(poisson), compile_kwargs=UNCOMPILED).function.name == "f"
+
+
+def discrete():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Poisson("count", 3, shape=4), 1, observed=np.zeros(4))
+    return model
+
+
+def with_parent():
+    return CASES["slice_prior-beside"].model
+
+
+BOTH, RMHMC, SLICE = (
+    (RiemannianHMCStep, EllipticalSliceStep),
+    (RiemannianHMCStep,),
+    (EllipticalSliceStep,),
+)
 
 
 @pytest.mark.parametrize(
-    ("step_class", "options", "words"),
+    ("makes", "build", "options", "words"),
     [
-        (RiemannianHMCStep, {"step_size": 0}, "step_size"),
-        (RiemannianHMCStep, {"n_steps": 0}, "n_steps"),
-        (RiemannianHMCStep, {"n_fixed_point": 0}, "n_fixed_point"),
-        (RiemannianHMCStep, {"target_accept": 1.0}, "target_accept"),
-        (RiemannianHMCStep, {"soft_floor": -1.0}, "soft_floor"),
-        (EllipticalSliceStep, {"center": "mode"}, "center='mode'.*'laplace'"),
-        (EllipticalSliceStep, {"steps_per_draw": 0}, "steps_per_draw"),
+        (BOTH, with_parent, {}, r"one latent function.*parent"),
+        (BOTH, with_parent, {"vars": ["f", "f_rotated_"]}, "one latent function"),
+        (BOTH, with_parent, {"vars": []}, "no free variable"),
+        (BOTH, discrete, {"vars": ["count"]}, "count is discrete"),
+        (RMHMC, poisson, {"step_size": 0}, "step_size"),
+        (RMHMC, poisson, {"n_steps": 0}, "n_steps"),
+        (RMHMC, poisson, {"n_fixed_point": 0}, "n_fixed_point"),
+        (RMHMC, poisson, {"target_accept": 1.0}, "target_accept"),
+        (RMHMC, poisson, {"soft_floor": -1.0}, "soft_floor"),
+        (SLICE, poisson, {"center": "mode"}, "center='mode'.*'laplace'"),
+        (SLICE, poisson, {"steps_per_draw": 0}, "steps_per_draw"),
     ],
 )
-def test_bad_arguments_of_latent_steps(step_class, options, words):
-    with pytest.raises(ValueError, match=words):
-        step_class(model=_model(poisson), **options)
+def test_what_is_refused(makes, build, options, words):
+    for make in makes:
+        with pytest.raises(ValueError, match=words):
+            make(model=_model(build), **options)
 
 
 # chains -------------------------------------------------------------------------------------------
@@ -182,6 +191,7 @@ def test_a_copy_notices_what_another_copy_saw_first(name):
 # sampling state -----------------------------------------------------------------------------------
 
 
+@pytest.mark.numerics
 def test_state_stays_small(name):
     """Vectors of length N only, and no more of them after a hundred draws than after one."""
     n = 36
@@ -208,6 +218,7 @@ def test_state_stays_small(name):
 # lengths ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numerics
 def test_what_is_learnt_does_not_depend_on_the_function(name):
     """The same hyperparameters and other functions: the same sites, or the same floor."""
     (_, step, _), learnt = beside(name), []
@@ -226,6 +237,7 @@ def test_what_is_learnt_does_not_depend_on_the_function(name):
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.numerics
 def test_sites_follow_the_hyperparameters_while_tuning():
     model, _, compound = beside("slice_ep", shift=0.05)
     _, statistics, _ = run(compound, model, 60, tune=40)
@@ -238,9 +250,9 @@ def test_sites_follow_the_hyperparameters_while_tuning():
     assert {s["n_center"] for s in statistics} == {1.0}
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("kind", ["counts", "waiting times"])
-@pytest.mark.parametrize("level", [3.0, 5.0])
-def test_slices_leave_a_start_in_a_tail_that_is_heavier_than_the_centre(kind, level):
+def test_slices_leave_a_start_in_a_tail_that_is_heavier_than_the_centre(kind, level=5.0):
     inputs, rng = np.linspace(0, 5, 12)[:, None], np.random.default_rng(1)
     logs = level + np.sin(inputs[:, 0])
     with pm.Model() as model:
@@ -259,6 +271,7 @@ def test_slices_leave_a_start_in_a_tail_that_is_heavier_than_the_centre(kind, le
     assert np.abs(z).max() < 0.1 + 5.0 / np.sqrt(300)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("tune", [0, 60])
 def test_step_size_is_learnt_to_the_target(tune):
     model, step = alone("riemannian")
@@ -274,6 +287,7 @@ def test_step_size_is_learnt_to_the_target(tune):
         assert abs(np.mean([s["accept"] for s in statistics[tune:]]) - 0.8) < 0.3
 
 
+@pytest.mark.numerics
 def test_a_chain_that_never_moves_keeps_a_positive_step_size():
     model = latent_needle()
     step = RiemannianHMCStep(model=model, compile_kwargs=UNCOMPILED)
@@ -289,6 +303,7 @@ def test_a_chain_that_never_moves_keeps_a_positive_step_size():
     step.step(point)
 
 
+@pytest.mark.numerics
 def test_paper_settings():
     step = RiemannianHMCStep.paper(model=_model(poisson), compile_kwargs=UNCOMPILED)
     _, statistics, _ = run(step, _model(poisson), 12, tune=6)
@@ -355,7 +370,7 @@ def test_two_functions_each_with_its_step():
     ]
     idata = sample(steps, model, draws=5, tune=5)
     assert values(idata, "f").shape == values(idata, "g").shape == (1, 5, 6)
-    point = sample_point(steps, model)
+    _, _, point = run(CompoundStep(steps), model, 3, tune=2)
     first, second = (step.function for step in steps)
     for function in (first, second):
         function.set_point(point)
@@ -364,11 +379,6 @@ def test_two_functions_each_with_its_step():
     expected = stats.poisson.logpmf(COUNTS, np.exp(f + g)).sum()
     np.testing.assert_allclose(first.likelihood.value(f), expected, rtol=1e-6)
     np.testing.assert_allclose(second.likelihood.value(g), expected, rtol=1e-6)
-
-
-def sample_point(steps, model):
-    _, _, point = run(CompoundStep(steps), model, 3, tune=2)
-    return point
 
 
 # counts -------------------------------------------------------------------------------------------
@@ -399,6 +409,7 @@ def test_the_prior_is_computed_only_where_hyperparameters_moved(name, shift, ref
         np.testing.assert_allclose(f, step.position, atol=1e-9)
 
 
+@pytest.mark.numerics
 def test_the_centre_is_computed_only_where_hyperparameters_moved(monkeypatch):
     """A likelihood that another function moves leaves the prior times sites alone."""
     calls, with_sites = [], elliptical_slice.with_sites
@@ -413,6 +424,7 @@ def test_the_centre_is_computed_only_where_hyperparameters_moved(monkeypatch):
     assert len(calls) == 6
 
 
+@pytest.mark.numerics
 def test_metrics_are_those_of_the_steps_only(monkeypatch):
     """The geometry where a trajectory begins is that where the last one ended."""
     calls, initialise = [], LocalGeometry.__init__
@@ -482,6 +494,7 @@ def student():
     return model
 
 
+@pytest.mark.numerics
 def test_a_place_without_a_metric_is_stayed_at():
     """Another step may lead there; at the start of a chain it is an error."""
     model = _model(student)
@@ -503,6 +516,7 @@ def test_a_place_without_a_metric_is_stayed_at():
         step.step(point)
 
 
+@pytest.mark.numerics
 def test_the_floor_follows_the_likelihood():
     """It is 0 where the likelihood is log-concave, whatever it was at the start."""
     model = _model(student)
@@ -518,11 +532,7 @@ def test_the_floor_follows_the_likelihood():
 # warnings -----------------------------------------------------------------------------------------
 
 
-def warnings_of(step, model, draws, tune):
-    _, statistics, _ = run(step, model, draws, tune)
-    return [s["warning"] for s in statistics if "warning" in s]
-
-
+@pytest.mark.numerics
 def test_poor_centre_says_so_once_however_often_it_is_fitted(monkeypatch):
     def unconverged(prior, likelihood):
         warnings.warn("it has not converged", UserWarning, stacklevel=2)
@@ -541,23 +551,33 @@ def test_poor_centre_says_so_once_however_often_it_is_fitted(monkeypatch):
         assert len(told) == 1 and "poor" in told[0] and "f" in told[0] and reason in told[0]
 
 
-def test_failed_trajectories_say_so_once():
-    options = {"step_size": 4.0, "adapt_step_size": False, "compile_kwargs": UNCOMPILED}
-    step = RiemannianHMCStep(model=_model(poisson), **options)
-    told = warnings_of(step, _model(poisson), 130, tune=10)
-    assert len(told) == 1 and "trajectories of f failed" in told[0].message
-    assert "below 4" in told[0].message
+@pytest.mark.numerics
+@pytest.mark.parametrize(
+    ("options", "tune", "words"),
+    [
+        (
+            {"step_size": 4.0, "adapt_step_size": False},
+            10,
+            ["trajectories of f failed.*below 4"],
+        ),
+        (
+            {"step_size": 1e-3},
+            0,
+            ["acceptance of f is 1.00.*0.80", "of this chain have an effective size of"],
+        ),
+    ],
+)
+def test_trajectories_that_fail_or_are_too_short_say_so_once(options, tune, words):
+    step = RiemannianHMCStep(model=_model(poisson), compile_kwargs=UNCOMPILED, **options)
+    _, statistics, _ = run(step, _model(poisson), 130, tune)
+    told = [s["warning"] for s in statistics if "warning" in s]
+    assert len(told) == len(words)
+    assert all(re.search(w, warning.message) for w, warning in zip(words, told, strict=True))
+    if tune == 0:
+        assert told[0].kind is WarningType.BAD_ACCEPTANCE
 
 
-def test_acceptance_far_from_the_target_of_a_trajectory_says_so_once():
-    step = RiemannianHMCStep(model=_model(poisson), step_size=1e-3, compile_kwargs=UNCOMPILED)
-    told = warnings_of(step, _model(poisson), 130, tune=0)
-    acceptance, mixing = told
-    assert acceptance.kind is WarningType.BAD_ACCEPTANCE
-    assert "acceptance of f is 1.00" in acceptance.message and "0.80" in acceptance.message
-    assert "of this chain have an effective size of" in mixing.message
-
-
+@pytest.mark.numerics
 @pytest.mark.parametrize("case", [case for case in CASES if case.split("-")[0] in LATENT])
 def test_chains_in_order_say_nothing(case):
     draws = 800 if case.startswith("slice_prior") else 110  # it mixes the worst
@@ -609,10 +629,6 @@ def gaussian(reparameterize=True):
     return model
 
 
-def gaussian_directly():
-    return gaussian(reparameterize=False)
-
-
 @functools.cache
 def gaussian_draws():
     prior = squared_exponential(INPUTS, 1.0, 1.5, jitter=1e-6 / 1.5**2)
@@ -622,89 +638,46 @@ def gaussian_draws():
     return mean + normals @ np.linalg.cholesky(covariance).T
 
 
-def few_counts():
-    """Three counts of an uncertain rate: the metric changes much over the posterior."""
-    with pm.Model() as model:
-        f = latent(lengthscale=1.0, amplitude=2.0, inputs=INPUTS[:3])
-        pm.Poisson("y", pt.exp(f), observed=np.array([0, 0, 2]))
-    return model
+EXACT = {
+    "riemannian": (True, {}),
+    "ep": (False, {"center": "ep"}),
+    "laplace": (True, {"center": "laplace"}),
+    "prior": (False, {"center": "prior"}),
+    "sites of another likelihood": (True, {"center": "ep"}),
+}
 
 
-@functools.cache
-def few_counts_draws():
-    """By rejection of draws from the prior."""
-    prior = squared_exponential(INPUTS[:3], 1.0, 2.0, jitter=1e-6 / 2.0**2)
-    rng = np.random.default_rng(12)
-    f = rng.standard_normal((400_000, 3)) @ prior.cholesky.T
-    counts = np.array([0, 0, 2])
-    value = stats.poisson.logpmf(counts, np.exp(f)).sum(axis=1)
-    largest = stats.poisson.logpmf(counts, counts).sum()
-    return f[np.log(rng.random(len(f))) < value - largest]
-
-
-def wrong_sites(step):
-    """Sites of quite another likelihood."""
-    n = step.function.size
-    step.site_precision = np.linspace(0.2, 3.0, n)
-    step.site_shift = np.linspace(2.0, -2.0, n)
-    step.next_fit = None
-    return step
+def slices(reparameterize, **options):
+    model = _model(gaussian) if reparameterize else _model(functools.partial(gaussian, False))
+    step = EllipticalSliceStep(
+        ["f"], model=model, steps_per_draw=25, compile_kwargs=PLAIN, **options
+    )
+    return frozen(step, 21)
 
 
 @pytest.mark.numerics
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (gaussian, "riemannian"),
-        (gaussian_directly, "ep"),
-        (gaussian, "laplace"),
-        (gaussian_directly, "prior"),
-        (gaussian, "wrong sites"),
-    ],
-)
-def test_exact_draws_of_a_gaussian_posterior_stay_exact(make, kind):
-    if kind == "riemannian":
-        step, times, n = _step(make, kind), 4, 250
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_draws_of_a_gaussian_posterior_stay_exact(name):
+    reparameterize, options = EXACT[name]
+    if name == "riemannian":
+        step, times, n = frozen(_step(gaussian, name), 21), 4, 250
     else:
-        center = kind if "wrong" not in kind else "ep"
-        step = EllipticalSliceStep(
-            ["f"], model=_model(make), center=center, steps_per_draw=25, compile_kwargs=PLAIN
-        )
-        times, n = 1, 600
-    step = frozen(step, 21)
-    if "wrong" in kind:
-        wrong_sites(step)
+        step, times, n = slices(reparameterize, **options), 1, 600
+    if "another" in name:
+        step.site_precision, step.site_shift = np.linspace(0.2, 3, 6), np.linspace(2, -2, 6)
+        step.next_fit = None
     found = p_values(step, gaussian_draws(), times, n)
     assert min(found.values()) > FALSE_ALARM, found
 
 
 @pytest.mark.numerics
-@pytest.mark.slow
-def test_exact_draws_of_a_curved_posterior_stay_exact_and_a_lost_determinant_is_caught(monkeypatch):
-    options = {"step_size": 0.7, "n_steps": 3, "compile_kwargs": PLAIN}
-    step = frozen(RiemannianHMCStep(model=_model(few_counts), **options), 22)
-    found = p_values(step, few_counts_draws(), 5, 250)
-    assert min(found.values()) > FALSE_ALARM, found
-    energy = LocalGeometry.energy
-
-    def without_determinant(geometry, momentum):
-        return energy(geometry, momentum) - 0.5 * geometry.metric.log_determinant
-
-    monkeypatch.setattr(LocalGeometry, "energy", without_determinant)
-    found = p_values(frozen(step, 22), few_counts_draws(), 5, 500)
-    assert min(found.values()) < FALSE_ALARM, found
-
-
-@pytest.mark.numerics
-@pytest.mark.parametrize("make", [gaussian, gaussian_directly])
-def test_a_log_ratio_that_keeps_the_sites_is_caught(make, monkeypatch):
+def test_a_log_ratio_that_keeps_the_sites_is_caught(monkeypatch):
     def without_sites(base, likelihood, scale=1.0, sites=None):
         return TemperedTarget(base, likelihood, scale)
 
     monkeypatch.setattr(elliptical_slice, "TemperedTarget", without_sites)
-    step = EllipticalSliceStep(["f"], model=_model(make), steps_per_draw=25, compile_kwargs=PLAIN)
-    found = p_values(frozen(step, 21), gaussian_draws(), 1, 600)
+    found = p_values(slices(True), gaussian_draws(), 1, 600)
     assert min(found.values()) < FALSE_ALARM, found
 
 
@@ -749,6 +722,7 @@ def assert_agrees_with_nuts(draws, name):
     assert np.all(np.abs(z) < 6), f"{name}: {z} standard errors from NUTS"
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_compound_with_hyperparameters_agrees_with_nuts():
     """What other steps do to the prior reaches both steps by the same way: one stands for both."""

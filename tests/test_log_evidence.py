@@ -73,9 +73,6 @@ class Constant(ClosedForm):
         return np.stack([-self.y, *np.zeros((3, self.size))])
 
 
-# ladder and weights ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("likelihood", [Normal, Positive, Constant], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("n_temperatures", [2, 50])
 def test_a_ladder_climbs_from_0_to_1(likelihood, n_temperatures):
@@ -175,9 +172,6 @@ def test_both_forms_of_a_temperature_are_one_density():
         np.testing.assert_allclose(np.diff(logs[0]), np.diff(logs[1]), rtol=1e-8)
 
 
-# transitions ----------------------------------------------------------------------------------
-
-
 class AlwaysAccepting:
     """A generator whose uniform numbers are 0."""
 
@@ -272,30 +266,18 @@ def test_the_pilot_pass_finds_steps_that_are_accepted_as_wanted(name):
         assert steps[-1] < steps[1]
 
 
-def test_riemannian_transitions_find_out_what_is_not_log_concave():
-    n = 3
-    prior = squared_exponential(np.linspace(-1, 1, n)[:, None], 1.0, 1.0, jitter=0.01)
-    likelihood = StudentT(np.array([0.5, -0.3, 1.5]), 3.0, 0.5)
-    options = {"n_temperatures": 12, "n_particles": 40, "random_seed": 5}
-    found = estimate(prior, likelihood, transition="rmhmc", **options)
-    reference = estimate(prior, likelihood, n_temperatures=60, n_particles=400, random_seed=6)
-    assert_near(found, reference.log_evidence, exact_error=reference.standard_error)
-    assert found.report.acceptance[1:].min() > 0.3
-
-
-# exact values ---------------------------------------------------------------------------------
-
-
 def assert_near(found, exact, n_errors=4.0, exact_error=0.0):
     error = np.hypot(found.standard_error, exact_error)
     assert abs(found.log_evidence - exact) < n_errors * error, found
 
 
-@pytest.mark.parametrize("transition", TRANSITIONS)
-@pytest.mark.parametrize("start", ["prior", "wrong sites"])
-def test_annealing_finds_the_exact_evidence(start, transition):
+@pytest.mark.parametrize(
+    ("transition", "start"),
+    [("slice", "prior"), ("slice", "sites"), ("hmc", "sites"), ("rmhmc", "prior")],
+)
+def test_annealing_finds_the_exact_evidence(transition, start):
     prior, likelihood, wrong, exact = gaussian_problem()
-    sites = wrong if start == "wrong sites" else None
+    sites = wrong if start == "sites" else None
     options = {"n_temperatures": 40}
     if start == "prior" and transition == "slice":
         # A slice about a prior that is much wider than the posterior makes small moves.
@@ -387,14 +369,18 @@ def quadrature(prior, likelihood):
     [
         (Probit([1.0, -1.0]), {"n_temperatures": 40, "n_particles": 80}),
         (Poisson([3.0, 0.0]), CHEAP["tempering"]),
+        # That it is not log-concave is found out.
+        (StudentT([0.5, -0.7], 3.0, 0.5), {"transition": "rmhmc", "n_temperatures": 12}),
     ],
-    ids=["ais", "tempering"],
+    ids=["ais", "tempering", "rmhmc"],
 )
 def test_small_problems_agree_with_quadrature(likelihood, options):
     prior = factorised(np.array([0.3, -0.4]), np.array([[1.5, 0.9], [0.9, 1.2]]))
     found = estimate(prior, likelihood, random_seed=9, **options)
     assert_near(found, quadrature(prior, likelihood))
     assert found.standard_error < 0.15
+    if options.get("transition") == "rmhmc":
+        assert found.report.acceptance[1:].min() > 0.3
 
 
 def test_a_likelihood_may_be_zero_in_places():
@@ -407,9 +393,6 @@ def test_a_likelihood_may_be_zero_in_places():
     assert_near(found, exact)
     assert np.all(found.draws > 0)
     assert np.isnan(found.report.thermodynamic_integration.log_evidence)
-
-
-# reproducibility, messages --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", CHEAP)
@@ -517,8 +500,6 @@ def test_the_picture_holds_every_run():
         plot_evidence({})
 
 
-# data -----------------------------------------------------------------------------------------
-
 REFERENCES = {
     "crabs": (crabs, 1.5, 3.0, -31.256, 0.005),
     "glass": (glass, 1.0, 1.0, -38.084, 0.009),
@@ -542,7 +523,6 @@ def data_problem(name):
     ("name", "options", "largest_error"),
     [
         ("crabs", {"n_temperatures": 50}, 0.3),
-        ("crabs", {"transition": "rmhmc", "n_temperatures": 8, "n_particles": 12}, 0.3),
         ("glass", {"transition": "hmc", "n_temperatures": 25, "n_particles": 32}, 0.3),
         ("crabs", CHEAP["tempering"] | {"n_draws": 300, "n_tune": 50}, 0.1),
     ],

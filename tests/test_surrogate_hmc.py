@@ -100,39 +100,6 @@ def test_gradient_is_that_of_the_value(dim):
     assert_gradient_is_that_of_the_value(fitted(target, n=60)[0], dim)
 
 
-def test_with_a_centre_at_each_point_it_is_the_gaussian_process():
-    surrogate, points, values = fitted(n=40)
-    gp = surrogate.gp
-    v = straight_coordinates(gp, points)
-    prior = [mean_value(gp.mean, row) for row in np.ascontiguousarray(v.T)]
-    residuals, noise = clipped_residuals(values, np.array(prior), typical_set(values, 2))
-    z = (v * gp.inverse_lengthscales[:, None]).T
-    elsewhere = BANANA.draw(7, np.random.default_rng(2))
-    at = straight_coordinates(gp, elsewhere)
-    new = (at * gp.inverse_lengthscales[:, None]).T
-
-    def covariance(a, b):
-        squared = np.sum((a[:, None] - b[None]) ** 2, axis=2)
-        return np.exp(2 * gp.hyperparameters[0]) * (1 + squared / 16) ** -8
-
-    solved = np.linalg.solve(covariance(z, z) + np.diag(noise**2), residuals)
-    prior = [mean_value(gp.mean, row) for row in np.ascontiguousarray(at.T)]
-    expected = prior + covariance(new, z) @ solved
-    found = predicted(surrogate, elsewhere)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
-
-
-def test_few_centres_learn_from_all_evaluations():
-    test = BANANA.draw(300, np.random.default_rng(5))
-
-    def error(n):
-        surrogate = fitted(n=n, max_centers=40)[0]
-        assert surrogate.gp.weights.size <= 40
-        return np.median(np.abs(predicted(surrogate, test) - BANANA.log_density(test)))
-
-    assert error(400) < 0.5 * error(40)
-
-
 def gradients_of(target, points):
     """Gradients (n, d), by central differences."""
     steps = 1e-5 * np.eye(target.dim)
@@ -140,18 +107,14 @@ def gradients_of(target, points):
     return np.array(slopes).T / 2e-5
 
 
-def fitted_with_gradients(n, max_centers=500, target=BANANA):
-    points = target.draw(n, np.random.default_rng(0))
-    gradients = gradients_of(target, points)
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_values_and_gradients_are_regressed_on_together(has_gradients):
+    """The weights of few centres are those of generalised least squares on all evaluations."""
+    points = BANANA.draw(30, np.random.default_rng(0))
+    gradients, values = gradients_of(BANANA, points), BANANA.log_density(points)
     gradients[0, 1] = np.nan
-    values, coordinates = target.log_density(points), standardization(points, np.ones(2))
-    gp, _ = fit_sparse_gp(points, values, coordinates, max_centers, None, None, gradients)
-    return gp, points, values, gradients
-
-
-def test_gradients_are_regressed_on_as_values_are():
-    """The weights are those of generalised least squares on values and gradients together."""
-    gp, points, values, gradients = fitted_with_gradients(12, max_centers=20)
+    coordinates, given = standardization(points, np.ones(2)), gradients if has_gradients else None
+    gp, _ = fit_sparse_gp(points, values, coordinates, 20, None, None, given)
     u, factor = gp.standardization.whiten(points), gp.standardization.factor
     slopes = gp.triangular_map.gradients_in_v(u, (gradients @ factor).T).T
     u = straight_coordinates(gp, points)
@@ -168,7 +131,7 @@ def test_gradients_are_regressed_on_as_values_are():
         np.all(np.isfinite(slopes), axis=1) & (values > values.max() - typical_depth(2))
     )
     assert 0 not in known and len(known) > 8
-    for k in range(2):
+    for k in range(2) if has_gradients else ():
         h = 1e-5 * np.eye(2)[:, [k]]
         rows.append((basis(u + h) - basis(u - h))[known] / 2e-5)
         means = [
@@ -185,17 +148,6 @@ def test_gradients_are_regressed_on_as_values_are():
     weights = np.linalg.solve(precision, scaled.T @ (target / np.concatenate(sds)))
     new = basis(np.random.default_rng(2).normal(size=(2, 9)))
     np.testing.assert_allclose(new @ gp.weights, new @ weights, rtol=1e-4, atol=1e-4)
-
-
-def test_gradients_tell_more_than_values_alone():
-    ring = Ring(dim=2)
-    test = ring.draw(300, np.random.default_rng(5))
-
-    def error(surrogate):
-        return np.median(np.abs(predicted(surrogate, test) - ring.log_density(test)))
-
-    taught = without_prior(fitted_with_gradients(40, target=ring)[0])
-    assert error(taught) < 0.3 * error(fitted(ring, n=40)[0])
 
 
 def test_values_far_below_are_very_low_and_in_order():
@@ -297,18 +249,6 @@ def test_an_exact_quadratic_stays_exact_beside_a_prior_that_is_none():
 # straight coordinates -----------------------------------------------------------------------------
 
 
-def test_a_twisted_gaussian_becomes_straight():
-    """What is left of it is a Gaussian with independent coordinates."""
-    target = Banana(0.1, dim=5)
-    surrogate = fitted(target, n=150)[0]
-    gp = surrogate.gp
-    np.testing.assert_array_equal(gp.triangular_map.mapped, [1])
-    test = straight_coordinates(gp, target.draw(4000, np.random.default_rng(4)))
-    parabola = np.corrcoef(test[0] ** 2, test[1])[0, 1]
-    assert abs(parabola) < 0.1
-    assert 0.7 < np.std(test[1]) < 1.5
-
-
 def test_the_surrogate_goes_on_along_a_ridge():
     """Points beyond two standard deviations were never seen, and are three at the end."""
     rng = np.random.default_rng(6)
@@ -362,19 +302,15 @@ def test_slopes_in_straight_coordinates_and_back():
     slopes = np.einsum("ijn,jn->in", jacobians, straight)
     found = triangular_map.gradients_in_v(u, slopes)
     np.testing.assert_allclose(found, straight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        triangular_map.to_u(triangular_map.to_v(u)), u, rtol=1e-10, atol=1e-10
+    )
     for i in range(5):
         row, back = np.ascontiguousarray(u[:, i]), np.empty(4)
         gradient_in_u(triangular_map, row, np.ascontiguousarray(straight[:, i]), back)
         np.testing.assert_allclose(back, slopes[:, i], rtol=1e-6, atol=1e-6)
         gradient_in_v(triangular_map, row, back)
         np.testing.assert_allclose(back, straight[:, i], rtol=1e-10, atol=1e-10)
-
-
-def test_straight_coordinates_are_bent_back():
-    u, triangular_map = bending_both_ways()
-    v = triangular_map.to_v(u)
-    assert np.abs(v - u).max() > 1.0
-    np.testing.assert_allclose(triangular_map.to_u(v), u, rtol=1e-10, atol=1e-10)
 
 
 def test_trajectories_are_straight_where_the_regression_is():
@@ -401,8 +337,11 @@ def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
     assert learner.triangular_map.mapped.size > 0 and learner.gp.triangular_map.mapped.size > 0
     assert_gradient_is_that_of_the_value(learner.surrogate, 3)
     state = step.sampling_state
-    nothing = identity_map(3)
-    for bends in (learner.triangular_map, nothing):
+
+    def with_bends(learner, bends):
+        return replace(learner, values=learner.values | {"triangular_map": bends})
+
+    for bends in (learner.triangular_map, identity_map(3)):
         other = SurrogateHMCStep(model=model)
         begin(other, 5, tune=300)
         other.sampling_state = replace(state, learner=with_bends(state.learner, bends))
@@ -410,10 +349,6 @@ def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
     wrong = learner.triangular_map._replace(mapped=np.array([3]))
     with pytest.raises(ValueError, match="triangular_map"):
         other.sampling_state = replace(state, learner=with_bends(state.learner, wrong))
-
-
-def with_bends(learner, bends):
-    return replace(learner, values=learner.values | {"triangular_map": bends})
 
 
 # the prior ----------------------------------------------------------------------------------------
@@ -466,12 +401,6 @@ def test_gradients_of_what_is_learnt_are_learnt():
     typical = values > values.max() - 3.0
     found = predicted(step.learner.surrogate, points[typical])
     np.testing.assert_allclose(found, values[typical], atol=0.05)
-
-
-def test_a_model_without_gradients_has_none_to_learn_from():
-    model, _ = models.black_box()
-    with model, pytest.raises(NotImplementedError, match=r"no gradient .* x.* gradients=True"):
-        SurrogateHMCStep(gradients=True)
 
 
 def test_a_prior_that_another_step_moves_is_followed(caplog):
@@ -578,27 +507,27 @@ def test_step_size_is_chosen_for_its_acceptance():
 # the exact ratio ----------------------------------------------------------------------------------
 
 
-def p_values(target, spoil=None, n=20_000, steps_per_draw=3, **options):
+def p_values(target, spoil, n=5000, steps_per_draw=6, **options):
+    """Each has null probability 1e-6 of falling below `BOUND`.
+
+    A distribution function that is 0.04 off anywhere is seen.
+    """
     rng = np.random.default_rng(20)
-    step = frozen(
-        SurrogateHMCStep(
-            model=target.model(),
-            warm_start=target.draw(60, rng),
-            steps_per_draw=steps_per_draw,
-            **options,
-        ),
-        21,
-    )
+    options |= {"warm_start": target.draw(60, rng), "steps_per_draw": steps_per_draw}
+    step = frozen(SurrogateHMCStep(model=target.model(), **options), 21)
     draws = target.draw(n, rng)
     step.step({"x": draws[0]})
     step.learner.difference_share = 0.0
-    if spoil is not None:
-        spoil(step.learner)
+    spoil(step.learner)
     statistics = {
         "quantile statistic": target.quantile_statistic,
         "|x_1|": lambda x: np.abs(x[:, 0]),
     }
     return invariance_p_values(step, draws, target.draw(100_000, rng), statistics), step
+
+
+def nothing(learner):
+    pass
 
 
 def wrong_surrogate(learner):
@@ -608,23 +537,6 @@ def wrong_surrogate(learner):
 
 def hot(learner):
     learner.integrator.hot_share[0] = 0.7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spoil", [None, wrong_surrogate, hot])
-def test_exact_draws_of_a_banana_stay_exact(spoil):
-    found, step = p_values(BANANA, spoil)
-    assert (
-        step.learner.triangular_map.mapped.size > 0
-    )  # so that straight coordinates are tested too
-    assert min(found.values()) > BOUND, found
-    assert step.report.acceptance > 0.1
-
-
-@pytest.mark.slow
-def test_exact_draws_of_a_ring_stay_exact():
-    found, _ = p_values(Ring(4.0, 1.0, dim=2))
-    assert min(found.values()) > BOUND, found
 
 
 def test_a_chain_leaves_a_tail_where_the_surrogate_is_too_low():
@@ -660,13 +572,6 @@ class HalfBanana(Banana):
         return draws[draws[:, 0] <= 3.0][:n]
 
 
-@pytest.mark.slow
-def test_exact_draws_stay_exact_beside_a_region_without_density():
-    target = HalfBanana(bananicity=0.1, variance=100.0, dim=2)
-    found, _ = p_values(target)
-    assert min(found.values()) > BOUND, found
-
-
 class TwoModes:
     """Two Gaussians in the plane, nine standard deviations apart."""
 
@@ -694,17 +599,28 @@ class TwoModes:
         return np.sum(x**2, axis=1)
 
 
+EXACT = {
+    "banana, wrong surrogate": (BANANA, wrong_surrogate),
+    "banana, hot": (BANANA, hot),
+    "ring": (Ring(4.0, 1.0, dim=2), nothing),
+    "beside a region without density": (HalfBanana(0.1, 100.0, 2), nothing),
+    "two modes, wrong surrogate": (TwoModes(), wrong_surrogate),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("spoil", [None, wrong_surrogate])
-def test_exact_draws_of_two_modes_stay_exact_and_cross(spoil):
-    found, step = p_values(TwoModes(), spoil, steps_per_draw=4)
-    assert step.learner.log_prior.size > 0
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_draws_stay_exact(name):
+    target, spoil = EXACT[name]
+    found, step = p_values(target, spoil)
     assert min(found.values()) > BOUND, found
-    point, sides = {"x": TwoModes.means[0]}, []
-    for _ in range(400):
-        point, _ = step.step(point)
-        sides.append(point["x"][0] > 0.5)
-    assert np.sum(np.diff(sides)) > 20
+    assert step.report.acceptance > 0.1
+    if target is BANANA:  # so that straight coordinates are tested too
+        assert step.learner.triangular_map.mapped.size > 0
+    if isinstance(target, TwoModes):
+        assert step.learner.log_prior.size > 0
+        draws, _, _ = drive(step, {"x": TwoModes.means[0]}, 400, tune=-1)
+        assert np.sum(np.diff(draws[:, 0] > 0.5)) > 20
 
 
 @pytest.mark.slow
@@ -716,9 +632,7 @@ def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
         return (0.0 if log_ratio > -np.inf else log_ratio), index
 
     monkeypatch.setattr(loop, "propose", without)
-    found, _ = p_values(
-        BANANA, wrong_surrogate, n=800, steps_per_draw=60, compile_kwargs={"mode": "cvm"}
-    )
+    found, _ = p_values(BANANA, wrong_surrogate, 800, 60, compile_kwargs={"mode": "cvm"})
     assert min(found.values()) < BOUND, found
 
 
@@ -727,7 +641,7 @@ def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
 
 def test_a_curved_mode_is_one_and_two_are_two():
     for target, n_modes in ((Ring(4.0, 1.0, dim=2), 1), (BANANA, 1), (TwoModes(), 2)):
-        surrogate, points, _ = fitted(target, n=300)
+        surrogate, points, _ = fitted(target, n=150)
         u = surrogate.to_moves(points)
         modes = find_modes(surrogate, u)
         assert modes.max() == n_modes - 1, target
@@ -742,7 +656,7 @@ def test_each_chain_finds_both_modes_and_their_weights():
     """Share of the second within 5 standard errors: null probability 6e-7 for each chain."""
     target = TwoModes()
     step = SurrogateHMCStep(model=target.model())
-    for seed in range(3):
+    for seed in range(2):
         begin(step, seed, tune=500)
         _, _, point = drive(step, target.model().initial_point(), 500, tune=500)
         step.stop_tuning()
@@ -802,37 +716,34 @@ def test_search_goes_round_where_there_is_no_density(has_gradients):
     assert max(values) > -0.5
 
 
-@pytest.mark.parametrize(
-    ("slope", "reaches"),
-    [pytest.param(0.01, False, id="flat"), pytest.param(3.0, True, id="steep")],
-)
-def test_search_that_others_surpass_goes_on_while_it_gains(slope, reaches):
-    """Uphill without an end, in eight dimensions; the others have come 40 higher."""
-    values, height = [], 40.0
+def evaluations(log_density, most, **options):
+    """Values of a search in eight dimensions, of a function of position and count."""
+    values = []
 
-    def log_density(x):
-        values.append(slope * x.sum())
+    def recorded(x):
+        values.append(log_density(x, len(values)))
         return values[-1]
 
-    search_mode(log_density, np.zeros(8), np.full(8, 0.5), 260, missing=lambda best: height - best)
-    assert (max(values) > height) == reaches
-    assert len(values) < 100
-    alone = len(values)
-    search_mode(log_density, np.zeros(8), np.full(8, 0.5), 260, missing=lambda best: np.nan)
-    assert len(values) - alone > 100
+    search_mode(recorded, np.zeros(8), np.full(8, 0.5), most, **options)
+    return values
+
+
+@pytest.mark.parametrize(("slope", "reaches"), [(0.01, False), (3.0, True)])
+def test_search_that_others_surpass_goes_on_while_it_gains(slope, reaches):
+    """Uphill without an end; the others have come 40 higher."""
+
+    def found(missing):
+        return evaluations(lambda x, n: slope * x.sum(), 260, missing=missing)
+
+    values = found(lambda best: 40.0 - best)
+    assert (max(values) > 40.0) == reaches
+    assert len(values) < 100 < len(found(lambda best: np.nan))
 
 
 @pytest.mark.parametrize(("gain", "most"), [(0.05, 300), (1.0, 900)])
 def test_a_long_search_goes_on_only_while_it_gains_much(gain, most):
-    """In eight dimensions, by so much an evaluation; 260 are usual."""
-    values = []
-
-    def log_density(x):
-        values.append(gain * len(values))
-        return values[-1]
-
-    search_mode(log_density, np.zeros(8), np.full(8, 0.5), 900)
-    assert most - 40 < len(values) <= most
+    """By so much an evaluation; 260 are usual."""
+    assert most - 40 < len(evaluations(lambda x, n: gain * n, 900)) <= most
 
 
 def test_draws_from_the_prior_do_not_evaluate_the_likelihood():
@@ -861,24 +772,17 @@ def test_draws_from_the_prior_do_not_evaluate_the_likelihood():
 # the step -----------------------------------------------------------------------------------------
 
 
-def test_every_call_of_the_model_is_counted_and_learnt():
-    model, operation = models.black_box()
-    step = SurrogateHMCStep(model=model)
-    begin(step, 1, tune=40)
-    before = operation.calls
-    point, n_evals = model.initial_point(), 0
-    for _ in range(40):
-        point, statistics = step.step(point)
-        n_evals += statistics[0]["n_evals"]
-    assert operation.calls - before == n_evals
-    assert step.learner.evaluations.count[0] == n_evals
-
-
 def test_nothing_is_learnt_after_tuning():
     step = SurrogateHMCStep(model=BANANA.model())
     begin(step, 2, tune=150)
     _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
+    n_known = step.learner.evaluations.count[0]
     step.stop_tuning()
+    assert step.learner.n_fitted == n_known > 150  # the last fit knows all evaluations
+    # So that differences reach a mode that the chain has not come to.
+    points, values, _ = step.learner.known()
+    best = step.learner.surrogate.to_moves(points[[np.argmax(values)]])
+    assert np.abs(step.learner.population - best).max(axis=0).min() < 1e-12
     before = SimpleNamespace(**step.learner.sampling_state.values)
     held = [np.copy(part) for part in (*before.gp[5:], before.integrator.root)]
     count, hot_share = before.evaluations.count.copy(), before.integrator.hot_share.copy()
@@ -889,15 +793,6 @@ def test_nothing_is_learnt_after_tuning():
     np.testing.assert_array_equal(count, after.evaluations.count)
     assert 0.05 <= hot_share[0] <= 0.2
     np.testing.assert_array_equal(hot_share, after.integrator.hot_share)
-
-
-def test_the_last_fit_knows_all_evaluations():
-    step = SurrogateHMCStep(model=BANANA.model())
-    begin(step, 2, tune=90)
-    drive(step, BANANA.model().initial_point(), 90, tune=90)
-    n_known = step.learner.evaluations.count[0]
-    step.stop_tuning()
-    assert step.learner.n_fitted == n_known > 90
 
 
 @pytest.mark.parametrize(("error", "n_fits", "n_checks"), [(0.0, 1, 1), (10.0, 6, 5)])
@@ -926,17 +821,6 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
     assert len(fits) == n_fits
     _, statistics = step.step({"x": point["x"]})
     assert statistics[0]["n_evals"] == 4 * n_checks + 1
-
-
-def test_the_best_evaluation_is_among_the_population():
-    """So that differences reach a mode that the chain has not come to."""
-    step = SurrogateHMCStep(model=BANANA.model())
-    begin(step, 4, tune=80)
-    drive(step, BANANA.model().initial_point(), 80, tune=80)
-    step.stop_tuning()
-    points, values, _ = step.learner.known()
-    best = step.learner.surrogate.to_moves(points[[np.argmax(values)]])
-    assert np.abs(step.learner.population - best).max(axis=0).min() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -982,7 +866,7 @@ def test_few_evaluations_are_enough_for_a_curved_posterior():
     target = Banana(0.03, dim=4)
     step = SurrogateHMCStep(model=target.model())
     chains, n_evals = [], 0
-    for seed in range(4):
+    for seed in range(2):
         begin(step, seed, tune=400)
         point, draws = target.model().initial_point(), []
         for i in range(1000):
@@ -994,7 +878,7 @@ def test_few_evaluations_are_enough_for_a_curved_posterior():
                 draws.append(point["x"])
         chains.append(draws)
     chains = np.array(chains)
-    assert n_evals < 4800
+    assert n_evals < 2400
     for k in range(4):
         x = chains[:, :, k]
         effective = float(az.ess(x))
@@ -1053,9 +937,8 @@ def test_a_chain_with_vague_priors_comes_to_the_mode():
         pm.Normal("y", a + b * x, pm.InverseGamma("s", 0.01, 0.01), observed=y)
         step = SurrogateHMCStep()
     assert step.target.scales[2] == LONGEST_LOG < step.target.scales[0]
-    for seed in (1, 2):
-        points, _, _ = models.run(step, model, 900, tune=750, seed=seed)
-        assert abs(np.exp(points[750:, 2].mean()) - 2.5) < 1.0
+    points, _, _ = models.run(step, model, 900, tune=750, seed=1)
+    assert abs(np.exp(points[750:, 2].mean()) - 2.5) < 1.0
 
 
 @pytest.mark.slow
@@ -1091,19 +974,6 @@ def test_a_density_that_is_not_smooth_is_warned_of():
     assert len([t for t in told if "does not follow the log density" in t]) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"start": "there"}, "start='there'"),
-        ({"max_centers": 0}, "max_centers"),
-        ({"target_accept": 1.5}, "target_accept"),
-    ],
-)
-def test_bad_arguments_are_named(options, match):
-    with pytest.raises(ValueError, match=match):
-        SurrogateHMCStep(model=BANANA.model(), **options)
-
-
 def test_variables_of_two_precisions_are_asked_once_a_draw():
     with pm.Model() as model:
         single, double = pm.Normal("single", dtype="float32"), pm.Normal("double", shape=2)
@@ -1112,14 +982,42 @@ def test_variables_of_two_precisions_are_asked_once_a_draw():
     begin(step, 1, tune=60)
     _, statistics, _ = drive(step, model.initial_point(), 90, tune=60)
     assert [s["n_evals"] for s in statistics[61:]] == [1.0] * 29
+    assert np.nanmedian(np.abs([s["surrogate_error"] for s in statistics[60:]])) < 0.5
 
 
-def test_estimates_are_refused():
+def _estimated():
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1)
         pm.Potential("noisy", estimated_loglikelihood(lambda x, rng: -(float(x) ** 2), x))
-    with pytest.raises(ValueError, match=r"noisy is an estimate.*pseudo_marginal"):
-        SurrogateHMCStep(model=model)
+    return model
+
+
+def made(model=None, **options):
+    return SurrogateHMCStep(model=BANANA.model() if model is None else model, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: made(start="there"), ValueError, "start='there'"),
+        (lambda: made(max_centers=0), ValueError, "max_centers"),
+        (lambda: made(target_accept=1.5), ValueError, "target_accept"),
+        (lambda: made(_estimated()), ValueError, r"noisy is an estimate.*pseudo_marginal"),
+        (
+            lambda: made(models.black_box()[0], gradients=True),
+            NotImplementedError,
+            r"no gradient .* x.* gradients=True",
+        ),
+        (
+            lambda: made().proposal_covariance(np.zeros(2)),
+            NotImplementedError,
+            "trajectories",
+        ),
+    ],
+)
+def test_what_is_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])
@@ -1144,27 +1042,3 @@ def test_a_log_density_that_is_random_is_told_of(noise):
 def test_many_dimensions_are_warned_of(caplog):
     SurrogateHMCStep(model=CorrelatedGaussian(40).model())
     assert "40 dimensions" in caplog.text
-
-
-def test_trajectories_have_no_covariance():
-    step = SurrogateHMCStep(model=BANANA.model())
-    with pytest.raises(NotImplementedError, match="trajectories"):
-        step.proposal_covariance(np.zeros(2))
-
-
-def test_draws_of_a_real_model_through_pm_sample_are_right():
-    model, _ = models.black_box()
-    with model:
-        idata = pm.sample(
-            300,
-            tune=200,
-            chains=2,
-            cores=1,
-            step=SurrogateHMCStep(),
-            random_seed=4,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
-    sampled = idata.sample_stats
-    assert float(sampled["n_evals"].max()) <= 1.0
-    assert np.nanmedian(np.abs(sampled["surrogate_error"])) < 0.5

@@ -39,32 +39,21 @@ def test_recent_positions_are_kept_without_gaps():
     np.testing.assert_array_equal(history.recent[:2, 0], [18.0, 19.0])
 
 
-def test_covariance_in_blocks_equals_two_passes_far_from_zero():
+@pytest.mark.parametrize(("n", "dim", "largest"), [(100_000, 5, 400), (10_000, 2, 2)])
+def test_covariance_in_blocks_equals_two_passes_far_from_zero(n, dim, largest):
+    """Blocks of several rows, and one row at a time."""
     rng = np.random.default_rng(4)
-    rows = 1e6 + rng.normal(size=(100_000, 5)) @ rng.normal(size=(5, 5))
-    covariance, start = new_covariance(5), 0
-    while start < len(rows):
-        size = int(rng.integers(1, 400))
+    rows = 1e6 + rng.normal(size=(n, dim)) @ rng.normal(size=(dim, dim))
+    covariance, start = new_covariance(dim), 0
+    while start < n:
+        size = int(rng.integers(1, largest))
         update_covariance(covariance, rows[start : start + size])
         start += size
-    centred = rows - rows.mean(axis=0)
-    expected = centred.T @ centred / len(rows)
-    found = np.tril(covariance.scatter) / covariance.weight[0]
-    tolerance = 1e-10 * np.abs(expected).max()
-    np.testing.assert_allclose(found, np.tril(expected), rtol=0, atol=tolerance)
-    np.testing.assert_allclose(covariance.mean, rows.mean(axis=0), rtol=1e-13)
-
-
-def test_one_update_a_row_equals_two_passes_far_from_zero():
-    rng = np.random.default_rng(5)
-    rows = 1e6 + rng.normal(size=(100_000, 2)) @ rng.normal(size=(2, 2))
-    covariance = new_covariance(2)
-    for row in rows:
-        update_covariance(covariance, row[None])
     expected = np.cov(rows.T, bias=True)
     found = np.tril(covariance.scatter) / covariance.weight[0]
     tolerance = 1e-10 * np.abs(expected).max()
     np.testing.assert_allclose(found, np.tril(expected), rtol=0, atol=tolerance)
+    np.testing.assert_allclose(covariance.mean, rows.mean(axis=0), rtol=1e-13)
 
 
 def test_a_weighted_row_counts_as_so_many_rows():
@@ -79,8 +68,7 @@ def test_a_weighted_row_counts_as_so_many_rows():
 
 def test_thinning_draws_rows_without_replacement():
     points = np.arange(50.0)[:, None]
-    some = thinned(points, 10, np.random.default_rng(0))
-    assert len(np.unique(some)) == 10
+    assert len(np.unique(thinned(points, 10, np.random.default_rng(0)))) == 10
     assert thinned(points, 60, np.random.default_rng(0)) is points
 
 
@@ -124,8 +112,7 @@ def test_running_moments_match_the_recursion_written_out():
     [KameleonStep, FastKameleonStep, functools.partial(PCAKameleonStep, n_components=3)],
     ids=["kameleon", "fast_kameleon", "pca_kameleon"],
 )
-@pytest.mark.parametrize(("acceptance", "factor"), [(0.0, 0.05), (1.0, 100.0)])
-def test_a_scaling_stays_in_the_range_of_useful_moves(make_step, acceptance, factor):
+def test_a_scaling_stays_in_the_range_of_useful_moves(make_step):
     """Whatever the acceptance: from a twentieth to a hundred times the best random walk.
 
     That is the one with 2.38^2 / d times the variance (Roberts et al. 1997), here of the subsample.
@@ -134,11 +121,12 @@ def test_a_scaling_stays_in_the_range_of_useful_moves(make_step, acceptance, fac
     step = make_step(model=model, steps_per_draw=10)
     run(step, model, 200, tune=200)
     learner = step.learner
-    for _ in range(3000):
-        for j in range(learner.scaling.log.size):
-            learn_scaling(learner.recursion(), j, acceptance)
     points = learner.learnt.points
     best = 2.38**2 / 2 * points.var(axis=1).mean()
-    sizes = np.exp(2 * learner.scaling.log) * learner._move_sizes(points) / best
-    # Both are means over some of the points.
-    np.testing.assert_allclose(np.sqrt(sizes), factor, rtol=0.5)
+    for acceptance, factor in ((0.0, 0.05), (1.0, 100.0)):
+        for _ in range(3000):
+            for j in range(learner.scaling.log.size):
+                learn_scaling(learner.recursion(), j, acceptance)
+        sizes = np.exp(2 * learner.scaling.log) * learner._move_sizes(points) / best
+        # Both are means over some of the points.
+        np.testing.assert_allclose(np.sqrt(sizes), factor, rtol=0.5)

@@ -120,11 +120,6 @@ def estimate(y, functions, parameters, n_particles):
     return BootstrapFilter(y, *functions)(*parameters, n_particles, rng)
 
 
-def plain_estimates(model, n_particles):
-    log_estimate, rng = BootstrapFilter(model.y, *model.functions), np.random.default_rng(1)
-    return np.array([log_estimate(*model.parameters, n_particles, rng) for _ in range(2500)])
-
-
 @numba.njit
 def repeated(
     run, y, is_observed, initial, transition, log_observation, parameters, n_particles, rng, out
@@ -149,17 +144,13 @@ def standardised_error(log_estimates, exact):
     return (ratios.mean() - 1) / (ratios.std(ddof=1) / np.sqrt(len(ratios)))
 
 
-# the mean of the estimate -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "estimates", [plain_estimates, pytest.param(compiled_estimates, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("n_particles", SIZES)
 @pytest.mark.parametrize("make", [linear, volatility])
-def test_unbiased(make, n_particles, estimates):
+def test_unbiased(make, n_particles):
+    """Of the compiled form; the plain one has the same value."""
     model = make()
-    error = standardised_error(estimates(model, n_particles), model.exact)
+    error = standardised_error(compiled_estimates(model, n_particles), model.exact)
     assert abs(error) < STANDARD_ERRORS
 
 
@@ -187,22 +178,6 @@ def test_mistakes_are_seen(mistake):
     model = volatility()
     estimates = compiled_estimates(model, 30, run)
     assert abs(standardised_error(estimates, model.exact)) > 2 * STANDARD_ERRORS
-
-
-def test_variance_of_the_log_falls_as_the_number_of_particles():
-    functions, n_estimates = compiled(volatility().functions), 1500
-    log_estimate = BootstrapFilter(simulated_volatility(100), *functions)
-    rng = np.random.default_rng(2)
-    few, many = (
-        np.var([log_estimate(*PARAMETERS, n_particles, rng) for _ in range(n_estimates)])
-        for n_particles in (100, 400)
-    )
-    # Standard error of the log of a ratio of two variances, and 0.1 for terms of order 1/n^2.
-    tolerance = STANDARD_ERRORS * np.sqrt(4 / n_estimates) + 0.1
-    assert np.log(few / many) == pytest.approx(np.log(4), abs=tolerance)
-
-
-# two forms of one filter ------------------------------------------------------------------------
 
 
 log_normal = COMPILED[log_noise]
@@ -267,9 +242,6 @@ def test_compiled_functions_may_divide_by_zero():
         assert np.isfinite(value) if parameters == inside else np.isnan(value)
 
 
-# weights at the edge ----------------------------------------------------------------------------
-
-
 def still(values, n_particles, rng):
     return np.arange(n_particles) * 1.0
 
@@ -301,9 +273,6 @@ STILL = (still, stay, look_up)
 def test_weights_of_any_size(values, expected, functions):
     value = estimate([0.0, np.nan, 0.0], functions, (np.array(values),), 3)
     assert value == pytest.approx(expected, rel=1e-12, nan_ok=True)
-
-
-# in other processes and in models ---------------------------------------------------------------
 
 
 def test_a_copy_is_not_compiled_again():
@@ -354,26 +323,6 @@ def test_in_a_model():
     assert np.isfinite(pymc_model.compile_logp()(pymc_model.initial_point()))
 
 
-# what goes wrong --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "y, error, message",
-    [
-        ([], ValueError, r"shape \(0,\)"),
-        (np.ones((2, 2, 2)), ValueError, r"shape \(2, 2, 2\)"),
-        (1.0, ValueError, r"shape \(\)"),
-        ([0.0, np.inf], ValueError, r"y\[1\] is infinite"),
-        ([np.nan, np.nan], ValueError, "all of its 2 times"),
-        (["a"], TypeError, "array of numbers"),
-        ([1j], TypeError, "array of numbers"),
-    ],
-)
-def test_observations(y, error, message):
-    with pytest.raises(error, match=message):
-        BootstrapFilter(y, *volatility().functions)
-
-
 @pytest.mark.parametrize("place, name", list(enumerate(module.SIGNATURES)))
 @pytest.mark.parametrize(
     "function, error, message",
@@ -395,22 +344,50 @@ def test_functions(place, name, function, error, message):
         estimate(model.y, functions, model.parameters, 5)
 
 
-def shorter(x, t):
-    return x[1:] if t == 2 else x
-
-
-def test_calls():
+def filtered(y=(0.0, 1.0), functions=None, parameters=None, n_particles=5):
     model = volatility()
-    with pytest.raises(TypeError, match=r"\(\*parameters, n_particles, rng\)"):
-        BootstrapFilter(model.y, *model.functions)(*model.parameters, 20)
-    with pytest.raises(ValueError, match="n_particles=0"):
-        estimate(model.y, model.functions, model.parameters, 0)
-    with pytest.raises(ValueError, match="n_particles=0"):
-        names = dict(initial=still, transition=stay, log_observation=look_up)
-        particle_filter_loglikelihood(model.y, 1.0, **names, n_particles=0)
-    for functions, name in (
-        ((still, lambda x, t, values, rng: shorter(x, t), look_up), "transition"),
-        ((still, stay, lambda y_t, x, t, values: shorter(x, t)), "log_observation"),
-    ):
-        with pytest.raises(ValueError, match=f"{name} returned another number"):
-            estimate(np.ones(4), functions, (np.zeros(5),), 5)
+    return estimate(y, functions or model.functions, parameters or model.parameters, n_particles)
+
+
+def without_a_generator():
+    BootstrapFilter([0.0], *volatility().functions)(*PARAMETERS, 20)
+
+
+def of_no_particles():
+    names = dict(initial=still, transition=stay, log_observation=look_up)
+    particle_filter_loglikelihood([0.0], 1.0, **names, n_particles=0)
+
+
+def shrinking(**functions):
+    chosen = {"initial": still, "transition": stay, "log_observation": look_up} | functions
+    return filtered(np.ones(4), tuple(chosen.values()), (np.zeros(5),))
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: filtered([]), ValueError, r"shape \(0,\)"),
+        (lambda: filtered(np.ones((2, 2, 2))), ValueError, r"shape \(2, 2, 2\)"),
+        (lambda: filtered(1.0), ValueError, r"shape \(\)"),
+        (lambda: filtered([0.0, np.inf]), ValueError, r"y\[1\] is infinite"),
+        (lambda: filtered([np.nan, np.nan]), ValueError, "all of its 2 times"),
+        (lambda: filtered(["a"]), TypeError, "array of numbers"),
+        (lambda: filtered([1j]), TypeError, "array of numbers"),
+        (without_a_generator, TypeError, r"\(\*parameters, n_particles, rng\)"),
+        (lambda: filtered(n_particles=0), ValueError, "n_particles=0"),
+        (of_no_particles, ValueError, "n_particles=0"),
+        (
+            lambda: shrinking(transition=lambda x, t, values, rng: x[1:] if t == 2 else x),
+            ValueError,
+            "transition returned another number",
+        ),
+        (
+            lambda: shrinking(log_observation=lambda y_t, x, t, values: x[1:] if t == 2 else x),
+            ValueError,
+            "log_observation returned another number",
+        ),
+    ],
+)
+def test_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

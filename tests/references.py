@@ -41,13 +41,11 @@ def make() -> None:
     """Sample every model for long, and write the references."""
     import pymc as pm
     import test_latent_steps
-    import test_mala
     import test_posteriors
 
     models = {
         "hierarchical_poisson": (test_posteriors.hierarchical_poisson, test_posteriors.numbers),
         "ordered_mixture": (test_posteriors.ordered_mixture, test_posteriors.numbers),
-        "regression": (test_mala.regression, test_mala.numbers),
         "counts": (test_latent_steps.counts_with_hyperparameters, test_latent_steps.numbers),
         "glass": (test_latent_steps.glass_classification, test_latent_steps.function_values),
     }

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from models import drive
 
 from pymc_kameleon import FastKameleonStep, KameleonStep
 from pymc_kameleon.kernels import CustomKernel, Gaussian, Laplacian, Linear
@@ -65,6 +66,7 @@ def test_covariance_is_that_of_kameleon_with_the_kernel_of_the_features(embeddin
 def mean_error_of_covariance(n_features, seeds):
     """Of F-KAMH against KAMH with all points, at places, over sets of frequencies."""
     options = {"model": MODEL, "warm_start": POINTS, "standardize": False, "bandwidth": 9.0}
+    options["compile_kwargs"] = {"mode": "FAST_COMPILE"}
     expected = KameleonStep(n_subsample=300, scaling=1.0, **options).proposal_covariance(PLACES)
     errors = []
     for seed in seeds:
@@ -98,15 +100,6 @@ def test_a_smaller_rank_share_changes_little():
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
-def driven(step, n, start=None):
-    """Draws of a step that is called by hand, shape (n, d)."""
-    point, positions = {"x": np.array([0.0, -9.0]) if start is None else start}, []
-    for _ in range(n):
-        point, statistics = step.step(point)
-        positions.append(point["x"])
-    return np.array(positions), statistics[0]
-
-
 def test_what_is_learnt_is_the_covariance_of_all_positions_since_the_middle_of_the_last_redraw():
     step = FastKameleonStep(
         model=Banana(0.1, dim=2).model(), n_features=30, rng=3, steps_per_draw=1
@@ -114,11 +107,13 @@ def test_what_is_learnt_is_the_covariance_of_all_positions_since_the_middle_of_t
     redraws, frequencies, positions = [], None, []
     point = {"x": np.array([0.0, -9.0])}
     for t in range(700):
-        point, _ = step.step(point)
+        point, (statistics,) = step.step(point)
+        assert t > 0 or statistics["rank"] == 0
         positions.append(point["x"])
         if step.learner.features.frequencies is not frequencies:
             frequencies = step.learner.features.frequencies
             redraws.append(t)
+    assert statistics["rank"] == len(step.learner.features.factor) > 0
     step.stop_tuning()
     assert redraws[-1] > 400
     assert len(redraws) == 4
@@ -136,31 +131,17 @@ def test_nothing_is_learnt_after_tuning_unless_asked():
         step = FastKameleonStep(
             model=Banana(0.1, dim=2).model(), n_features=30, adapt_after_tune=adapts, rng=3
         )
-        driven(step, 600)
+        _, _, point = drive(step, {"x": np.array([0.0, -9.0])}, 600, tune=-1)
         step.stop_tuning()
         weight, frequencies = step.learner.covariance.weight[0], step.learner.features.frequencies
-        driven(step, 900, step.chain.position.copy())
+        drive(step, point, 900, tune=-1)
         assert (step.learner.covariance.weight[0] > weight) == adapts
         assert step.learner.features.frequencies is frequencies
 
 
-def test_rank_is_a_statistic():
-    step = FastKameleonStep(model=Banana(0.1, dim=2).model(), n_features=30, rng=3)
-    _, first = driven(step, 1)
-    assert first["rank"] == 0
-    _, last = driven(step, 300)
-    assert last["rank"] == len(step.learner.features.factor) > 0
-
-
-def test_odd_number_of_features_is_rounded_up():
+def test_rough_kernels_and_odd_numbers_are_named_in_a_warning():
     with pytest.warns(UserWarning, match="32"):
-        step = FastKameleonStep(model=MODEL, n_features=31)
-    assert step.untaught.n_features == 32
-    shifted = FastKameleonStep(model=MODEL, n_features=31, embedding="shifted")
-    assert shifted.untaught.n_features == 31
-
-
-def test_rough_kernels_are_named_in_a_warning():
+        assert FastKameleonStep(model=MODEL, n_features=31).untaught.n_features == 32
     with pytest.warns(UserWarning, match="Laplacian.*no second moment"):
         FastKameleonStep(model=MODEL, kernel=Laplacian())
 

@@ -66,41 +66,24 @@ def standard_errors(values, truth):
     return (values.mean() - truth) / (values.std(ddof=1) / np.sqrt(len(values)))
 
 
-# without bias ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("amplitude", [0.7, 1.5])
-def test_exact_values_agree_with_the_normal_integral(amplitude):
-    covariance = np.eye(5) + Y[:, None] * kernel(amplitude) * Y
-    integral = multivariate_normal(
-        np.zeros(5), covariance, maxpts=2_000_000, abseps=1e-9, releps=1e-6, seed=0
-    ).cdf(np.zeros(5))
-    assert exact_kernel("probit", amplitude) == pytest.approx(integral, rel=1e-5)
-
-
 @pytest.mark.parametrize(
-    "likelihood, approximation, amplitude, prior_share, n_importance",
+    "likelihood, approximation, amplitude, prior_share, n_importance, n_estimates",
     [
-        ("logit", "laplace", 0.7, 0.0, 20),
-        ("probit", "ep", 0.7, 0.0, 20),
-        ("logit", "laplace", 1.5, 0.05, 20),
-        ("logit", "ep", 1.5, 0.05, 20),
-        ("probit", "laplace", 1.5, 0.05, 20),
-        ("probit", "ep", 1.5, 0.05, 20),
+        ("logit", "laplace", 0.7, 0.0, 400, 500),
+        ("probit", "ep", 1.5, 0.05, 400, 500),
         # 0.3 of 1 or 7 draws is no whole number.
-        ("logit", "ep", 1.5, 0.3, 1),
-        ("probit", "laplace", 1.5, 0.3, 7),
+        ("logit", "ep", 1.5, 0.3, 1, 10_000),
+        ("probit", "laplace", 1.5, 0.3, 7, 10_000),
     ],
 )
 def test_mean_is_the_marginal_likelihood(
-    likelihood, approximation, amplitude, prior_share, n_importance
+    likelihood, approximation, amplitude, prior_share, n_importance, n_estimates
 ):
     one = estimator(likelihood, approximation, prior_share=prior_share)
-    density = one.approximate(LENGTHSCALES, amplitude)
+    density, rng = one.approximate(LENGTHSCALES, amplitude), np.random.default_rng(1)
     if not prior_share:
         # The variance is finite: prior^2 / q can be integrated.
         assert np.linalg.eigvalsh(density.factor @ density.factor.T)[-1] < 2.0
-    n_estimates, rng = 10_000 if n_importance == 20 else 20_000, np.random.default_rng(1)
     values = np.exp([one.estimate(density, n_importance, rng) for _ in range(n_estimates)])
     assert abs(standard_errors(values, exact_kernel(likelihood, amplitude))) < Z_BOUND
 
@@ -149,24 +132,6 @@ def test_plain_weights_of_equal_inputs_have_no_variance():
     assert weights.max() <= 1 / 0.02
 
 
-# importance density ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("likelihood, approximation", KINDS)
-def test_density_of_the_draws(likelihood, approximation):
-    one = estimator(likelihood, approximation)
-    density = one.approximate(LENGTHSCALES, 1.3)
-    z = np.random.default_rng(4).standard_normal((5, 3))
-    v, factor = density.draw(z), density.prior.cholesky
-    np.testing.assert_allclose(factor @ factor.T, kernel(1.3), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(density.standardised(v), z, atol=1e-12)
-    half = factor @ np.linalg.inv(density.factor).T
-    f = (factor @ v).T
-    q = multivariate_normal(factor @ density.centre, half @ half.T)
-    expected = q.logpdf(f) - multivariate_normal(np.zeros(5), kernel(1.3)).logpdf(f)
-    np.testing.assert_allclose(density.log_ratio(v, z), expected, atol=1e-9)
-
-
 @pytest.mark.parametrize("likelihood, approximation", KINDS)
 def test_estimates_are_precise_on_glass(likelihood, approximation):
     inputs, labels = latent_data.glass()
@@ -179,29 +144,28 @@ def test_estimates_are_precise_on_glass(likelihood, approximation):
     assert np.std([one.estimate(density, 100, rng) for _ in range(30)]) < 0.4
 
 
-@pytest.mark.parametrize("mean, variance", [(0, 1), (-3, 0.04), (3, 100), (-40, 25), (9, 190)])
+@pytest.mark.parametrize(
+    "mean, variance",
+    [(0, 1), (-3, 0.04), (3, 100), (-40, 25), (9, 190), (-90, 900), (-3e6, 1e12), (1e5, 1e12)],
+)
 def test_logit_moments(mean, variance):
+    """The last ones are in cavities that are broad against the sigmoid."""
     cavity = np.array([float(mean)]), np.array([float(variance)])
     moments = Logit([1.0]).tilted_moments(*cavity)
+    mirrored = Logit([-1.0]).tilted_moments(-cavity[0], cavity[1])
+    assert mirrored.slope == -moments.slope
+    assert mirrored.log_normaliser == moments.log_normaliser
+    if variance > 200:
+        expected = quadrature_moments(OtherLogit([1.0]), *cavity)
+        assert abs(moments.slope - expected.slope) * np.sqrt(variance) < 1e-4
+        assert moments.shrinkage == pytest.approx(expected.shrinkage, rel=1e-4)
+        return
     expected = quadrature_moments(OtherLogit([1.0]), *cavity, tolerance=1e-10)
     deviation = np.sqrt(expected.shrinkage / variance)
     assert moments.log_normaliser == pytest.approx(expected.log_normaliser, rel=1e-8, abs=1e-9)
     assert abs(moments.slope - expected.slope) / deviation < 1e-7
     assert moments.shrinkage == pytest.approx(expected.shrinkage, rel=1e-7)
     assert variance * moments.curvature == pytest.approx(1 - expected.shrinkage, abs=1e-7)
-    mirrored = Logit([-1.0]).tilted_moments(-cavity[0], cavity[1])
-    assert mirrored.slope == -moments.slope
-    assert mirrored.log_normaliser == moments.log_normaliser
-
-
-@pytest.mark.parametrize("deviation", [30.0, 1e6])
-@pytest.mark.parametrize("ratio", [-3.0, 0.1])
-def test_logit_moments_in_a_broad_cavity_are_close(deviation, ratio):
-    cavity = np.array([ratio * deviation]), np.array([deviation**2])
-    moments = Logit([1.0]).tilted_moments(*cavity)
-    expected = quadrature_moments(OtherLogit([1.0]), *cavity)
-    assert abs(moments.slope - expected.slope) * deviation < 1e-4
-    assert moments.shrinkage == pytest.approx(expected.shrinkage, rel=1e-4)
 
 
 @pytest.mark.parametrize("family", [Logit, Probit])
@@ -216,9 +180,6 @@ def test_likelihoods_and_their_derivatives(family):
     np.testing.assert_allclose(likelihood.elementwise(np.stack([f, -f]))[0], terms[0])
     far = likelihood.terms(np.array([1e8, 1e8, -1e8, -1e8]))
     assert np.all(np.isfinite(far))
-
-
-# arguments ------------------------------------------------------------------------------------
 
 
 def one_estimate(y=Y, inputs=X, lengthscales=LENGTHSCALES, amplitude=1.0, **options):
@@ -239,7 +200,7 @@ def test_equal_arguments_give_equal_estimates():
         assert values[0] == values[1]
 
 
-@pytest.mark.parametrize("likelihood, approximation", KINDS)
+@pytest.mark.parametrize("likelihood, approximation", [("logit", "ep"), ("probit", "laplace")])
 @pytest.mark.parametrize(
     "lengthscales, amplitude",
     [(1e-8, 1), (1e8, 1), (np.array([1e-8, 1e8]), 1), (np.inf, 1), (1, 1e-200), (1, 1e6)],
@@ -254,6 +215,19 @@ def test_extreme_hyperparameters(likelihood, approximation, lengthscales, amplit
     if np.all(lengthscales == 1e-8) and approximation == "ep":
         # All values of the function are independent.
         assert value == pytest.approx(5 * np.log(0.5), abs=0.2)
+
+
+def test_value_in_a_graph():
+    lengthscales, amplitude = pt.vector("lengthscales"), pt.scalar("amplitude")
+    graph = gp_classification_loglikelihood(
+        X, Y, lengthscales, amplitude=amplitude, likelihood="probit", n_importance=400
+    )
+    evaluate = pytensor.function([lengthscales, amplitude], graph, mode="FAST_COMPILE")
+    # log p(y) is a normal probability.
+    covariance = np.eye(5) + Y[:, None] * kernel(1.1, jitter=1e-6) * Y
+    exact_value = multivariate_normal(np.zeros(5), covariance, seed=0).logcdf(np.zeros(5))
+    assert evaluate(LENGTHSCALES, 1.1) == pytest.approx(exact_value, abs=0.3)
+    assert np.isnan(evaluate(LENGTHSCALES, -1.1))
 
 
 def test_no_hyperparameters_of_a_kernel():
@@ -297,14 +271,3 @@ def test_errors(arguments, error, message):
 
 
 # in a model -----------------------------------------------------------------------------------
-
-
-def test_value_in_a_graph():
-    lengthscales, amplitude = pt.vector("lengthscales"), pt.scalar("amplitude")
-    graph = gp_classification_loglikelihood(
-        X, Y, lengthscales, amplitude=amplitude, likelihood="probit", n_importance=400
-    )
-    evaluate = pytensor.function([lengthscales, amplitude], graph, mode="FAST_COMPILE")
-    exact_value = exact("probit", kernel(1.1, jitter=1e-6))
-    assert evaluate(LENGTHSCALES, 1.1) == pytest.approx(np.log(exact_value), abs=0.3)
-    assert np.isnan(evaluate(LENGTHSCALES, -1.1))

@@ -79,8 +79,6 @@ def slope(function, x, step):
     return np.stack(columns, axis=-1)
 
 
-# metric ---------------------------------------------------------------------------------------
-
 CASES = pytest.mark.parametrize(
     ("name", "beta", "with_sites"),
     [
@@ -111,6 +109,8 @@ def test_geometry_is_that_of_the_dense_matrices(name, beta, with_sites):
     np.testing.assert_allclose(metric.log_determinant, np.linalg.slogdet(dense)[1], rtol=1e-9)
     log_density = target.base.log_density(f) + target.log_ratio(f)
     np.testing.assert_allclose(geometry.log_density, log_density)
+    of_momentum = 0.5 * (p @ inverse @ p + np.linalg.slogdet(dense)[1])
+    np.testing.assert_allclose(geometry.energy(p), of_momentum - log_density, rtol=1e-9)
     score = target.base.score(f) + target.log_ratio_terms(f)[1]
     np.testing.assert_allclose(geometry.score, score, rtol=1e-9, atol=1e-9)
 
@@ -139,16 +139,6 @@ def test_gradients_agree_with_finite_differences(name, beta, with_sites):
     np.testing.assert_allclose(slope(energy, f, 1e-3), found, rtol=1e-6, atol=1e-6)
 
 
-def test_energy_is_minus_the_joint_log_density():
-    target, f, _ = problem("poisson", 6)
-    geometry = LocalGeometry(target, f)
-    p = geometry.draw_momentum(np.random.default_rng(4))
-    joint = geometry.log_density + stats.multivariate_normal.logpdf(
-        p, cov=dense_metric(geometry), allow_singular=True
-    )
-    np.testing.assert_allclose(geometry.energy(p), -joint - 3 * np.log(2 * np.pi), rtol=1e-9)
-
-
 @pytest.mark.parametrize("with_sites", [False, True])
 def test_covariance_of_the_momentum_is_the_metric(with_sites):
     target, f, _ = problem("probit", 10, 0.3, with_sites)
@@ -170,21 +160,6 @@ def test_sites_that_tell_nothing_or_nearly_nothing_do_no_harm():
     expected = np.diag(np.linalg.inv(dense))
     found = metric.log_determinant_gradient(3.0 * curvature)
     np.testing.assert_allclose(found, 3.0 * curvature * expected, rtol=1e-9, atol=1e-15)
-
-
-def test_velocity_is_accurate_for_a_nearly_singular_covariance():
-    """Compared with the whitened form, which has no large numbers in it."""
-    rng = np.random.default_rng(6)
-    prior = squared_exponential(4 * rng.random((40, 1)), 2.0, 100.0, jitter=1e-10)
-    metric = Metric(prior, rng.random(40))
-    p = metric.momentum(rng.standard_normal((2, 40)))
-    factor = prior.cholesky
-    inner = np.eye(40) + factor.T @ (metric.curvature[:, None] * factor)
-    expected = factor @ np.linalg.solve(inner, factor.T @ p)
-    np.testing.assert_allclose(metric.velocity(p), expected, rtol=0, atol=1e-8 * 100)
-
-
-# floor ----------------------------------------------------------------------------------------
 
 
 def test_soft_absolute_is_smooth_and_leaves_large_values_alone():
@@ -211,9 +186,6 @@ def test_a_likelihood_that_is_not_log_concave_needs_a_floor():
     half = default_soft_floor(replace(target, scale=0.5))
     np.testing.assert_allclose(half, 0.5 * floor)
     assert LocalGeometry(target, f, floor).curvature.min() >= floor
-
-
-# integrator -----------------------------------------------------------------------------------
 
 
 def return_errors(geometry, momentum, step_size, n_fixed_point=None, n_steps=1):
@@ -276,13 +248,6 @@ def test_each_implicit_sub_step_returns(name, step_size, monkeypatch):
     assert made >= (12 if step_size < 0.5 else 6)
 
 
-@pytest.mark.parametrize("name", LOG_CONCAVE)
-def test_a_checked_step_leads_back(name):
-    for step_size in (0.1, 0.5):
-        errors = [return_errors(*start, step_size) for start in starts(name, 10)]
-        assert np.max(errors) < 1e-6
-
-
 def test_five_iterations_do_not_lead_back_from_long_steps():
     """Ten steps there and ten back, as many as in the paper; checked steps do lead back."""
 
@@ -330,7 +295,7 @@ def test_volume_is_preserved(name):
     assert np.abs(jacobian - np.eye(6)).max() > 0.05
 
 
-@pytest.mark.parametrize("name", ["probit", "poisson", "student_t"])
+@pytest.mark.parametrize("name", ["poisson", "student_t"])
 def test_energy_error_falls_with_the_square_of_the_step(name):
     errors = []
     for n_steps in (8, 16, 32):
@@ -343,9 +308,6 @@ def test_energy_error_falls_with_the_square_of_the_step(name):
         errors.append(total)
     ratios = np.array(errors[:-1]) / errors[1:]
     np.testing.assert_allclose(ratios, 4.0, rtol=0.15)
-
-
-# failures -------------------------------------------------------------------------------------
 
 
 class Cliff(Normal):
@@ -409,9 +371,6 @@ def test_bad_settings_and_targets_are_refused():
         LocalGeometry(target, np.full(30, np.nan))
 
 
-# transition -----------------------------------------------------------------------------------
-
-
 def test_nothing_is_evaluated_twice():
     target, f, _ = problem("probit")
     rng, settings = np.random.default_rng(10), RiemannianSettings(1e-3, n_steps=1)
@@ -437,12 +396,7 @@ def test_nothing_is_evaluated_twice():
 
 def test_a_position_iteration_makes_no_inverse_factor(monkeypatch):
     made, right = [], Metric.inverse_root
-
-    def counted(metric):
-        made.append(1)
-        return right(metric)
-
-    monkeypatch.setattr(Metric, "inverse_root", counted)
+    monkeypatch.setattr(Metric, "inverse_root", lambda metric: (made.append(1), right(metric))[1])
     target, f, _ = problem("probit")
     settings = RiemannianSettings(0.3, n_steps=4, random_length=False)
     transition(target, RiemannianState(f), settings, np.random.default_rng(11))
@@ -477,9 +431,6 @@ def test_dual_averaging_reaches_the_target_acceptance(initial):
     assert 0.7 < acceptance < 0.93
 
 
-# invariance -----------------------------------------------------------------------------------
-
-
 def exact_draws(target, count, rng):
     """Draws by rejection from the Gaussian, for likelihoods with a largest value."""
     kept = []
@@ -511,10 +462,7 @@ def p_values(moved, reference):
 
 def small_target(name, beta=1.0):
     prior = squared_exponential(np.array([[0.0], [0.7]]), 1.0, 3.0)
-    if name == "probit":
-        found = Probit([1.0, -1.0])
-        found.upper_bound = 0.0
-    elif name == "poisson":
+    if name == "poisson":
         found = Poisson([0.0, 1.0])
         found.upper_bound = -1.0
     else:
@@ -527,7 +475,7 @@ def small_target(name, beta=1.0):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "beta", "step_size"),
-    [("probit", 1.0, 0.7), ("poisson", 0.3, 0.9), ("student_t", 1.0, 0.5)],
+    [("poisson", 0.3, 0.9), ("student_t", 1.0, 0.5)],
 )
 def test_exact_draws_stay_exact(name, beta, step_size):
     target, floor = small_target(name, beta)
@@ -552,19 +500,3 @@ def test_a_wrong_energy_is_caught(monkeypatch):
     monkeypatch.setattr(LocalGeometry, "energy", without_determinant)
     moved, _ = move(target, draws, RiemannianSettings(0.5, n_steps=3), 10, 17)
     assert min(p_values(moved, reference)) < BOUND
-
-
-def test_gaussian_posterior_is_kept():
-    """A Gaussian likelihood gives the posterior in closed form: whitened draws are normal."""
-    rng = np.random.default_rng(18)
-    prior = squared_exponential(3 * rng.random((6, 1)), 1.0, 2.0)
-    target = TemperedTarget(prior, Normal(prior.draw(rng), 0.5))
-    covariance = np.linalg.inv(np.linalg.inv(prior.covariance) + np.eye(6) / 0.25)
-    posterior = factorised(covariance @ target.likelihood.y / 0.25, covariance)
-    draws = np.array([posterior.draw(rng) for _ in range(300)])
-    moved, accepted = move(target, draws, RiemannianSettings(1.2, n_steps=3), 10, 19)
-    assert accepted < 0.99
-    whitened = np.linalg.solve(posterior.cholesky, (moved - posterior.mean).T)
-    found = [stats.kstest(row, "norm").pvalue for row in whitened]
-    found.append(stats.kstest((whitened**2).sum(axis=0), "chi2", args=(6,)).pvalue)
-    assert min(found) > BOUND

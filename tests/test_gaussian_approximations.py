@@ -203,7 +203,7 @@ def test_one_term_is_exact(likelihood):
         (Probit([1.0, -1.0]), (5e-3, 0.01)),
         (Logit([-1.0, -1.0]), (5e-3, 0.01)),
         (Poisson([4.0, 1.0]), (5e-3, 0.01)),
-        (StudentT([1.5, -0.5], 4, 0.3), (0.03, 0.05)),
+        (StudentT([1.5, -0.5], 4, 0.3), (0.03, 0.02)),
     ],
 )
 def test_two_terms_are_close(likelihood, tolerances):

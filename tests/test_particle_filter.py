@@ -224,6 +224,19 @@ def masked():
     return np.ma.masked_array(y, mask), functions, parameters, 20, expected
 
 
+def test_variance_of_the_log_falls_as_the_number_of_particles():
+    functions, n_estimates = compiled(volatility().functions), 1500
+    log_estimate = BootstrapFilter(simulated_volatility(100), *functions)
+    rng = np.random.default_rng(2)
+    few, many = (
+        np.var([log_estimate(*PARAMETERS, n_particles, rng) for _ in range(n_estimates)])
+        for n_particles in (100, 400)
+    )
+    # Standard error of the log of a ratio of two variances, and 0.1 for terms of order 1/n^2.
+    tolerance = STANDARD_ERRORS * np.sqrt(4 / n_estimates) + 0.1
+    assert np.log(few / many) == pytest.approx(np.log(4), abs=tolerance)
+
+
 @pytest.mark.parametrize("make", [long_volatility, pairs, integers, masked])
 def test_python_and_compiled_agree(make):
     y, functions, parameters, n_particles, expected = make()

@@ -17,6 +17,7 @@ QUESTIONS = [
         "KameleonStep(\n surrogate=GPSurrogate())",
     ),
     ("Is the posterior\nnearly Gaussian?", "AdaptiveMetropolisStep"),
+    ("Does it compile, with modes,\nbends or a funnel?", "ParallelTemperingStep"),
 ]
 LAST = "KameleonStep"
 

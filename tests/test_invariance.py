@@ -120,7 +120,7 @@ def test_a_frozen_step_is_invariant(name):
     assert min(found.values()) > BOUND, found
 
 
-right_reverse = local_gaussian.reverse_log_density
+right_reverse = local_gaussian.log_proposal_ratio
 right_rank_one = eigenfunction_moves.rank_one_log_ratio
 
 
@@ -140,7 +140,7 @@ def _second_stage_without_the_surrogate(proposed, current, there, here):
     return min(0.0, proposed - current)
 
 
-REVERSE = (local_gaussian, "reverse_log_density", _reverse_density_of_forward_factor)
+REVERSE = (local_gaussian, "log_proposal_ratio", _reverse_density_of_forward_factor)
 SPOILT = {
     "kameleon": (Row(KameleonStep, RAW, n=500), REVERSE),
     "fast": (Row(FastKameleonStep, FAST, n=500), REVERSE),

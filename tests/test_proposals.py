@@ -13,7 +13,7 @@ from pymc_kameleon.mcmc.proposals.eigenfunction_moves import rank_one_log_ratio
 from pymc_kameleon.mcmc.proposals.local_gaussian import (
     centred_scatter,
     local_covariance,
-    reverse_log_density,
+    log_proposal_ratio,
 )
 
 KERNELS = [Gaussian(), Matern(1.5), Matern(2.5), Matern(3.3), Linear(), Polynomial(2)]
@@ -66,7 +66,7 @@ def test_log_ratio_matches_scipy_densities():
     expected = stats.multivariate_normal(x + displacement, reverse @ reverse.T).logpdf(
         x
     ) - stats.multivariate_normal(x, forward @ forward.T).logpdf(x + displacement)
-    ratio = reverse_log_density(forward, reverse, normals, displacement)
+    ratio = log_proposal_ratio(forward, reverse, normals, displacement)
     assert ratio == pytest.approx(expected, abs=1e-10)
 
 

@@ -1,7 +1,7 @@
 """Models with a latent Gaussian process and a likelihood that factorises over its values.
 
-Approximations and log evidence of a PyMC model; the steps that sample such models,
-`RiemannianHMCStep` and `EllipticalSliceStep`, are with the other steps.
+Approximations and log evidence of a PyMC model; the steps that sample such models, `LatentGPStep`,
+`EllipticalSliceStep` and `RiemannianHMCStep`, are with the other steps.
 """
 
 from pymc_kameleon.latent_gp.evidence import Evidence

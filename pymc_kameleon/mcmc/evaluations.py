@@ -1,4 +1,7 @@
-"""Every evaluated point of a chain that learns, accepted or not, for a surrogate to learn from."""
+"""Every evaluated point of a chain that learns, accepted or not, for a surrogate to learn from.
+
+They are those of one chain, in memory; `store` keeps evaluations of all chains and runs on disk.
+"""
 
 from typing import NamedTuple
 

@@ -44,9 +44,9 @@ class LatentGPStep(LatentGPTuning):
     ::
 
         theta: hyperparameters; f: the function; q(f | theta): prior of f times Gaussian sites
-        draw eta with f = m(theta) + L(theta) eta, standard normal under q
+        with f = m(theta) + C(theta) v, draw eta: v = mu(theta) + L(theta) eta, N(0, I) under q
         repeat steps_per_draw times:
-            propose theta*, and f* = m(theta*) + L(theta*) eta
+            propose theta*, and f* by the same two equations at theta*
             accept by the ratio of p(y | f, theta) p(f | theta) p(theta) / q(f | theta)
             eta, and with it f: elliptical slices about N(0, I)
 

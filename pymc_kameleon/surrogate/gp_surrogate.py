@@ -44,7 +44,8 @@ class GPSurrogate:
 
     It is a configuration: it never changes, and holds nothing of a chain. What a chain learns is a
     `SparseGP`, from `new_process` and `fit_into`. On its own it is a regression of a function that
-    is expensive and without noise: `fit` returns a `FittedSurrogate`.
+    is expensive and without noise: `fit` returns a `FittedSurrogate`. The ratios of both stages are
+    in `surrogate.acceptance_ratios`.
 
     It works in coordinates standardised by its points. Hyperparameters, a lengthscale for each
     standardised coordinate and an amplitude, maximise the marginal likelihood.

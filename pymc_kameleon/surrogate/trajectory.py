@@ -1,10 +1,9 @@
-r"""Hamiltonian trajectories on a surrogate, accepted by the true density (Rasmussen 2003).
+r"""Hamiltonian trajectories on a surrogate s (Rasmussen 2003), without the true density.
 
-Momenta :math:`n \sim N(0, I)` and a leapfrog of :math:`H = -s(u) + \tfrac12 |n|^2` whose velocity
-is A n, so the mass matrix is :math:`(A A^\top)^{-1}`. For any fixed surrogate s the map is
-reversible and keeps volume, so one evaluation of the true density accepts it exactly,
-
-.. math:: \alpha = 1 \wedge \frac{\pi(x^*)}{\pi(x)} e^{(|n|^2 - |n^*|^2) / 2}.
+Momenta :math:`n \sim N(0, T I)` and a leapfrog of :math:`H = -s(u) + \tfrac12 |n|^2` whose velocity
+is A n, so the mass matrix is :math:`(A A^\top)^{-1}`. The map is reversible and keeps volume, so
+accepting its end with probability :math:`1 \wedge e^{(H - H^*) / T}` leaves :math:`e^{s / T}`
+invariant. `surrogate.transition` makes several such moves a proposal of the true density.
 """
 
 import math

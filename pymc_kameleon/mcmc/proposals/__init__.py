@@ -34,12 +34,15 @@ those of acceptance."""
 
 @by_class
 def propose(proposal, chain, normals, uniforms):
-    """Write x* into `chain.proposal`; return log q(x | x*) - log q(x* | x), and an index."""
+    """Write x* into `chain.proposal`; return log q(x | x*) - log q(x* | x), and which scaling."""
 
 
 @by_class
 def accept_own(proposal, log_density, stage, chain, log_ratio, normals, uniforms):
-    """Evaluate x*, and move there or not; return acceptance probability, and whether it did."""
+    """Evaluate x*, and move there or not; return acceptance probability, and whether it did.
+
+    By default with probability min(1, p(x*) q(x | x*) / p(x) q(x* | x)), `mcmc.chain`.
+    """
 
 
 @by_class

@@ -2,7 +2,8 @@
 
 In standardised coordinates R(u) = gamma^2 I + nu^2 S(u), and the density of the way back has R at
 x*. For KAMH, S = M H M^T with M = 2 [grad k(u, z_1), ..., grad k(u, z_n)] (Sejdinovic et al. 2014,
-proposition 2 and algorithm 1); another proposal gives another S.
+proposition 2 and algorithm 1); another proposal gives another S. The acceptance probability is in
+`mcmc.chain.accept_in_one_stage`.
 """
 
 import math
@@ -110,7 +111,7 @@ def local_covariance(scatter, gamma, nu, out):
 
 
 @jit_inner
-def reverse_log_density(forward_factor, reverse_factor, normals, displacement):
+def log_proposal_ratio(forward_factor, reverse_factor, normals, displacement):
     """Return log N(x; x*, R(x*)) - log N(x*; x, R(x)).
 
     The factors are those of R(x) and R(x*); x* - x = `displacement` = forward_factor @ normals,
@@ -145,7 +146,7 @@ def propose_locally(proposal, chain, normals, uniforms):
     local_covariance(here.proposed, proposal.gamma, nu, proposed_factor)
     if not cholesky_in_place(proposed_factor):
         return -np.inf, 0
-    return reverse_log_density(factor, proposed_factor, normals, displacement), 0
+    return log_proposal_ratio(factor, proposed_factor, normals, displacement), 0
 
 
 def record_position(proposal, chain, is_evaluated, acceptance, index):

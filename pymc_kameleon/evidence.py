@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
 from pymc_kameleon._compat import arviz_statistics, group_dataset
-from pymc_kameleon.latent_gp.evidence import Estimate
+from pymc_kameleon.latent_gp.latent_evidence import Estimate
 
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
 

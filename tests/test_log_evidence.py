@@ -25,16 +25,16 @@ from pymc_kameleon.latent_gp.annealing import (
     anneal,
     learn_ladder,
 )
-from pymc_kameleon.latent_gp.evidence import (
+from pymc_kameleon.latent_gp.gaussian_approximations import (
+    expectation_propagation_approximation,
+)
+from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised, with_sites
+from pymc_kameleon.latent_gp.latent_evidence import (
     estimate_log_evidence,
     importance_sampling,
     stepping_stones,
     thermodynamic_integration,
 )
-from pymc_kameleon.latent_gp.gaussian_approximations import (
-    expectation_propagation_approximation,
-)
-from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_slice, hamiltonian
 from pymc_kameleon.plots import plot_evidence
 

@@ -13,12 +13,12 @@ from pytensor.graph.basic import Variable
 
 from pymc_kameleon._compat import posterior_result
 from pymc_kameleon._threads import threads_for
-from pymc_kameleon.latent_gp.evidence import Evidence, estimate_log_evidence
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     GaussianApproximation,
     expectation_propagation_approximation,
     laplace_approximation,
 )
+from pymc_kameleon.latent_gp.latent_evidence import Evidence, estimate_log_evidence
 from pymc_kameleon.latent_gp.reading import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.validation import checked_choice

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
-from pymc_kameleon.latent_gp.evidence import Evidence
+from pymc_kameleon.latent_gp.latent_evidence import Evidence
 from pymc_kameleon.plots.common import (
     COLORS,
     INK,

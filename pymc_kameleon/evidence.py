@@ -109,7 +109,7 @@ def _combined(found, series):
     size = min(float(arviz_statistics().ess(series, method="mean")), float(series.size))
     within = float(series.std(ddof=1)) / np.sqrt(size)
     between = float(np.std(found, ddof=1)) / np.sqrt(m) if m > 1 else 0.0
-    return Estimate(value, max(within, between), size)
+    return Estimate(value, float(max(within, between)), size)
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

@@ -23,12 +23,16 @@ def exact_draws():
     return rng.multivariate_normal(models.CORRELATED_MEAN, models.CORRELATED_COVARIANCE, size=2000)
 
 
+WARM = [name for name in METROPOLIS_HASTINGS if name != "parallel_tempering"]
+"""Steps that take draws to begin with."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "source"),
     [
         ("kameleon", "result"),
-        *(pytest.param(n, "draws", marks=pytest.mark.numerics) for n in METROPOLIS_HASTINGS),
+        *(pytest.param(n, "draws", marks=pytest.mark.numerics) for n in WARM),
     ],
 )
 def test_frozen_from_the_start_with_right_moments(name, source, model, exact_draws):
@@ -132,10 +136,11 @@ def test_some_of_the_variables(make_each_way):
     np.testing.assert_allclose(np.sort(step.warm.points[:, 0]), np.sort(values(idata, "b").ravel()))
 
 
-def test_few_and_repeated_points(make_step, model):
+@pytest.mark.parametrize("name", WARM)
+def test_few_and_repeated_points(name, model):
     """A short or stuck earlier run is a poor teacher, and still a valid one."""
     for points in (np.ones((2, 3)), np.arange(6.0).reshape(2, 3), np.ones((50, 3))):
-        step = make_step(model=model, warm_start=points)
+        step = STEPS[name].make(model=model, warm_start=points)
         draws, statistics, _ = run(step, model, 60, tune=30)
         assert np.all(np.isfinite(draws))
         assert all(np.isfinite(s["scaling"]) for s in statistics)

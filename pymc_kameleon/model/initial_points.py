@@ -106,9 +106,9 @@ def prior_draws(
     The likelihood is not evaluated. Variables that cannot be drawn are jittered, as for
     `dispersed_starts`, or with `only_drawable` none are returned.
     """
-    sampler = prior_sampler(model, names)
-    if sampler is not None:
-        return sampler(n, get_random_generator(seed))
+    rows = _draws_of_one_function(model, names, n, seed)
+    if rows is not None:
+        return rows
     search = _StartSearch(model, get_random_generator(seed))
     rows = []
     for _ in range(n):
@@ -135,12 +135,32 @@ def prior_scales(points: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(scales) & (scales > 0), scales, 1.0)
 
 
-def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
-    """Return what draws the variables `names` and what they depend on; None if that cannot be."""
+def _joint_draw(model, names, seed):
+    """Compile a draw of the variables `names`, and of what they depend on, from the prior."""
     variables = {model.rvs_to_values[variable].name: variable for variable in model.free_RVs}
     graph = pt.concatenate([unconstrained(model, variables[name]).ravel() for name in names])
+    return compile_graph([], graph, random_seed=seed, mode=IN_PYTHON)
+
+
+def _finite_rows(draw, n):
+    with np.errstate(all="ignore"):
+        rows = np.array([draw() for _ in range(n)], dtype=float)
+    return rows[np.all(np.isfinite(rows), axis=1)]
+
+
+def _draws_of_one_function(model, names, n, seed):
+    """Draw the variables `names` and what they depend on, if all that can be drawn; else None."""
     try:
-        sampler = PriorSampler(compile_graph([], graph, random_seed=0, mode=IN_PYTHON))
+        rows = _finite_rows(_joint_draw(model, names, seed), n)
+    except Exception:  # whatever a user's own `random` may raise
+        return None
+    return rows if len(rows) > 0.5 * n else None
+
+
+def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
+    """Return what draws the variables `names` and what they depend on; None if that cannot be."""
+    try:
+        sampler = PriorSampler(_joint_draw(model, names, 0))
         return sampler if len(sampler(20, np.random.default_rng(0))) > 10 else None
     except Exception:  # whatever a user's own `random` may raise
         return None
@@ -156,9 +176,7 @@ class PriorSampler:
     def __call__(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Draw `n` rows, and return those (at most n, d) that are finite."""
         reseed_rngs(self.generators, int(rng.integers(SEED_BOUND)))
-        with np.errstate(all="ignore"):
-            rows = np.array([self.draw() for _ in range(n)], dtype=float)
-        return rows[np.all(np.isfinite(rows), axis=1)]
+        return _finite_rows(self.draw, n)
 
 
 class _StartSearch:

@@ -16,6 +16,7 @@ from pymc_kameleon import (
     GPSurrogate,
     KameleonStep,
     MALAStep,
+    ParallelTemperingStep,
     SurrogateHMCStep,
 )
 from pymc_kameleon.diagnostics import efficiency_table
@@ -389,6 +390,7 @@ def screened():
         (an_estimate, MALAStep, NotImplementedError, "gradient"),
         (an_estimate, screened, ValueError, r"estimated_loglikelihood.*noisy"),
         (a_simulator, SurrogateHMCStep, ValueError, "y is an estimate"),
+        (a_simulator, ParallelTemperingStep, ValueError, "y is an estimate"),
         (a_simulator, screened, ValueError, "an estimate"),
     ],
 )

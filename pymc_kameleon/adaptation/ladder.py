@@ -1,16 +1,15 @@
-"""How parallel tempering learns: temperatures, reference, archives of points, shares of moves."""
+"""How parallel tempering learns: temperatures, reference, archives of points."""
 
 import math
 
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.mcmc.coordinates import standardization
+from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.mcmc.proposals.tempering import (
     FRESH,
-    MOVES,
     TRIPS,
     Ladder,
     Reference,
@@ -20,7 +19,14 @@ from pymc_kameleon.mcmc.proposals.tempering import (
     normals_of_scan,
     uniforms_of_scan,
 )
-from pymc_kameleon.mcmc.scalings import NO_RECURSION
+from pymc_kameleon.mcmc.scalings import (
+    LARGEST_LOG_SCALING,
+    NO_RECURSION,
+    Scaling,
+    ScalingBounds,
+    ScalingRecursion,
+    target_acceptance,
+)
 from pymc_kameleon.model.initial_points import PriorSampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer
@@ -33,9 +39,6 @@ ARCHIVE = 200
 
 FIRST_ROUND = 25
 """Scans of the first round of tuning; each has twice as many as the last."""
-
-SMALLEST_SHARE = 0.25
-"""Of each kind of move."""
 
 FRESH_DRAWS = 200
 """Draws of the prior that are made at a time."""
@@ -77,7 +80,12 @@ class TemperingLearner(Learner):
 
     def __init__(self, *, n_temperatures: int | None, n_moves: int | None):
         if n_temperatures is not None:
-            checked_integer("n_temperatures", n_temperatures, 2)
+            n_temperatures = checked_integer("n_temperatures", n_temperatures, 2)
+            if n_temperatures > MOST_TEMPERATURES:
+                raise ValueError(
+                    f"n_temperatures={n_temperatures}: take at most {MOST_TEMPERATURES}, as many "
+                    "as the statistics have room for."
+                )
         if n_moves is not None:
             checked_integer("n_moves", n_moves, 1)
         self.n_temperatures, self.chosen_moves = n_temperatures, n_moves
@@ -92,7 +100,8 @@ class TemperingLearner(Learner):
         n = self.n_temperatures or FIRST_TEMPERATURES
         is_prior = self.prior_sampler is not None
         self.reference = Reference(
-            np.array([is_prior]), position.copy(), np.diag(self.target.scales).astype(float)
+            np.array([is_prior]),
+            Standardization(position.copy(), np.diag(self.target.scales).astype(float)),
         )
         self.rounds = np.array([FIRST_ROUND, FIRST_ROUND])
         self.held = {}
@@ -114,16 +123,16 @@ class TemperingLearner(Learner):
         smallest = min(0.1, 0.5 / max(spread, 1e-300))
         betas = np.concatenate([[0.0], np.geomspace(smallest, 1.0, n - 1)])
         shrunk = 1.0 / np.sqrt(1.0 + betas * spread / self.dim)
-        archive = position + shrunk[:, None, None] * (self._archive_of(drawn, rng) - position)
+        archive = position + shrunk[:, None, None] * (self._archive_of(drawn) - position)
         self.ladder = Ladder(
             betas,
             archive,
             shrunk[:, None] * deviations,
             np.array([np.diag(s * deviations) for s in shrunk]),
             np.full(n, math.log(2.38 / math.sqrt(self.dim))),
-            np.tile(np.cumsum(np.full(len(MOVES) - 1, 1.0 / len(MOVES))), (n, 1)),
+            np.zeros(n),
         )
-        self.tuning = self._new_round(n, FIRST_ROUND, np.zeros(n))
+        self.tuning = self._new_round(n, FIRST_ROUND)
         self.states = States(
             positions=drawn[rng.integers(len(drawn), size=n)].copy(),
             values=np.zeros((n, N_TERMS)),
@@ -137,16 +146,14 @@ class TemperingLearner(Learner):
         )
         self._hold_others()
 
-    def _new_round(self, n, length, n_walks):
+    def _new_round(self, n, length):
         return Tuning(
             np.zeros((n, ARCHIVE, self.dim)),
             np.array([0, max(1, math.ceil(length / ARCHIVE)), 0]),
             np.zeros((n - 1, 2)),
-            np.zeros((n, len(MOVES), 2)),
-            n_walks,
         )
 
-    def _archive_of(self, points, rng):
+    def _archive_of(self, points):
         """As many of the rows of `points` as an archive has, each as often as possible."""
         repeats = np.resize(np.arange(len(points)), ARCHIVE)
         return points[np.sort(repeats)] if len(points) < ARCHIVE else points[:ARCHIVE]
@@ -162,14 +169,18 @@ class TemperingLearner(Learner):
         return uniforms_of_scan(len(self.ladder.betas), self.n_moves)
 
     def proposal(self, compiled):  # noqa: D102
-        is_apart = self.hot_target is not self.target
+        scaling = Scaling(self.ladder.log_scale, self.ladder.n_walks)
+        bound = np.full(len(scaling.log), LARGEST_LOG_SCALING)
         function = self.hot_target.function
         table = function.compiled() if compiled else (self._hot_density,)
         return Replicas(
             table,
-            is_apart,
+            self.hot_target is not self.target,
             self.n_moves,
             self.adapts,
+            ScalingRecursion(
+                scaling, ScalingBounds(-bound, bound), target_acceptance(self.dim), 1.0, 0.6, True
+            ),
             self.ladder,
             self.reference,
             self.tuning,
@@ -206,11 +217,12 @@ class TemperingLearner(Learner):
     def hold(self, n: int, rng: np.random.Generator) -> None:
         """Have what `n` scans need: draws of the prior, and the values that are held."""
         self.draw_prior(n, rng)
-        if self.adapts and self.target.shared:
+        if self.hot_target is self.target:
+            return
+        if self.adapts:
             self._hold_others()
         for variable, shared in self.hot_target.shared.items():
-            if self.hot_target is not self.target:
-                shared.set_value(self.held[variable.name])
+            shared.set_value(self.held[variable.name])
 
     def draw_prior(self, n: int, rng: np.random.Generator) -> None:
         """Have draws of the prior for `n` scans, if it can be drawn from."""
@@ -231,17 +243,17 @@ class TemperingLearner(Learner):
         return min(n, max(0, int(self.rounds[0]) - transition - 1))
 
     def update(self, position, tune, rng):  # noqa: D102
-        self._end_round(rng)
+        self._end_round()
         self.rounds[1] *= 2
         self.rounds[0] += self.rounds[1]
 
     def end_tuning(self, position, rng):  # noqa: D102
         if self.tuning.cursor[0] >= self.rounds[1] // 2:
-            self._end_round(rng)
+            self._end_round()
         self.adapts = False
         self.states.counters[TRIPS] = 0
 
-    def _end_round(self, rng):
+    def _end_round(self):
         """Learn from what was recorded since the last time."""
         old, tuning = self.ladder, self.tuning
         sums, counts = tuning.rejected.T
@@ -257,11 +269,11 @@ class TemperingLearner(Learner):
         factors = np.array([c.factor for c in coordinates])
         self.ladder = Ladder(
             betas,
-            np.array([self._archive_of(points[k], rng) for k in nearest]),
+            np.array([self._archive_of(points[k]) for k in nearest]),
             np.sqrt(np.sum(factors**2, axis=2))[nearest],
             factors[nearest],
             old.log_scale[nearest],
-            self._thresholds(tuning.gains)[nearest],
+            old.n_walks[nearest],
         )
         here = self.states
         self.states = here._replace(
@@ -271,10 +283,10 @@ class TemperingLearner(Learner):
             ratio=here.ratio[nearest],
             visited=np.zeros(n, dtype=np.bool_),
         )
-        self.tuning = self._new_round(n, 2 * self.rounds[1], tuning.n_walks[nearest])
+        self.tuning = self._new_round(n, 2 * self.rounds[1])
         if self.prior_sampler is None:
-            self.reference.mean[:] = coordinates[-1].location
-            self.reference.factor[:] = WIDENED * coordinates[-1].factor
+            self.reference.gaussian.location[:] = coordinates[-1].location
+            self.reference.gaussian.factor[:] = WIDENED * coordinates[-1].factor
             self.states.is_current[0] = False
 
     @staticmethod
@@ -282,14 +294,6 @@ class TemperingLearner(Learner):
         """About twice the barrier, within bounds; no fewer than half of before at a time."""
         wanted = math.ceil(2.0 * float(np.sum(rejections))) + 1
         return min(max(wanted, n // 2, LEAST_TEMPERATURES), 2 * n, MOST_TEMPERATURES)
-
-    @staticmethod
-    def _thresholds(gains):
-        """Shares of moves in proportion to the squared jumps that they brought, none too small."""
-        means = gains[..., 0] / np.maximum(gains[..., 1], 1.0) + 1e-12
-        shares = means / means.sum(axis=1, keepdims=True)
-        shares = SMALLEST_SHARE + (1.0 - SMALLEST_SHARE * len(MOVES)) * shares
-        return np.cumsum(shares[:, :-1], axis=1)
 
     # what was learnt ------------------------------------------------------------------------------
 
@@ -300,8 +304,8 @@ class TemperingLearner(Learner):
     @property
     def is_consistent(self):  # noqa: D102
         n, states = len(self.ladder.betas), self.states
-        arrays = (*self.ladder, states.positions, states.values, states.base, states.ratio)
-        return all(len(array) == n for array in (*arrays, states.visited, self.tuning.points))
+        arrays = (*self.ladder, *states[:4], states.visited)
+        return all(len(array) == n for array in (*arrays, self.tuning.points))
 
     def statistics(self):  # noqa: D102
         sums, count = self.states.swaps

@@ -55,7 +55,8 @@ def is_within(bounds, x):
     return True
 
 
-def turned(angles: np.ndarray, low: np.ndarray | float) -> np.ndarray:
+@jitable
+def turned(angles, low):
     """Angles moved by whole turns to between `low` and a turn above it."""
     return angles - 2.0 * math.pi * np.floor((angles - low) / (2.0 * math.pi))
 

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import accept_or_reject
+from pymc_kameleon.mcmc.history import two_of
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
 from pymc_kameleon.mcmc.numba_bridge import (
     EVALUATIONS,
@@ -101,11 +102,7 @@ def _difference(factor, points, i, j, scale, noise, normals, out):
 @jitable
 def propose_difference(differences, chain, normals, uniforms):
     """Add a multiple of the difference of two history points: symmetric, for these points."""
-    n = differences.points.shape[1]
-    i = int(uniforms[PICK] * n)
-    j = int(uniforms[SECOND_PICK] * (n - 1))
-    if j >= i:
-        j += 1
+    i, j = two_of(differences.points.shape[1], uniforms[PICK], uniforms[SECOND_PICK])
     scale = 1.0 if uniforms[JUMP] < differences.jump_share else differences.scale
     _difference(
         differences.factor,

@@ -128,6 +128,12 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     ) -> None:
         learner = TemperingLearner(n_temperatures=n_temperatures, n_moves=n_moves)
         super().__init__(vars, learner=learner, pseudo_marginal=None, **options)
+        if self.target.estimated_terms:
+            raise ValueError(
+                f"The likelihood term {', '.join(self.target.estimated_terms)} is an estimate, and "
+                "ParallelTemperingStep takes the log density for exact. Write "
+                "KameleonStep(pseudo_marginal=True)."
+            )
         learner.target = learner.hot_target = self.target
         if self.target.shared:
             learner.hot_target = LogDensity(

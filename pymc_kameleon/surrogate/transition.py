@@ -20,7 +20,7 @@ from numba.extending import is_jitted
 
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation
-from pymc_kameleon.mcmc.history import History, record
+from pymc_kameleon.mcmc.history import History, record, two_of
 from pymc_kameleon.mcmc.linalg import copy_into, dot
 from pymc_kameleon.mcmc.numba_bridge import by_address, jit, machine_code_address, resolved_once
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
@@ -95,9 +95,7 @@ def _move_by_differences(surrogate, points, radius, temperature, u, value, unifo
     dim, n = points.shape
     moved = workspace.other
     for t in range(TRIES):
-        i, j = int(uniforms[4 * t] * n), int(uniforms[4 * t + 1] * (n - 1))
-        if j >= i:
-            j += 1
+        i, j = two_of(n, uniforms[4 * t], uniforms[4 * t + 1])
         scale = 1.0 if uniforms[4 * t + 2] < JUMPS else 2.38 / math.sqrt(2.0 * dim)
         for k in range(dim):
             moved[k] = u[k] + scale * (points[k, i] - points[k, j])

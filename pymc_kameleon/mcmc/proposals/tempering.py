@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, is_within, probability
-from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times, solve_factor
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, is_within, probability, turned
+from pymc_kameleon.mcmc.coordinates import Standardization, standardize
+from pymc_kameleon.mcmc.history import two_of
+from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.scalings import ScalingRecursion, learn_scaling
 
 MOVES = DIFFERENCE, WALK, STRETCH, COORDINATE = 0, 1, 2, 3
 """Kinds of moves: by a difference of two points of the archive, a random walk with the covariance
@@ -42,19 +45,18 @@ SPREAD = 1.7
 
 
 class Reference(NamedTuple):
-    """What beta = 0 is: the prior, or N(mean, factor factor^T), (d,) and (d, d)."""
+    """What beta = 0 is: the prior, if `is_prior` (1,), or a Gaussian."""
 
     is_prior: np.ndarray
-    mean: np.ndarray
-    factor: np.ndarray
+    gaussian: Standardization
 
 
 class Ladder(NamedTuple):
     """Inverse temperatures (K,), and for each what its moves are made with.
 
     `archive` (K, n, d) are points of that temperature, `deviations` (K, d) and `factor` (K, d, d)
-    their standard deviations and the factor of their covariance, `log_scale` (K,) that of random
-    walks, and `thresholds` (K, 3) the summed shares of all kinds of moves but the last.
+    their standard deviations and the factor of their covariance. `log_scale` (K,) are logs of the
+    scalings of random walks, which were learnt from `n_walks` (K,).
     """
 
     betas: np.ndarray
@@ -62,7 +64,7 @@ class Ladder(NamedTuple):
     deviations: np.ndarray
     factor: np.ndarray
     log_scale: np.ndarray
-    thresholds: np.ndarray
+    n_walks: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:
@@ -75,21 +77,17 @@ class Tuning(NamedTuple):
 
     `points` (K, n, d) are evenly spaced states, every `stride`-th scan of `scans`: `cursor` (3,) of
     int64 has the scans of this round, the stride, and the number stored. `rejected` (K - 1, 2) sums
-    the rejection probabilities of swaps, and counts them; `gains` (K, 4, 2) sums the squared jumps
-    of each kind of move, in standard deviations, and counts moves; `n_walks` (K,) counts random
-    walks ever made.
+    the rejection probabilities of swaps, and counts them.
     """
 
     points: np.ndarray
     cursor: np.ndarray
     rejected: np.ndarray
-    gains: np.ndarray
-    n_walks: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:
         """Axes that have no fixed length, by field."""
-        return dict.fromkeys(("points", "rejected", "gains", "n_walks"), 0)
+        return dict.fromkeys(("points", "rejected"), 0)
 
 
 class States(NamedTuple):
@@ -124,13 +122,15 @@ class Replicas(NamedTuple):
 
     `hot_density` is what replicas before the last evaluate, as `numba_bridge.evaluate` takes it. It
     is another one than the chain's where other steps move what it depends on (`is_apart`), which
-    for the replicas stands still. `n_moves` are those of a replica between swaps.
+    for the replicas stands still. `n_moves` are those of a replica between swaps, and `recursion`
+    is how the scalings of random walks are learnt.
     """
 
     hot_density: Any
     is_apart: bool
     n_moves: int
     adapts: bool
+    recursion: ScalingRecursion
     ladder: Ladder
     reference: Reference
     tuning: Tuning
@@ -152,16 +152,14 @@ def uniforms_of_scan(n_temperatures: int, n_moves: int) -> int:
 
 
 @jit(allocates=True)
-def log_reference(reference, x):
-    """Log density of the Gaussian reference at `x` (d,)."""
+def log_normal(gaussian, x):
+    """Log density at `x` (d,) of the Gaussian of a `Standardization`."""
     dim = x.size
     whitened = np.empty(dim)
-    for i in range(dim):
-        whitened[i] = x[i] - reference.mean[i]
-    solve_factor(reference.factor, whitened, whitened)
+    standardize(gaussian, x, whitened)
     total = -0.5 * dim * math.log(2.0 * math.pi)
     for i in range(dim):
-        total -= 0.5 * whitened[i] * whitened[i] + math.log(reference.factor[i, i])
+        total -= 0.5 * whitened[i] * whitened[i] + math.log(gaussian.factor[i, i])
     return total
 
 
@@ -172,7 +170,7 @@ def split(reference, x, value):
     if reference.is_prior[0]:
         base, ratio = value[0], likelihood
     else:
-        base = log_reference(reference, x)
+        base = log_normal(reference.gaussian, x)
         ratio = value[0] + likelihood - base
     base = base if -np.inf < base < np.inf else -np.inf
     return base, ratio if -np.inf < ratio < np.inf else -np.inf
@@ -204,9 +202,7 @@ def _propose_stretch(archive, x, uniforms, out):
 @jitable
 def _propose_difference(archive, deviations, x, normals, uniforms, out):
     n, dim = archive.shape
-    i, j = int(uniforms[FIRST] * n), int(uniforms[SECOND] * (n - 1))
-    if j >= i:
-        j += 1
+    i, j = two_of(n, uniforms[FIRST], uniforms[SECOND])
     scale = 2.38 / math.sqrt(2.0 * dim) * math.exp(0.5 * normals[dim])
     if uniforms[LENGTH] < JUMP_SHARE:
         scale = 1.0
@@ -236,49 +232,36 @@ def propose_at(ladder, k, kind, x, normals, uniforms, out):
 
 
 @jitable
-def _learn_move(replicas, k, kind, before, acceptance, accepted):
-    gains, ladder = replicas.tuning.gains, replicas.ladder
-    gains[k, kind, 1] += 1.0
-    if accepted:
-        for i in range(before.size):
-            jump = (replicas.states.positions[k, i] - before[i]) / ladder.deviations[k, i]
-            gains[k, kind, 0] += min(jump * jump, 4.0)
-    if kind == WALK:
-        n_walks = replicas.tuning.n_walks
-        n_walks[k] += 1.0
-        target = 0.44 if before.size == 1 else 0.234
-        ladder.log_scale[k] += n_walks[k] ** -0.6 * (acceptance - target)
+def kind_of(uniform):
+    """Return the kind of a move; all are equally probable."""
+    return int(uniform * len(MOVES))
 
 
 @jitable(allocates=True)
-def _move(replicas, density, k, chain, normals, uniforms, before):
+def _move(replicas, density, k, chain, normals, uniforms):
     """Make moves of replica k; return their summed acceptance, and how many were accepted."""
-    ladder, dim = replicas.ladder, chain.position.size
-    x, beta, thresholds = replicas.states.positions[k], ladder.betas[k], ladder.thresholds[k]
+    states, ladder, dim = replicas.states, replicas.ladder, chain.position.size
+    x, beta = states.positions[k], ladder.betas[k]
     total, n_accepted, base, ratio = 0.0, 0, 0.0, 0.0
     for t in range(replicas.n_moves):
         z = normals[t * (dim + 1) : (t + 1) * (dim + 1)]
         u = uniforms[t * N_UNIFORMS : (t + 1) * N_UNIFORMS]
-        kind = 0
-        while kind < thresholds.size and u[KIND] >= thresholds[kind]:
-            kind += 1
+        kind = kind_of(u[KIND])
         log_ratio = propose_at(ladder, k, kind, x, z, u, chain.proposal)
         acceptance, accepted = 0.0, False
         if is_within(chain.bounds, chain.proposal):
             evaluate(density, chain.proposal, chain.proposed_value, chain.counts)
             base, ratio = split(replicas.reference, chain.proposal, chain.proposed_value)
-            here = tempered(replicas.states.base[k], replicas.states.ratio[k], beta)
+            here = tempered(states.base[k], states.ratio[k], beta)
             acceptance = probability(difference(tempered(base, ratio, beta), here) + log_ratio)
             accepted = u[ACCEPT] < acceptance
-        if replicas.adapts:
-            copy_into(x, before)
         if accepted:
             copy_into(chain.proposal, x)
-            copy_into(chain.proposed_value, replicas.states.values[k])
-            replicas.states.base[k], replicas.states.ratio[k] = base, ratio
+            copy_into(chain.proposed_value, states.values[k])
+            states.base[k], states.ratio[k] = base, ratio
             n_accepted += 1
-        if replicas.adapts:
-            _learn_move(replicas, k, kind, before, acceptance, accepted)
+        if replicas.adapts and kind == WALK:
+            learn_scaling(replicas.recursion, k, acceptance)
         total += acceptance
     return total, n_accepted
 
@@ -286,37 +269,37 @@ def _move(replicas, density, k, chain, normals, uniforms, before):
 @jitable(allocates=True)
 def _evaluate_at(replicas, density, k, chain):
     """Evaluate replica k where it is."""
-    evaluate(density, replicas.states.positions[k], replicas.states.values[k], chain.counts)
-    base, ratio = split(replicas.reference, replicas.states.positions[k], replicas.states.values[k])
-    replicas.states.base[k], replicas.states.ratio[k] = base, ratio
+    states = replicas.states
+    evaluate(density, states.positions[k], states.values[k], chain.counts)
+    base, ratio = split(replicas.reference, states.positions[k], states.values[k])
+    states.base[k], states.ratio[k] = base, ratio
 
 
 @jitable
 def _turn_into(bounds, x):
     """Move angles by whole turns to between their bounds."""
     for i in range(x.size):
-        width = bounds[1, i] - bounds[0, i]
-        if width < np.inf:
-            x[i] -= width * math.floor((x[i] - bounds[0, i]) / width)
+        if bounds[0, i] > -np.inf:
+            x[i] = turned(x[i], bounds[0, i])
 
 
 @jitable(allocates=True)
 def _refresh(replicas, chain, normals):
     """Put an exact draw of the reference in the place of the first replica, if there is one."""
-    drawn, reference = chain.proposal, replicas.reference
-    if reference.is_prior[0]:
-        if replicas.states.counters[FRESH] == replicas.states.fresh.shape[0]:
+    states, gaussian, drawn = replicas.states, replicas.reference.gaussian, chain.proposal
+    if replicas.reference.is_prior[0]:
+        if states.counters[FRESH] == states.fresh.shape[0]:
             return
-        copy_into(replicas.states.fresh[replicas.states.counters[FRESH]], drawn)
-        replicas.states.counters[FRESH] += 1
+        copy_into(states.fresh[states.counters[FRESH]], drawn)
+        states.counters[FRESH] += 1
         _turn_into(chain.bounds, drawn)
     else:
-        factor_times(reference.factor, normals, drawn)
-        add_into(reference.mean, drawn, drawn)
+        factor_times(gaussian.factor, normals, drawn)
+        add_into(gaussian.location, drawn, drawn)
         if not is_within(chain.bounds, drawn):  # so that it is a draw of one period
             return
-    copy_into(drawn, replicas.states.positions[0])
-    replicas.states.visited[0] = True
+    copy_into(drawn, states.positions[0])
+    states.visited[0] = True
     _evaluate_at(replicas, replicas.hot_density, 0, chain)
 
 
@@ -329,27 +312,21 @@ def _exchange(first, second):
 @jitable(allocates=True)
 def _swap_apart(replicas, log_density, k, chain, uniform, spare):
     """Swap the chain with the replica before it, where they have densities of their own."""
-    reference, beta = replicas.reference, replicas.ladder.betas[k]
-    hot, cold = replicas.states.positions[k], replicas.states.positions[k + 1]
+    states, reference, beta = replicas.states, replicas.reference, replicas.ladder.betas[k]
+    hot, cold, terms = states.positions[k], states.positions[k + 1], states.values[k + 1]
     there = evaluate(log_density, hot, chain.proposed_value, chain.counts)
     evaluate(replicas.hot_density, cold, spare, chain.counts)
     base, ratio = split(reference, cold, spare)
-    here = (
-        replicas.states.values[k + 1, 0]
-        + replicas.states.values[k + 1, 1]
-        + replicas.states.values[k + 1, 2]
-    )
-    log_ratio = there - here + tempered(base, ratio, beta)
-    log_ratio -= tempered(replicas.states.base[k], replicas.states.ratio[k], beta)
+    log_ratio = there - (terms[0] + terms[1] + terms[2]) + tempered(base, ratio, beta)
+    log_ratio -= tempered(states.base[k], states.ratio[k], beta)
     acceptance = probability(log_ratio)
     accepted = uniform < acceptance
     if accepted:
         _exchange(hot, cold)
-        copy_into(spare, replicas.states.values[k])
-        copy_into(chain.proposed_value, replicas.states.values[k + 1])
-        replicas.states.base[k], replicas.states.ratio[k] = base, ratio
-        base, ratio = split(reference, cold, chain.proposed_value)
-        replicas.states.base[k + 1], replicas.states.ratio[k + 1] = base, ratio
+        copy_into(spare, states.values[k])
+        copy_into(chain.proposed_value, terms)
+        states.base[k], states.ratio[k] = base, ratio
+        states.base[k + 1], states.ratio[k + 1] = split(reference, cold, terms)
     return acceptance, accepted
 
 
@@ -362,20 +339,20 @@ def log_swap_ratio(betas, ratio, k):
 @jitable(allocates=True)
 def _swap(replicas, log_density, k, chain, uniform, spare):
     """Swap the states of k and k + 1, or not; return the acceptance probability."""
+    states = replicas.states
     if replicas.is_apart and k + 2 == replicas.ladder.betas.size:
         acceptance, accepted = _swap_apart(replicas, log_density, k, chain, uniform, spare)
     else:
-        ratio = replicas.states.ratio
+        base, ratio = states.base, states.ratio
         acceptance = probability(log_swap_ratio(replicas.ladder.betas, ratio, k))
         accepted = uniform < acceptance
         if accepted:
-            _exchange(replicas.states.positions[k], replicas.states.positions[k + 1])
-            _exchange(replicas.states.values[k], replicas.states.values[k + 1])
-            base = replicas.states.base
+            _exchange(states.positions[k], states.positions[k + 1])
+            _exchange(states.values[k], states.values[k + 1])
             base[k], base[k + 1] = base[k + 1], base[k]
             ratio[k], ratio[k + 1] = ratio[k + 1], ratio[k]
     if accepted:
-        visited = replicas.states.visited
+        visited = states.visited
         visited[k], visited[k + 1] = visited[k + 1], visited[k]
     return acceptance
 
@@ -394,18 +371,17 @@ def _record(replicas):
 @jitable(allocates=True)
 def _arrive(replicas, chain):
     """Put the chain in the last place, and evaluate what is not known."""
-    last = replicas.states.positions.shape[0] - 1
-    copy_into(chain.position, replicas.states.positions[last])
-    for i in range(N_TERMS):
-        replicas.states.values[last, i] = chain.value[i]
+    states, last = replicas.states, replicas.states.positions.shape[0] - 1
+    copy_into(chain.position, states.positions[last])
+    copy_into(chain.value, states.values[last])
     base, ratio = split(replicas.reference, chain.position, chain.value)
-    replicas.states.base[last], replicas.states.ratio[last] = base, ratio
+    states.base[last], states.ratio[last] = base, ratio
     for k in range(last):
-        _turn_into(chain.bounds, replicas.states.positions[k])
-    if not replicas.states.is_current[0]:
+        _turn_into(chain.bounds, states.positions[k])
+    if not states.is_current[0]:
         for k in range(last):
             _evaluate_at(replicas, replicas.hot_density, k, chain)
-        replicas.states.is_current[0] = True
+        states.is_current[0] = True
 
 
 def _propose(replicas, chain, normals, uniforms):
@@ -419,8 +395,8 @@ def _covariance_at(replicas, x):
 
 def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
     """Move every replica, then swap every other pair; the chain is where the last replica is."""
-    dim, n, n_moves = chain.position.size, replicas.states.positions.shape[0], replicas.n_moves
-    before, spare = np.empty(dim), np.empty(N_TERMS)
+    states, n_moves, spare = replicas.states, replicas.n_moves, np.empty(N_TERMS)
+    n, dim = states.positions.shape
     _arrive(replicas, chain)
     _refresh(replicas, chain, normals[n * n_moves * (dim + 1) :])
     total, n_accepted = 0.0, 0
@@ -428,22 +404,21 @@ def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
         z = normals[k * n_moves * (dim + 1) : (k + 1) * n_moves * (dim + 1)]
         u = uniforms[3 + k * n_moves * N_UNIFORMS : 3 + (k + 1) * n_moves * N_UNIFORMS]
         density = log_density if k == n - 1 else replicas.hot_density
-        total, n_accepted = _move(replicas, density, k, chain, z, u, before)
+        total, n_accepted = _move(replicas, density, k, chain, z, u)
     swapped = uniforms[3 + n * n_moves * N_UNIFORMS :]
-    for k in range(replicas.states.counters[SCANS] % 2, n - 1, 2):
+    for k in range(states.counters[SCANS] % 2, n - 1, 2):
         acceptance = _swap(replicas, log_density, k, chain, swapped[k], spare)
-        replicas.states.swaps[0] += acceptance
-        replicas.states.swaps[1] += 1.0
+        states.swaps[0] += acceptance
+        states.swaps[1] += 1.0
         if replicas.adapts:
             replicas.tuning.rejected[k, 0] += 1.0 - acceptance
             replicas.tuning.rejected[k, 1] += 1.0
-    if replicas.states.visited[n - 1]:
-        replicas.states.counters[TRIPS] += 1
-        replicas.states.visited[n - 1] = False
-    replicas.states.counters[SCANS] += 1
-    copy_into(replicas.states.positions[n - 1], chain.position)
-    for i in range(N_TERMS):
-        chain.value[i] = replicas.states.values[n - 1, i]
+    if states.visited[n - 1]:
+        states.counters[TRIPS] += 1
+        states.visited[n - 1] = False
+    states.counters[SCANS] += 1
+    copy_into(states.positions[n - 1], chain.position)
+    copy_into(states.values[n - 1], chain.value)
     if replicas.adapts:
         _record(replicas)
     chain.outcome[ACCEPTANCE] += total / n_moves

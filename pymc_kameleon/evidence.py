@@ -8,8 +8,8 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
-from pymc_kameleon._compat import arviz_statistics, group_dataset
-from pymc_kameleon.latent_gp.latent_evidence import Estimate
+from pymc_kameleon._compat import group_dataset
+from pymc_kameleon.latent_gp.latent_evidence import Estimate, from_series
 
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
 
@@ -102,14 +102,12 @@ def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray
 
 def _combined(found, series):
     """One estimate from those of several chains (m,), with what each draw adds (m, n)."""
-    m, n = series.shape
     value = float(np.mean(found))
-    if n < 4 or not np.all(np.isfinite(found)):
+    if not np.isfinite(value):
         return Estimate(value, float("nan"), 0.0)
-    size = min(float(arviz_statistics().ess(series, method="mean")), float(series.size))
-    within = float(series.std(ddof=1)) / np.sqrt(size)
-    between = float(np.std(found, ddof=1)) / np.sqrt(m) if m > 1 else 0.0
-    return Estimate(value, float(max(within, between)), size)
+    estimate = from_series(value, series)
+    between = float(np.std(found, ddof=1)) / np.sqrt(len(found)) if len(found) > 1 else 0.0
+    return estimate._replace(standard_error=float(max(estimate.standard_error, between)))
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

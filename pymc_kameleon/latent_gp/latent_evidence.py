@@ -97,7 +97,7 @@ def stepping_stones(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
     ratios = np.array([_log_mean_exp(exponents[..., i]) for i in range(len(betas) - 1)])
     if not np.all(np.isfinite(ratios)):
         return Estimate(float(ratios.sum()), float("nan"), 0.0)
-    return _from_series(float(ratios.sum()), np.exp(exponents - ratios).sum(axis=-1))
+    return from_series(float(ratios.sum()), np.exp(exponents - ratios).sum(axis=-1))
 
 
 def thermodynamic_integration(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
@@ -119,10 +119,10 @@ def thermodynamic_integration(betas: np.ndarray, log_ratios: np.ndarray) -> Esti
         return Estimate(float("nan"), float("nan"), 0.0)
     squares = (log_ratios - log_ratios.mean(axis=(0, 1))) ** 2
     added = log_ratios @ weights + squares @ correction
-    return _from_series(float(added.mean()), added)
+    return from_series(float(added.mean()), added)
 
 
-def _from_series(log_evidence, series):
+def from_series(log_evidence, series):
     """Estimate whose error is that of the mean of a series (n_replicates, n_draws)."""
     if series.shape[1] < 4 or np.ptp(series) == 0:
         return Estimate(log_evidence, float("nan"), float(series.size))

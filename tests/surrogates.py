@@ -13,13 +13,13 @@ from pymc_kameleon.targets import Banana
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 
-def banana_with_likelihood():
-    """The banana as a wide normal prior and a likelihood that makes up the difference."""
+def banana_with_likelihood(prior_sd=30.0):
+    """The banana as a normal prior and a likelihood that makes up the difference."""
     with pm.Model() as model:
-        x = pm.Normal("x", 0.0, 30.0, shape=2)
+        x = pm.Normal("x", 0.0, prior_sd, shape=2)
         bent = x[1] - 0.1 * (x[0] ** 2 - 100.0)
         banana = -(x[0] ** 2) / 200.0 - bent**2 / 2
-        pm.Potential("likelihood", banana + pt.sum(x**2) / (2 * 30.0**2))
+        pm.Potential("likelihood", banana + pt.sum(x**2) / (2 * prior_sd**2))
     return model
 
 

@@ -106,6 +106,12 @@ def test_running_moments_match_the_recursion_written_out():
     np.testing.assert_allclose(moments.factor @ moments.factor.T, covariance, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("dim", "target"), [(1, 0.44), (2, 0.234), (9, 0.234)])
+def test_acceptance_that_a_scaling_is_learnt_for(dim, target):
+    step = KameleonStep(model=normal(dim)[0])
+    assert step.target_accept == target
+
+
 @pytest.mark.numerics
 @pytest.mark.parametrize(
     "make_step",

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from latent_likelihoods import squared_exponential
 
 from pymc_kameleon.latent_gp.gaussian_sites import (
     Gaussian,
@@ -242,6 +243,16 @@ def tolerance(form, name):
         return 0.01  # A momentum is the sum of what a site of 1e12 and a prior of 1 say.
     # Where precise, the shift of a site has the mean to 1e-16 of 1e6 standard deviations.
     return 1e-8
+
+
+def test_without_negative_precisions_the_mean_stays():
+    prior = squared_exponential(np.linspace(0, 1, 4)[:, None], 0.5, 1.5, jitter=0.1)
+    sites = Sites(np.array([-0.1, 0.4, -0.2, 1.0]), np.array([0.3, -1.0, 0.5, 2.0]))
+    inverse = np.linalg.inv(prior.covariance)
+    mean = np.linalg.solve(inverse + np.diag(sites.precision), sites.shift + inverse @ prior.mean)
+    floored = sites.floored(mean)
+    np.testing.assert_array_equal(floored.precision, [0.0, 0.4, 0.0, 1.0])
+    np.testing.assert_allclose(with_sites(prior, floored)[0].mean, mean, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,20 @@ def test_functions_and_eta_there_and_back(product):
     np.testing.assert_allclose(found.log_ratio(f), expected, rtol=1e-8)
 
 
+def test_slices_turn_eta_with_the_function():
+    model, draw_data = poisson_model()
+    rng = np.random.default_rng(12)
+    f = model.draw_function(model.mean, rng)
+    model.y = draw_data(f, model.mean, rng)
+    target = JointTarget(model, constant(model))
+    point = target.point(model.mean, f)
+    target.hold(point, rng)
+    moved, n_evaluations = slices(target, point, rng, 3)
+    assert n_evaluations >= 3 and np.abs(moved.function - f).max() > 0.01
+    np.testing.assert_allclose(moved.conditional.restored(target.eta), moved.function, rtol=1e-8)
+    assert moved.log_likelihood == model.likelihood.value(moved.function)
+
+
 def test_standardised_functions_are_standard_normal(product):
     """1e4 draws of f and eta: Kolmogorov-Smirnov for each of 18, and their correlations."""
     found, rng = ConditionalGaussian.of(*product), np.random.default_rng(11)

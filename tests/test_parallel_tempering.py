@@ -282,6 +282,23 @@ def test_weights_of_two_modes():
     assert abs(t) < 5.5, t  # 99 degrees of freedom: null probability 3e-7
 
 
+def test_others_of_the_hot_density_are_those_of_the_end_of_tuning():
+    with pm.Model() as model:
+        x, k = pm.Normal("x", 0.0, 2.0), pm.Normal("k", 1.0, 1.0)
+        pm.Normal("y", x * k, 1.0, observed=3.0)
+        step = ParallelTemperingStep([x], rng=1, disperse=False)
+    point, terms = model.initial_point(), np.empty((2, 3))
+    for _ in range(20):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    for values, k in zip(terms, (point["k"], 4.0), strict=True):
+        point, _ = step.step(point | {"k": np.asarray(k)})
+        step.learner.hot_target.function.into_compiled(np.array([1.0]), values)
+    np.testing.assert_array_equal(terms[0], terms[1])
+    step.target.function.into_compiled(np.array([1.0]), values)
+    assert abs(values.sum() - terms[0].sum()) > 1.0
+
+
 def test_the_hot_density_stands_still_while_others_move():
     """In a compound the chain's posterior is that of the model, whatever the other step draws.
 

@@ -7,6 +7,7 @@ import pytest
 from scipy import linalg, stats
 
 from pymc_kameleon.kernels import Gaussian, Linear, Matern, Polynomial
+from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.linalg import cholesky_in_place, rank_one_update, solve_factor
 from pymc_kameleon.mcmc.loop import Differences, propose_difference
 from pymc_kameleon.mcmc.proposals.eigenfunction_moves import rank_one_log_ratio
@@ -54,6 +55,11 @@ def test_linear_kernel_gives_the_covariance_of_adaptive_metropolis():
     factor = proposal_covariance(Linear(), rng.normal(size=4), points, 1.0, 0.3, 0.5)
     expected = 0.3**2 * np.eye(4) + 4 * 0.5**2 * 60 * np.cov(points, bias=True)
     np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-10)
+
+
+def test_probability_of_no_number_is_zero():
+    found = [probability(ratio) for ratio in (np.nan, -np.inf, -1e4, np.log(0.3), 0.0, np.inf)]
+    np.testing.assert_allclose(found, [0.0, 0.0, 0.0, 0.3, 1.0, 1.0])
 
 
 def test_log_ratio_matches_scipy_densities():

@@ -248,6 +248,22 @@ def test_each_implicit_sub_step_returns(name, step_size, monkeypatch):
     assert made >= (12 if step_size < 0.5 else 6)
 
 
+@pytest.mark.parametrize("solver", ["_solve_momentum", "_solve_position"])
+def test_a_way_back_to_somewhere_else_is_refused(solver, monkeypatch):
+    """An equation with two solutions, of which the way back finds the other."""
+    solve = getattr(riemannian_trajectory, solver)
+
+    def other_solution_on_the_way_back(geometry, momentum, *rest):
+        found, *more = solve(geometry, momentum, *rest)
+        is_back = min(number for number in rest if np.ndim(number) == 0 and number is not None) < 0
+        return (found + 1e-3 * is_back, *more)
+
+    monkeypatch.setattr(riemannian_trajectory, solver, other_solution_on_the_way_back)
+    for start in starts("logit", 2):
+        with pytest.raises(NotReversible):
+            leapfrog_step(*start, 0.3)
+
+
 def test_five_iterations_do_not_lead_back_from_long_steps():
     """Ten steps there and ten back, as many as in the paper; checked steps do lead back."""
 

@@ -24,7 +24,7 @@ from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
-from pymc_kameleon.surrogate import trajectory, trajectory_adaptation
+from pymc_kameleon.surrogate import trajectory, trajectory_adaptation, transition
 from pymc_kameleon.surrogate.mean import Mean, confined, fit_quadratic, mean_value
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
@@ -488,6 +488,22 @@ def test_a_trajectory_that_leaves_the_ball_leaves_it_on_the_way_back():
         assert stays == stays_back
         n_left += not stays
     assert n_left > 3
+
+
+def test_differences_stay_in_the_ball():
+    """At a temperature where all is accepted, with points further apart than the ball is wide."""
+    surrogate, _, _ = fitted()
+    rng, u, n_moved = np.random.default_rng(9), np.zeros(2), 0
+    workspace, points = new_workspace(surrogate), 2.0 * rng.normal(size=(2, 12))
+    value = surrogate_value_and_gradient(surrogate, u, workspace, np.empty(2))
+    for _ in range(100):
+        before, uniforms = u.copy(), rng.random(4 * transition.TRIES)
+        value = transition._move_by_differences(
+            surrogate, points, 2.0, 1e9, u, value, uniforms, workspace
+        )
+        assert np.linalg.norm(u) <= 2.0
+        n_moved += (u != before).any()
+    assert n_moved > 20
 
 
 def test_step_size_is_chosen_for_its_acceptance():

@@ -58,10 +58,13 @@ def test_the_surrogate_here_is_that_of_the_present_position(make):
 
 @pytest.mark.slow
 def test_gp_mala_is_invariant_with_a_frozen_surrogate():
-    """What it learns while tuning on one chain is then frozen, and the chain moves."""
+    """What it learns while tuning on one chain is then frozen, and the chain moves.
+
+    The prior is as narrow as a move is long, so that a ratio with the prior of the wrong end shows.
+    """
     rng = np.random.default_rng(41)
     step = MALAStep(
-        model=banana_with_likelihood(),
+        model=banana_with_likelihood(prior_sd=3.0),
         surrogate=GPSurrogate(max_points=90),
         steps_per_draw=100,
         rng=rng,

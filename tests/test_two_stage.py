@@ -18,8 +18,13 @@ from pymc_kameleon import (
     KameleonStep,
     MALAStep,
 )
+from pymc_kameleon.mcmc.numba_bridge import evaluate
 from pymc_kameleon.surrogate import FittedSurrogate
-from pymc_kameleon.surrogate.delayed_acceptance import predict_into
+from pymc_kameleon.surrogate.delayed_acceptance import (
+    PASSED,
+    accept_with_gradients,
+    predict_into,
+)
 from pymc_kameleon.surrogate.sparse_gp import predict
 from pymc_kameleon.testing import frozen, invariance_p_values
 
@@ -83,6 +88,25 @@ def test_gp_mala_is_invariant_with_a_frozen_surrogate():
         {"quantile statistic": TARGET.quantile_statistic},
     )
     assert min(found.values()) > BOUND, found
+
+
+def test_the_first_stage_of_gp_mala_lets_one_of_two_directions_through():
+    """Its ratio of a move is one over that of the reverse move, so one of them is at least 1."""
+    rng = np.random.default_rng(43)
+    step = MALAStep(model=banana_with_likelihood(prior_sd=3.0), surrogate=GPSurrogate(), rng=rng)
+    point = {"x": TARGET.draw(1, rng)[0]}
+    for _ in range(400):
+        point, _ = step.step(point)
+    stage, chain = step.screening.form(step.stage, step.chain, False, False), step.chain
+    for start in TARGET.draw(10, rng):
+        passed = []
+        for ends in (start, start + 0.5), (start + 0.5, start):
+            chain.position[:], chain.proposal[:] = ends
+            evaluate(stage.log_prior, chain.position, chain.value[:5], stage.counts)
+            stage.is_current[0], before = False, stage.outcome[PASSED]
+            accept_with_gradients(stage, None, chain, np.eye(2), 0.3, np.ones(3))
+            passed.append(stage.outcome[PASSED] - before)
+        assert abs(max(passed) - 1.0) < 1e-9 and min(passed) < 1.0
 
 
 def driven(step, n, point):

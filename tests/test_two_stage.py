@@ -20,6 +20,7 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.mcmc.numba_bridge import evaluate
 from pymc_kameleon.surrogate import FittedSurrogate
+from pymc_kameleon.surrogate.acceptance_ratios import log_marginal_density
 from pymc_kameleon.surrogate.delayed_acceptance import (
     PASSED,
     accept_with_gradients,
@@ -90,8 +91,8 @@ def test_gp_mala_is_invariant_with_a_frozen_surrogate():
     assert min(found.values()) > BOUND, found
 
 
-def test_the_first_stage_of_gp_mala_lets_one_of_two_directions_through():
-    """Its ratio of a move is one over that of the reverse move, so one of them is at least 1."""
+def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
+    """Each end's prior and prediction make its density; the ratio of the way back is one over it."""
     rng = np.random.default_rng(43)
     step = MALAStep(model=banana_with_likelihood(prior_sd=3.0), surrogate=GPSurrogate(), rng=rng)
     point = {"x": TARGET.draw(1, rng)[0]}
@@ -99,14 +100,28 @@ def test_the_first_stage_of_gp_mala_lets_one_of_two_directions_through():
         point, _ = step.step(point)
     stage, chain = step.screening.form(step.stage, step.chain, False, False), step.chain
     for start in TARGET.draw(10, rng):
-        passed = []
+        passed, densities = [], []
         for ends in (start, start + 0.5), (start + 0.5, start):
             chain.position[:], chain.proposal[:] = ends
             evaluate(stage.log_prior, chain.position, chain.value[:5], stage.counts)
             stage.is_current[0], before = False, stage.outcome[PASSED]
             accept_with_gradients(stage, None, chain, np.eye(2), 0.3, np.ones(3))
             passed.append(stage.outcome[PASSED] - before)
-        assert abs(max(passed) - 1.0) < 1e-9 and min(passed) < 1.0
+            values, here = chain.value, stage.here
+            moments = (*here.moments, here.gradient_mean, here.cross_covariance)
+            densities.append(
+                log_marginal_density(
+                    *ends,
+                    values[0],
+                    values[3:5],
+                    *moments,
+                    here.gradient_covariance,
+                    0.3,
+                    np.eye(2),
+                )
+            )
+        ratio = densities[1] - densities[0]
+        np.testing.assert_allclose(np.log(passed), [min(0, ratio), min(0, -ratio)], atol=1e-9)
 
 
 def driven(step, n, point):

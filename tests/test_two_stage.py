@@ -92,7 +92,7 @@ def test_gp_mala_is_invariant_with_a_frozen_surrogate():
 
 
 def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
-    """Each end's prior and prediction make its density; the ratio of the way back is one over it."""
+    """Prior and prediction of each end make its density; the way back has one over the ratio."""
     rng = np.random.default_rng(43)
     step = MALAStep(model=banana_with_likelihood(prior_sd=3.0), surrogate=GPSurrogate(), rng=rng)
     point = {"x": TARGET.draw(1, rng)[0]}
@@ -109,6 +109,7 @@ def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
             passed.append(stage.outcome[PASSED] - before)
             values, here = chain.value, stage.here
             moments = (*here.moments, here.gradient_mean, here.cross_covariance)
+            moments = (*moments, here.gradient_covariance)
             densities.append(
                 log_marginal_density(
                     *ends,

@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from scipy import stats
 
@@ -11,6 +12,7 @@ from pymc_kameleon import evidence
 from pymc_kameleon.adaptation.ladder import equal_rejections
 from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.proposals import tempering
+from pymc_kameleon.mcmc.trends import fit_trends, picks, propose_along
 from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
 
 pytestmark = pytest.mark.numerics
@@ -31,6 +33,10 @@ def symbolic_banana(x):
     return -0.5 * ((x[1] + 0.5 * x[0] ** 2 - 1.0) ** 2 / 0.3)
 
 
+def symbolic_funnel(x):
+    return -0.5 * x[1] ** 2 * pt.exp(-0.6 * x[0]) - 0.3 * x[0] + x[1] ** 2 / 8.0
+
+
 def symbolic_two_modes(x):
     distances = [((x - c) ** 2).sum() / 0.2 for c in (1.5, -1.5)]
     return pm.math.logaddexp(*(-0.5 * d for d in distances))
@@ -45,6 +51,7 @@ def flat():
 
 MODELS = {
     "banana": lambda: with_prior(symbolic_banana),
+    "funnel": lambda: with_prior(symbolic_funnel),
     "two modes": lambda: with_prior(symbolic_two_modes),
     "improper": flat,
 }
@@ -56,7 +63,7 @@ def frozen(model, **options):
         model=model, rng=1, steps_per_draw=3, n_temperatures=4, disperse=False, **options
     )
     point = model.initial_point()
-    for _ in range(150):
+    for _ in range(500):
         point, _ = step.step(point)
     step.stop_tuning()
     return step, point
@@ -125,7 +132,7 @@ def bounded():
 
 
 MODELS["bounds"] = bounded
-HALF_WIDTHS = {"banana": 9.0, "two modes": 9.0, "improper": 25.0, "bounds": 14.0}
+HALF_WIDTHS = {"banana": 9.0, "funnel": 12.0, "two modes": 9.0, "improper": 25.0, "bounds": 14.0}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -143,28 +150,45 @@ def _too_cold(base, ratio, beta):
     return base + min(1.0, 5.0 * beta) * ratio
 
 
-def _no_jacobian(archive, x, uniforms, out):
-    right_stretch(archive, x, uniforms, out)
-    return 0.0
+def _without_jacobian(propose):
+    def proposed(*arguments):
+        propose(*arguments)
+        return 0.0
+
+    return proposed
 
 
-right_stretch = tempering._propose_stretch
 SPOILT = {
     "swap": ("log_swap_ratio", _swap_the_wrong_way, tempering.DIFFERENCE, 300),
     "temperature": ("tempered", _too_cold, tempering.DIFFERENCE, 1500),
-    "stretch": ("_propose_stretch", _no_jacobian, tempering.STRETCH, 900),
+    "stretch": (
+        "_propose_stretch",
+        _without_jacobian(tempering._propose_stretch),
+        tempering.STRETCH,
+        900,
+    ),
+    "trends": (
+        "propose_along",
+        _without_jacobian(tempering.propose_along),
+        tempering.COORDINATE,
+        600,
+    ),
 }
 """What is spoilt, the kind of moves that all moves are, and how many draws show it."""
 
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_ratio_is_caught(name, monkeypatch):
-    step, point = frozen(with_prior(symbolic_banana), compile_kwargs={"mode": "cvm"})
+    density, width = (symbolic_funnel, 12.0) if name == "trends" else (symbolic_banana, 9.0)
+    step, point = frozen(with_prior(density), compile_kwargs={"mode": "cvm"})
     *mistake, kind, n = SPOILT[name]
     monkeypatch.setattr(tempering, *mistake)
+    if name == "trends":
+        assert np.any(step.learner.ladder.trends[-1, :, :, 3])
+        monkeypatch.setattr(tempering, "ALONG_SHARE", 1.0)
     monkeypatch.setattr(loop, "run_compiled", None)
     monkeypatch.setattr(tempering, "kind_of", lambda uniform: kind)
-    found = p_values(step, point, 9.0, n)
+    found = p_values(step, point, width, n)
     assert min(found.values()) < BOUND, found
 
 
@@ -196,6 +220,50 @@ def test_evaluations_are_counted():
     _, (statistics,) = step.step(point)
     moves = 4 * step.learner.n_moves
     assert statistics["n_evals"] == 3 * (moves + 1)  # the draw of the prior is evaluated once
+
+
+def funnel_and_bend(n):
+    """A coordinate that two follow with their spread, and one with its location; one that none."""
+    rng = np.random.default_rng(2)
+    z, v = rng.standard_normal((4, n)), 3.0 * rng.standard_normal(n)
+    bend = 0.1 * v**2 + 0.5 * v + 2.0
+    return np.column_stack([v, np.exp(0.5 * v) * z[0], z[1], bend + z[2], np.exp(-v / 3.0) * z[3]])
+
+
+def test_trends_are_found():
+    points = funnel_and_bend(1000)
+    location, deviations = points.mean(axis=0), points.std(axis=0)
+    found = np.empty((5, 5, 4))
+    fit_trends(points, location, deviations, found)
+    # By standard deviations of the first: 0.5 v + 0.1 v^2 with v = location + 3 u, about.
+    width, middle = deviations[0], location[0]
+    expected = np.zeros((5, 3))
+    expected[1, 2], expected[4, 2] = 0.5 * width, -width / 3.0
+    expected[3] = (0.5 + 0.2 * middle) * width, 0.1 * width**2, 0.0
+    np.testing.assert_allclose(found[0, :, 1:], expected, atol=0.15)
+    assert np.all(found[2][:, 1:] == 0.0)
+    probabilities = np.diff(picks(found), prepend=0.0)
+    assert probabilities[0] == probabilities.max() > 10.0 * probabilities[2] > 0.0
+
+
+def test_a_move_along_trends_leads_back_and_its_ratio_is_the_jacobian():
+    points = funnel_and_bend(300)
+    trends, location, deviations = np.empty((5, 5, 4)), points.mean(axis=0), points.std(axis=0)
+    fit_trends(points, location, deviations, trends)
+
+    def moved(x, change):
+        out = np.empty(5)
+        return propose_along(trends, location, deviations, 0, change, x, out), out
+
+    for x in points[:20]:
+        ratio, there = moved(x, 1.3)
+        back, again = moved(there, -1.3)
+        np.testing.assert_allclose(again, x, rtol=1e-8, atol=1e-8)
+        assert ratio == pytest.approx(-back)
+        steps = 1e-5 * np.eye(5)
+        columns = [(moved(x + h, 1.3)[1] - moved(x - h, 1.3)[1]) / 2e-5 for h in steps]
+        assert np.linalg.slogdet(columns)[1] == pytest.approx(ratio, abs=1e-6)
+    assert moved(points[0], 100.0)[0] == -np.inf
 
 
 def test_ladder_of_equal_rejections():

@@ -27,6 +27,7 @@ from pymc_kameleon.mcmc.scalings import (
     ScalingRecursion,
     target_acceptance,
 )
+from pymc_kameleon.mcmc.trends import N_COEFFICIENTS, fit_trends, picks
 from pymc_kameleon.model.initial_points import PriorSampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer
@@ -34,11 +35,11 @@ from pymc_kameleon.validation import checked_integer
 FIRST_TEMPERATURES, LEAST_TEMPERATURES, MOST_TEMPERATURES = 12, 4, 40
 """Numbers of temperatures: at first, and what a number that is chosen may be."""
 
-ARCHIVE = 200
+ARCHIVE = 1000
 """Points of each temperature that its moves are made with."""
 
 FIRST_ROUND = 25
-"""Scans of the first round of tuning; each has twice as many as the last."""
+"""Scans of the first round of tuning."""
 
 FRESH_DRAWS = 200
 """Draws of the prior that are made at a time."""
@@ -63,11 +64,11 @@ def equal_rejections(betas: np.ndarray, rejections: np.ndarray, n: int) -> np.nd
 
 
 class TemperingLearner(Learner):
-    """Learns in rounds of doubling lengths.
+    """Learns in rounds, each half as long again as the last.
 
     After each the inverse temperatures are those between which swaps of the round would have been
-    rejected equally often, the archive of each is the states of the nearest one in that round, and
-    a Gaussian reference that of the chain. Three are set by the step: `target`, the chain's
+    rejected equally often, archive, covariance and trends of each those of the nearest one in that
+    round, and a Gaussian reference that of the chain. Three are set by the step: `target`, the chain's
     `LogDensity`; `hot_target`, that of the other replicas, another one where other steps move what
     it depends on; and `prior_sampler`, a `PriorSampler`, or None where the reference is learnt.
     """
@@ -127,6 +128,9 @@ class TemperingLearner(Learner):
         self.ladder = Ladder(
             betas,
             archive,
+            archive.mean(axis=1),
+            np.zeros((n, self.dim, self.dim, N_COEFFICIENTS)),
+            np.tile(np.arange(1, self.dim + 1) / self.dim, (n, 1)),
             shrunk[:, None] * deviations,
             np.array([np.diag(s * deviations) for s in shrunk]),
             np.full(n, math.log(2.38 / math.sqrt(self.dim))),
@@ -244,7 +248,7 @@ class TemperingLearner(Learner):
 
     def update(self, position, tune, rng):  # noqa: D102
         self._end_round()
-        self.rounds[1] *= 2
+        self.rounds[1] = _longer(self.rounds[1])
         self.rounds[0] += self.rounds[1]
 
     def end_tuning(self, position, rng):  # noqa: D102
@@ -267,10 +271,18 @@ class TemperingLearner(Learner):
         points = tuning.points[:, :stored]
         coordinates = [standardization(p, d) for p, d in zip(points, old.deviations, strict=True)]
         factors = np.array([c.factor for c in coordinates])
+        location = np.array([c.location for c in coordinates])
+        deviations = np.sqrt(np.sum(factors**2, axis=2))
+        trends = np.zeros((*factors.shape, N_COEFFICIENTS))
+        for k in set(nearest):
+            fit_trends(points[k], location[k], deviations[k], trends[k])
         self.ladder = Ladder(
             betas,
             np.array([self._archive_of(points[k]) for k in nearest]),
-            np.sqrt(np.sum(factors**2, axis=2))[nearest],
+            location[nearest],
+            trends[nearest],
+            np.array([picks(trends[k]) for k in nearest]),
+            deviations[nearest],
             factors[nearest],
             old.log_scale[nearest],
             old.n_walks[nearest],
@@ -283,7 +295,7 @@ class TemperingLearner(Learner):
             ratio=here.ratio[nearest],
             visited=np.zeros(n, dtype=np.bool_),
         )
-        self.tuning = self._new_round(n, 2 * self.rounds[1])
+        self.tuning = self._new_round(n, _longer(self.rounds[1]))
         if self.prior_sampler is None:
             self.reference.gaussian.location[:] = coordinates[-1].location
             self.reference.gaussian.factor[:] = WIDENED * coordinates[-1].factor
@@ -314,6 +326,11 @@ class TemperingLearner(Learner):
             "n_temperatures": float(len(self.ladder.betas)),
             "round_trips": float(self.states.counters[TRIPS]),
         }
+
+
+def _longer(length):
+    """Return how long the next round is."""
+    return length * 3 // 2
 
 
 def _nearest(old, new):

@@ -32,10 +32,11 @@ class ParallelTemperingStep(MetropolisHastingsStep):
 
         put an exact draw of r in the place of the first replica
         move each replica: by a difference of two points of its archive, a random walk, a stretch
-            towards or away from a point of the archive, or one coordinate at a random scale
+            towards or away from a point of the archive, or one coordinate at a random scale; half
+            of these take the others along, as location and spread of each follow that coordinate
         swap neighbours, pairs (0, 1), (2, 3), ... and (1, 2), (3, 4), ... in turn, with
             probability min(1, exp((beta_{k+1} - beta_k) (V_k - V_{k+1}))), V = log p - log r
-        while tuning, in rounds of doubling lengths: learn temperatures between which swaps are
+        while tuning, in rounds of growing lengths: learn temperatures between which swaps are
             rejected equally often, their number, archives, covariances, and a Gaussian r
 
     Parameters
@@ -87,7 +88,9 @@ class ParallelTemperingStep(MetropolisHastingsStep):
        tempering: a scalable highly parallel MCMC scheme", JRSS B 84, 2022. doi:10.1111/rssb.12464
     .. [2] C. J. F. ter Braak and J. A. Vrugt, "Differential Evolution Markov Chain with snooker
        updater and fewer chains", Statistics and Computing 18, 2008. doi:10.1007/s11222-008-9104-9
-    .. [3] J. Goodman and J. Weare, "Ensemble samplers with affine invariance", Communications in
+    .. [3] J. S. Liu and C. Sabatti, "Generalised Gibbs sampler and multigrid Monte Carlo for
+       Bayesian computation", Biometrika 87, 2000. doi:10.1093/biomet/87.2.353
+    .. [4] J. Goodman and J. Weare, "Ensemble samplers with affine invariance", Communications in
        Applied Mathematics and Computational Science 5, 2010. doi:10.2140/camcos.2010.5.65
 
     Examples

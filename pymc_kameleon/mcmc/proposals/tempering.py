@@ -23,6 +23,7 @@ from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.scalings import ScalingRecursion, learn_scaling
+from pymc_kameleon.mcmc.trends import pick, propose_along
 
 MOVES = DIFFERENCE, WALK, STRETCH, COORDINATE = 0, 1, 2, 3
 """Kinds of moves: by a difference of two points of the archive, a random walk with the covariance
@@ -40,6 +41,9 @@ NOISE = 0.01
 
 WIDEST_STRETCH = 2.0
 
+ALONG_SHARE = 0.5
+"""Share of the moves of one coordinate that the others follow, see `trends`."""
+
 SPREAD = 1.7
 """Standard deviation of the log of the scale of moves of one coordinate."""
 
@@ -54,13 +58,17 @@ class Reference(NamedTuple):
 class Ladder(NamedTuple):
     """Inverse temperatures (K,), and for each what its moves are made with.
 
-    `archive` (K, n, d) are points of that temperature, `deviations` (K, d) and `factor` (K, d, d)
-    their standard deviations and the factor of their covariance. `log_scale` (K,) are logs of the
-    scalings of random walks, which were learnt from `n_walks` (K,).
+    `archive` (K, n, d) are points of that temperature, `location` (K, d), `deviations` (K, d) and
+    `factor` (K, d, d) their means, standard deviations and the factor of their covariance, and
+    `trends` (K, d, d, 4) and `picks` (K, d) what moves along trends take. `log_scale` (K,) are logs
+    of the scalings of random walks, which were learnt from `n_walks` (K,).
     """
 
     betas: np.ndarray
     archive: np.ndarray
+    location: np.ndarray
+    trends: np.ndarray
+    picks: np.ndarray
     deviations: np.ndarray
     factor: np.ndarray
     log_scale: np.ndarray
@@ -225,9 +233,14 @@ def propose_at(ladder, k, kind, x, normals, uniforms, out):
     elif kind == STRETCH:
         return _propose_stretch(ladder.archive[k], x, uniforms, out)
     else:
-        i = int(uniforms[FIRST] * dim)
+        deviations, size = ladder.deviations[k], math.exp(SPREAD * normals[dim]) * normals[0]
+        if uniforms[SECOND] < ALONG_SHARE:
+            j, trends = pick(ladder.picks[k], uniforms[FIRST]), ladder.trends[k]
+            change = size * deviations[j]
+            return propose_along(trends, ladder.location[k], deviations, j, change, x, out)
+        j = int(uniforms[FIRST] * dim)
         copy_into(x, out)
-        out[i] += ladder.deviations[k, i] * math.exp(SPREAD * normals[dim]) * normals[0]
+        out[j] += size * deviations[j]
     return 0.0
 
 
@@ -249,7 +262,7 @@ def _move(replicas, density, k, chain, normals, uniforms):
         kind = kind_of(u[KIND])
         log_ratio = propose_at(ladder, k, kind, x, z, u, chain.proposal)
         acceptance, accepted = 0.0, False
-        if is_within(chain.bounds, chain.proposal):
+        if log_ratio > -np.inf and is_within(chain.bounds, chain.proposal):
             evaluate(density, chain.proposal, chain.proposed_value, chain.counts)
             base, ratio = split(replicas.reference, chain.proposal, chain.proposed_value)
             here = tempered(states.base[k], states.ratio[k], beta)

@@ -68,9 +68,10 @@ class TemperingLearner(Learner):
 
     After each the inverse temperatures are those between which swaps of the round would have been
     rejected equally often, archive, covariance and trends of each those of the nearest one in that
-    round, and a Gaussian reference that of the chain. Three are set by the step: `target`, the chain's
-    `LogDensity`; `hot_target`, that of the other replicas, another one where other steps move what
-    it depends on; and `prior_sampler`, a `PriorSampler`, or None where the reference is learnt.
+    round, and a Gaussian reference that of the chain. Three are set by the step: `target`, the
+    chain's `LogDensity`; `hot_target`, that of the other replicas, another one where other steps
+    move what it depends on; and `prior_sampler`, a `PriorSampler`, or None where the reference is
+    learnt.
     """
 
     state_names = ("scales", "ladder", "reference", "tuning", "states", "rounds", "held")

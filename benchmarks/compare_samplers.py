@@ -27,6 +27,7 @@ from pymc_kameleon import (
     KameleonStep,
     LatentGPStep,
     MALAStep,
+    ParallelTemperingStep,
     PCAKameleonStep,
     RiemannianHMCStep,
     SurrogateHMCStep,
@@ -213,6 +214,7 @@ OURS = {
     "PCAKameleonStep": PCAKameleonStep,
     "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
     "SurrogateHMCStep": SurrogateHMCStep,
+    "ParallelTemperingStep": ParallelTemperingStep,
 }
 
 SAMPLERS: dict[str, Sampler] = {

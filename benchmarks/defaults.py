@@ -19,6 +19,7 @@ from pymc_kameleon import (
     FastKameleonStep,
     KameleonStep,
     MALAStep,
+    ParallelTemperingStep,
     PCAKameleonStep,
     SurrogateHMCStep,
 )
@@ -32,6 +33,7 @@ SAMPLERS: dict[str, Callable | None] = {
     "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
     "MALAStep": MALAStep,
     "SurrogateHMCStep": SurrogateHMCStep,
+    "ParallelTemperingStep": ParallelTemperingStep,
     REFERENCE: pm.DEMetropolisZ,
     "Slice": pm.Slice,
     "NUTS": None,

@@ -1,15 +1,20 @@
 """Log evidence from the statistics that draws of `ParallelTemperingStep` carry."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.latent_gp.latent_evidence import Estimate, from_series
+
+DISAGREEMENT = 1.0
+"""Difference of the log evidence between chains that is told of."""
 
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
 
@@ -56,28 +61,39 @@ def log_evidence(result: Any) -> Estimate:
     ...     idata = pm.sample(step=ParallelTemperingStep())
     >>> log_evidence(idata).log_evidence
     """
-    statistics = group_dataset(result, "sample_stats")
-    missing = {"beta", "log_ratio", "proper"} - set(statistics)
-    if missing:
-        raise ValueError(
-            "result has no draws at several temperatures: sample with "
-            "pm.sample(step=ParallelTemperingStep())."
-        )
+    statistics, ladders = ladders_of_chains(result)
     if not np.all(statistics["proper"].values == 1.0):
         raise ValueError(
             "There is no evidence: a prior is improper (Flat, HalfFlat, ICAR), so that p(y) has no "
             "meaning, or other steps sampled some of the variables. Give every variable a proper "
             "prior, and ParallelTemperingStep() all of them."
         )
-    betas = statistics["beta"].transpose("chain", "draw", ...).values
+    found, estimate = combined(ladders)
+    if np.ptp(found) > DISAGREEMENT:
+        warnings.warn(
+            f"The chains disagree about the log evidence: {', '.join(f'{v:.2f}' for v in found)}. "
+            "They have not found the same modes, or tuning was too short: tune longer, and look at "
+            "plots.plot_tempering(result).",
+            stacklevel=2,
+        )
+    return estimate
+
+
+def ladders_of_chains(result: Any) -> tuple[xr.Dataset, list[tuple[np.ndarray, np.ndarray]]]:
+    """Sample statistics, and of each chain inverse temperatures (K,) and V of each draw (n, K).
+
+    It raises ValueError if the draws are not those of `ParallelTemperingStep`.
+    """
+    statistics = group_dataset(result, "sample_stats")
+    if {"beta", "log_ratio", "proper"} - set(statistics):
+        raise ValueError(
+            "result has no draws at several temperatures: sample with "
+            "pm.sample(step=ParallelTemperingStep())."
+        )
+    betas = statistics["beta"].transpose("chain", "draw", ...).values[:, -1]
     ratios = statistics["log_ratio"].transpose("chain", "draw", ...).values
-    found, series = [], []
-    for ladder, values in zip(betas[:, -1], ratios, strict=True):
-        n = int(np.sum(np.isfinite(ladder)))
-        value, influence = bridge(ladder[:n], values[:, :n])
-        found.append(value)
-        series.append(influence)
-    return _combined(np.array(found), np.array(series))
+    sizes = np.isfinite(betas).sum(axis=1)
+    return statistics, [(b[:n], v[:, :n]) for b, v, n in zip(betas, ratios, sizes, strict=True)]
 
 
 def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray]:
@@ -100,14 +116,15 @@ def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray
     return total, influence
 
 
-def _combined(found, series):
-    """One estimate from those of several chains (m,), with what each draw adds (m, n)."""
-    value = float(np.mean(found))
+def combined(ladders: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, Estimate]:
+    """Log evidence by each of several chains (m,), and one estimate from all of them."""
+    values, series = zip(*(bridge(*ladder) for ladder in ladders), strict=True)
+    found, value = np.array(values), float(np.mean(values))
     if not np.isfinite(value):
-        return Estimate(value, float("nan"), 0.0)
-    estimate = from_series(value, series)
+        return found, Estimate(value, float("nan"), 0.0)
+    estimate = from_series(value, np.array(series))
     between = float(np.std(found, ddof=1)) / np.sqrt(len(found)) if len(found) > 1 else 0.0
-    return estimate._replace(standard_error=float(max(estimate.standard_error, between)))
+    return found, estimate._replace(standard_error=float(max(estimate.standard_error, between)))
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

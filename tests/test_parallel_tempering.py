@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from models import run
 from scipy import stats
 
 from pymc_kameleon import evidence
@@ -13,6 +14,8 @@ from pymc_kameleon.adaptation.ladder import equal_rejections
 from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.proposals import tempering
 from pymc_kameleon.mcmc.trends import fit_trends, picks, propose_along
+from pymc_kameleon.plots import plot_tempering
+from pymc_kameleon.steps import parallel_tempering
 from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
 
 pytestmark = pytest.mark.numerics
@@ -311,6 +314,53 @@ def sampled(model, **options):
             compute_convergence_checks=False,
             **options,
         )
+
+
+def warned(statistics):
+    return [s["warning"].message for s in statistics if "warning" in s]
+
+
+def test_picture_of_temperatures():
+    result = sampled(conjugate(1.0)[0], draws=60, tune=150)
+    left, middle, right = plot_tempering(result)
+    n = int(result.sample_stats["n_temperatures"].values[0, -1])
+    assert len(left.lines) == len(middle.lines) == 2
+    betas, barrier = left.lines[0].get_data()
+    assert len(betas) == n and betas[-1] == 1.0
+    assert np.all(np.diff(barrier) >= 0.0) and 0.0 < barrier[-1] < n - 1
+    assert right.containers and plot_tempering(result, axes=[left, middle, right])[0] is left
+    improper = plot_tempering(sampled(flat(), draws=10, tune=20))[2]
+    assert "improper" in improper.texts[0].get_text()
+    with pytest.raises(TypeError, match="three"):
+        plot_tempering(result, axes=[left])
+
+
+def test_too_few_temperatures_are_told_of():
+    """Of a regression whose posterior is 1e-4 of the prior in each of 8 directions."""
+    design = np.random.default_rng(4).standard_normal((60, 8))
+    with pm.Model() as model:
+        weights = pm.Normal("weights", 0.0, 30.0, shape=8)
+        pm.Normal("y", design @ weights, 0.02, observed=design.sum(axis=1))
+    step = ParallelTemperingStep(model=model, n_temperatures=2, rng=1)
+    _, statistics, _ = run(step, model, 300, tune=299)
+    told = warned(statistics)
+    assert any("2 temperatures of weights are too few" in m and "take" in m for m in told), told
+
+
+def test_few_round_trips_are_told_of(monkeypatch):
+    monkeypatch.setattr(parallel_tempering, "FEWEST_TRIPS", 10_000)
+    model = conjugate(1.0)[0]
+    step = ParallelTemperingStep(model=model, rng=1, steps_per_draw=20)
+    _, statistics, _ = run(step, model, 360, tune=200)
+    told = warned(statistics)
+    assert len(told) == 1 and "round" not in told[0] and "states came from the reference" in told[0]
+
+
+def test_chains_that_disagree_about_the_evidence():
+    result = sampled(conjugate(1.0)[0], draws=60, tune=150)
+    result.sample_stats["log_ratio"][0] += 3.0
+    with pytest.warns(UserWarning, match="chains disagree about the log evidence"):
+        assert evidence.log_evidence(result).standard_error > 1.0
 
 
 def test_log_evidence_of_a_regression():

@@ -10,6 +10,7 @@ from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.mcmc.proposals.tempering import (
     FRESH,
+    SCANS,
     TRIPS,
     Ladder,
     Reference,
@@ -136,6 +137,7 @@ class TemperingLearner(Learner):
             np.array([np.diag(s * deviations) for s in shrunk]),
             np.full(n, math.log(2.38 / math.sqrt(self.dim))),
             np.zeros(n),
+            np.array([np.nan]),
         )
         self.tuning = self._new_round(n, FIRST_ROUND)
         self.states = States(
@@ -256,7 +258,7 @@ class TemperingLearner(Learner):
         if self.tuning.cursor[0] >= self.rounds[1] // 2:
             self._end_round()
         self.adapts = False
-        self.states.counters[TRIPS] = 0
+        self.states.counters[[SCANS, TRIPS]] = 0
 
     def _end_round(self):
         """Learn from what was recorded since the last time."""
@@ -287,6 +289,7 @@ class TemperingLearner(Learner):
             factors[nearest],
             old.log_scale[nearest],
             old.n_walks[nearest],
+            np.array([np.sum(rejections)]),
         )
         here = self.states
         self.states = here._replace(
@@ -317,7 +320,7 @@ class TemperingLearner(Learner):
     @property
     def is_consistent(self):  # noqa: D102
         n, states = len(self.ladder.betas), self.states
-        arrays = (*self.ladder, *states[:4], states.visited)
+        arrays = (*self.ladder[:-1], *states[:4], states.visited)
         return all(len(array) == n for array in (*arrays, self.tuning.points))
 
     def statistics(self):  # noqa: D102
@@ -325,6 +328,7 @@ class TemperingLearner(Learner):
         return {
             "swapped": sums / count if count else math.nan,
             "n_temperatures": float(len(self.ladder.betas)),
+            "barrier": float(self.ladder.barrier[0]),
             "round_trips": float(self.states.counters[TRIPS]),
         }
 

@@ -1,16 +1,25 @@
 """Parallel tempering as a PyMC step method."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.ladder import MOST_TEMPERATURES, TemperingLearner
+from pymc_kameleon.mcmc.proposals.tempering import SCANS, TRIPS
 from pymc_kameleon.model.initial_points import prior_sampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+
+LARGEST_REJECTION = 0.85
+"""Mean rejection probability of swaps from which there are too few temperatures."""
+
+SCANS_BEFORE_TRIPS, FEWEST_TRIPS = 2000, 4
+"""After so many scans, so many round trips at least are expected: ten in a chain of 1000 draws."""
 
 IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
 """Names of PyMC's improper distributions."""
@@ -68,6 +77,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     accepted        share of them that were accepted
     swapped         mean acceptance probability of swaps
     n_temperatures  number of temperatures
+    barrier         sum of the rejection probabilities of all swaps, as tuning found it
     round_trips     states that came from beta = 0 to beta = 1 since tuning
     beta            inverse temperatures, 40 numbers of which those that there are not are NaN
     log_ratio       V of the state of each
@@ -115,6 +125,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     } | {
         "swapped": (np.float64, []),
         "n_temperatures": (np.float64, []),
+        "barrier": (np.float64, []),
         "round_trips": (np.float64, []),
         "proper": (np.float64, []),
         "beta": (object, [MOST_TEMPERATURES]),
@@ -167,8 +178,40 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         if self.learner is not None:
             self.learner.invalidate()
 
+    def _complaint_of_acceptance(self):
+        n, barrier = len(self.learner.ladder.betas), float(self.learner.ladder.barrier[0])
+        if not barrier > LARGEST_REJECTION * (n - 1):
+            return None
+        names = ", ".join(self.target.names)
+        advice = "give priors that are nearer to the data"
+        if n < MOST_TEMPERATURES:
+            wanted = min(math.ceil(2.0 * barrier) + 1, MOST_TEMPERATURES)
+            advice = f"leave n_temperatures out, or take {wanted}"
+        return (
+            WarningType.CONVERGENCE,
+            f"{n} temperatures of {names} are too few: neighbours swap in "
+            f"{1 - barrier / (n - 1):.0%} of the attempts, so that hardly a state comes from the "
+            f"reference to the chain. To mend it, {advice}.",
+        )
+
+    def _count_trips(self):
+        """Warn, once, of a chain to which hardly a state came from the first temperature."""
+        scans, trips = (int(self.learner.states.counters[i]) for i in (SCANS, TRIPS))
+        if self.tune or scans < SCANS_BEFORE_TRIPS or "trips" in self.report.told:
+            return
+        self.report.told.add("trips")
+        if trips < FEWEST_TRIPS:
+            self.report.pending = (
+                WarningType.CONVERGENCE,
+                f"Only {trips} states came from the reference to the chain of "
+                f"{', '.join(self.target.names)} in {scans} scans: modes may not be weighed right, "
+                f"nor the evidence. Tune longer (tune={2 * self.default_tune_steps}), or take more "
+                "draws and compare chains.",
+            )
+
     def _learnt_statistics(self, n_evals):
         learner = self.learner
+        self._count_trips()
         found = learner.statistics() | {"proper": float(self._is_proper)}
         learner.states.swaps[:] = 0.0
         for name, values in (("beta", learner.ladder.betas), ("log_ratio", learner.states.ratio)):

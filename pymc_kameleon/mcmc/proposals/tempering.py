@@ -61,7 +61,8 @@ class Ladder(NamedTuple):
     `archive` (K, n, d) are points of that temperature, `location` (K, d), `deviations` (K, d) and
     `factor` (K, d, d) their means, standard deviations and the factor of their covariance, and
     `trends` (K, d, d, 4) and `picks` (K, d) what moves along trends take. `log_scale` (K,) are logs
-    of the scalings of random walks, which were learnt from `n_walks` (K,).
+    of the scalings of random walks, which were learnt from `n_walks` (K,). `barrier` (1,) is the
+    sum of the rejection probabilities of all swaps in the last round; NaN before there was one.
     """
 
     betas: np.ndarray
@@ -73,11 +74,12 @@ class Ladder(NamedTuple):
     factor: np.ndarray
     log_scale: np.ndarray
     n_walks: np.ndarray
+    barrier: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:
         """Axes that have no fixed length, by field."""
-        return dict.fromkeys(self._fields, 0)
+        return dict.fromkeys(self._fields[:-1], 0)
 
 
 class Tuning(NamedTuple):

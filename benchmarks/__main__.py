@@ -29,6 +29,7 @@ COMMANDS = {
     "latent-gp-joint": "effective draws a second of hyperparameters and function, against NUTS",
     "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
     "estimate-cost": "milliseconds and precision of a Gaussian-process classifier's estimate",
+    "evidence": "log evidence by parallel tempering, beside closed forms and quadrature",
     "latent-gp-evidence": "log evidence by annealing and tempering, beside reference values",
     "glass": "pseudo-marginal GP classification, section 5.1 of the KAMH paper",
 }

@@ -47,6 +47,9 @@ ALONG_SHARE = 0.5
 SPREAD = 1.7
 """Standard deviation of the log of the scale of moves of one coordinate."""
 
+FARTHEST = 10.0
+"""Standard deviations, the longest of them: much further out log densities are rounding errors."""
+
 
 class Reference(NamedTuple):
     """What beta = 0 is: the prior, if `is_prior` (1,), or a Gaussian."""
@@ -235,7 +238,8 @@ def propose_at(ladder, k, kind, x, normals, uniforms, out):
     elif kind == STRETCH:
         return _propose_stretch(ladder.archive[k], x, uniforms, out)
     else:
-        deviations, size = ladder.deviations[k], math.exp(SPREAD * normals[dim]) * normals[0]
+        size = math.exp(SPREAD * normals[dim]) * normals[0]
+        deviations, size = ladder.deviations[k], min(max(size, -FARTHEST), FARTHEST)
         if uniforms[SECOND] < ALONG_SHARE:
             j, trends = pick(ladder.picks[k], uniforms[FIRST]), ladder.trends[k]
             change = size * deviations[j]

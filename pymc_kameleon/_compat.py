@@ -72,6 +72,14 @@ def with_inner_graph(op, change):
     return copy.clone_with_inner_graph(graph) if is_frozen else copy
 
 
+def draws_of(variable, n):
+    """`n` independent draws of a random variable whose parameters stand still: a new first axis."""
+    shapes = import_module("pymc.distributions.shape_utils")
+    if not hasattr(shapes, "change_dist_size"):
+        raise NotImplementedError("PyMC has no change_dist_size.")
+    return shapes.change_dist_size(variable, (n,), expand=True)
+
+
 # ArviZ --------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import run
+from models import begin, drive, run
 from scipy import stats
 
 from pymc_kameleon import evidence
@@ -398,6 +398,47 @@ def test_weights_of_two_modes():
     left = (result.posterior["x"].values[..., 0] < 0).reshape(100, -1).mean(axis=1)
     t = (left.mean() - 0.5) / (left.std(ddof=1) / np.sqrt(len(left)))
     assert abs(t) < 5.5, t  # 99 degrees of freedom: null probability 3e-7
+
+
+def squared(x):
+    return x[0] ** 2 + 0.5 * x[1]
+
+
+def identical(x):
+    return x[0] + 0.5 * x[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("predictor", [identical, squared])
+def test_simulation_based_calibration(predictor):
+    """Of a conjugate model, and of one with two modes: ranks of the truth among the draws.
+
+    2 x 120 uniform ranks among 20 draws that are 20 scans apart, and whether a draw is above zero
+    where the truth is not: a chi-squared of 3 degrees of freedom and a z, null probability 1e-6.
+    """
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0, shape=2)
+        seen = pm.Data("seen", 0.0)
+        pm.Normal("y", predictor(x), 0.4, observed=seen)
+    step, rng = ParallelTemperingStep(model=model, steps_per_draw=20), np.random.default_rng(21)
+    start = model.initial_point()
+    ranks, signs = [], []
+    for _ in range(120):
+        truth = rng.standard_normal(2)
+        with model:
+            pm.set_data({"seen": rng.normal(predictor(truth), 0.4)})
+        begin(step, tune=20, draws=20, seed=int(rng.integers(1 << 30)))
+        kept, _, _ = drive(step, start, 40, tune=20)
+        kept = kept[20:]
+        ranks.append((kept < truth).sum(axis=0))
+        signs.append(np.mean(kept[:, 0] > 0.0) - (truth[0] > 0.0))
+    # Ranks from 0 to 20, of which each class has 5, 5, 5 and 6.
+    for column in np.transpose(ranks):
+        counts = np.histogram(column, [-0.5, 4.5, 9.5, 14.5, 20.5])[0]
+        expected = 120 * np.array([5, 5, 5, 6]) / 21
+        assert stats.chi2.sf(np.sum((counts - expected) ** 2 / expected), 3) > BOUND, counts
+    t = np.mean(signs) / (np.std(signs, ddof=1) / np.sqrt(120))
+    assert abs(t) < 5.0, t
 
 
 def test_others_of_the_hot_density_are_those_of_the_end_of_tuning():

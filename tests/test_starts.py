@@ -14,7 +14,7 @@ from pymc.distributions.transforms import Interval, ordered
 from pymc.initial_point import make_initial_point_fn
 from scipy import stats
 
-from pymc_kameleon.model.initial_points import dispersed_starts
+from pymc_kameleon.model.initial_points import dispersed_starts, prior_sampler
 
 FALSE_ALARM = 1e-6
 
@@ -219,3 +219,61 @@ def test_chains_must_be_a_positive_integer():
         pm.Normal("y", observed=1.0)
     with pytest.raises(ValueError, match="no free variables"):
         dispersed_starts(model, 2)
+
+
+# many draws at a time -----------------------------------------------------------------------------
+
+
+def hierarchy():
+    with pm.Model() as model:
+        a, s = pm.Normal("a"), pm.HalfCauchy("s", 2.0)
+        b = pm.Normal("b", a, s, shape=3)
+        pm.MvNormal("c", b, np.eye(3) + 0.5)
+        pm.Uniform("u", a - 1.0, a + s, shape=(2, 1))
+        pm.GaussianRandomWalk("w", s, init_dist=pm.Normal.dist(a, 1.0), steps=3)
+    return model
+
+
+def shapes():
+    with pm.Model() as model:
+        share = pm.Dirichlet("share", np.array([1.0, 2.0, 3.0]))
+        pm.ZeroSumNormal("zero", shape=4)
+        pm.Truncated("cut", pm.Normal.dist(share.sum(), 1.0), lower=0.5)
+        middle = pm.Normal("cuts", [0.0, 1.0], 1.0, transform=ordered, initval=[0.0, 1.0])
+        pm.Deterministic("d", middle.sum())
+    return model
+
+
+def cholesky():
+    with pm.Model() as model:
+        pm.LKJCholeskyCov("lkj", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "at_once"), [(hierarchy, True), (shapes, True), (cholesky, False)]
+)
+def test_many_draws_are_as_many_single_ones(build, at_once, monkeypatch):
+    """Distributions and correlations of ranks, from draw to draw too, are those of single draws.
+
+    The least of up to 17 p-values above 1e-6 / 17; correlations within 5 standard errors of zero
+    or each other.
+    """
+    model, n = build(), 3000
+    names = [value.name for value in model.value_vars]
+    sampler = prior_sampler(model, names)
+    assert sampler.is_batched == at_once
+    rows = sampler(n, np.random.default_rng(1))
+    np.testing.assert_array_equal(rows, sampler(n, np.random.default_rng(1)))
+    monkeypatch.delattr("pymc.distributions.shape_utils.change_dist_size")
+    single = prior_sampler(model, names)
+    assert not single.is_batched
+    expected = single(n, np.random.default_rng(2))
+    assert rows.shape[1] == expected.shape[1]
+    p_values = [stats.ks_2samp(*columns).pvalue for columns in zip(rows.T, expected.T, strict=True)]
+    assert min(p_values) > 1e-6 / len(p_values), p_values
+    ranks = [stats.rankdata(values, axis=0) for values in (rows, expected)]
+    correlations = [np.corrcoef(r.T) for r in ranks]
+    assert np.abs(correlations[0] - correlations[1]).max() < 5.0 * np.sqrt(2.0 / n)
+    next_one = np.corrcoef(ranks[0][:-1].T, ranks[0][1:].T)[: rows.shape[1], rows.shape[1] :]
+    assert np.abs(next_one).max() < 5.0 / np.sqrt(n)

@@ -314,8 +314,7 @@ class TemperingLearner(Learner):
     # what was learnt ------------------------------------------------------------------------------
 
     def normal(self):  # noqa: D102
-        archive = self.ladder.archive[-1]
-        return archive.mean(axis=0), self.ladder.factor[-1]
+        return self.ladder.location[-1], self.ladder.factor[-1]
 
     @property
     def is_consistent(self):  # noqa: D102

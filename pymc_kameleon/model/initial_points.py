@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -14,10 +13,12 @@ from pymc.pytensorf import compile as compile_graph
 from pymc.pytensorf import reseed_rngs
 from pymc.util import get_random_generator
 from pymc.vartypes import discrete_types
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.tensor.random.type import RandomType
 
+from pymc_kameleon._compat import draws_of
 from pymc_kameleon.model.model_function import IN_PYTHON
 from pymc_kameleon.model.transforms import unconstrained, unconstraining_function
 
@@ -135,11 +136,27 @@ def prior_scales(points: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(scales) & (scales > 0), scales, 1.0)
 
 
-def _joint_draw(model, names, seed):
-    """Compile a draw of the variables `names`, and of what they depend on, from the prior."""
+def _joint_draw(model, names):
+    """Graph of the variables `names` (d,), drawn from the prior with what they depend on."""
     variables = {model.rvs_to_values[variable].name: variable for variable in model.free_RVs}
-    graph = pt.concatenate([unconstrained(model, variables[name]).ravel() for name in names])
-    return compile_graph([], graph, random_seed=seed, mode=IN_PYTHON)
+    return pt.concatenate([unconstrained(model, variables[name]).ravel() for name in names])
+
+
+def _in_batches(graph, n):
+    """Graph of `n` independent draws (n, d) of a random graph (d,)."""
+    batches, random = {}, set()
+    for node in FunctionGraph(outputs=[graph], clone=False).toposort():
+        follows = not random.isdisjoint(node.inputs)
+        draws = any(isinstance(i.type, RandomType) for i in node.inputs)
+        if draws:
+            (drawn,) = (o for o in node.outputs if not isinstance(o.type, RandomType))
+            batch = vectorize_graph(drawn, batches) if follows else draws_of(drawn, n)
+            if batch.ndim != drawn.ndim + 1:
+                raise NotImplementedError(f"{drawn} has no batches.")
+            batches[drawn] = batch
+        if draws or follows:
+            random.update(o for o in node.outputs if not isinstance(o.type, RandomType))
+    return vectorize_graph(graph, batches)
 
 
 def _finite_rows(draw, n):
@@ -151,7 +168,8 @@ def _finite_rows(draw, n):
 def _draws_of_one_function(model, names, n, seed):
     """Draw the variables `names` and what they depend on, if all that can be drawn; else None."""
     try:
-        rows = _finite_rows(_joint_draw(model, names, seed), n)
+        draw = compile_graph([], _joint_draw(model, names), random_seed=seed, mode=IN_PYTHON)
+        rows = _finite_rows(draw, n)
     except Exception:  # whatever a user's own `random` may raise
         return None
     return rows if len(rows) > 0.5 * n else None
@@ -160,23 +178,37 @@ def _draws_of_one_function(model, names, n, seed):
 def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
     """Return what draws the variables `names` and what they depend on; None if that cannot be."""
     try:
-        sampler = PriorSampler(_joint_draw(model, names, 0))
+        sampler = PriorSampler(_joint_draw(model, names))
         return sampler if len(sampler(20, np.random.default_rng(0))) > 10 else None
     except Exception:  # whatever a user's own `random` may raise
         return None
 
 
 class PriorSampler:
-    """Draws of value variables from their prior, raveled and unconstrained."""
+    """Draws of value variables from their prior, raveled and unconstrained.
 
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
-        self.generators = [v for v in draw.get_shared() if isinstance(v.type, RandomType)]
+    Many at a time, unless the `graph` of one (d,) has a distribution that does not allow for that.
+    """
+
+    def __init__(self, graph: Variable) -> None:
+        n = pt.lscalar()
+        try:
+            self.draw = compile_graph([n], _in_batches(graph, n), mode=IN_PYTHON)
+            self.is_batched = self.draw(2).shape[0] == 2
+        except Exception:  # of PyTensor's rewriting, of many kinds
+            self.is_batched = False
+        if not self.is_batched:
+            self.draw = compile_graph([], graph, mode=IN_PYTHON)
+        self.generators = [v for v in self.draw.get_shared() if isinstance(v.type, RandomType)]
 
     def __call__(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Draw `n` rows, and return those (at most n, d) that are finite."""
         reseed_rngs(self.generators, int(rng.integers(SEED_BOUND)))
-        return _finite_rows(self.draw, n)
+        if not self.is_batched:
+            return _finite_rows(self.draw, n)
+        with np.errstate(all="ignore"):
+            rows = self.draw(n)
+        return rows[np.all(np.isfinite(rows), axis=1)]
 
 
 class _StartSearch:

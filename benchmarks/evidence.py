@@ -78,10 +78,10 @@ def egg_box_truth() -> float:
 
 
 def spike_and_slab():
-    """Half of the mass in a spike of width 0.05 at 1, the other half as wide as the prior."""
+    """Half of the mass in a spike of width 0.1 at 1, the other half as wide as the prior."""
     with pm.Model() as model:
-        x = pm.Normal("x", 0.0, 1.0, shape=10)
-        spike = -0.5 * (((x - 1.0) / 0.05) ** 2).sum() - 10 * np.log(0.05)
+        x = pm.Normal("x", 0.0, 1.0, shape=4)
+        spike = -0.5 * (((x - 1.0) / 0.1) ** 2).sum() - 4 * np.log(0.1)
         prior = -0.5 * (x**2).sum()
         pm.Potential("likelihood", pt.logaddexp(spike - prior, 0.0))
     return model

@@ -97,7 +97,7 @@ class TemperingLearner(Learner):
     @property
     def n_moves(self) -> int:
         """Moves of each replica between swaps."""
-        return self.chosen_moves or min(max(4, self.dim // 2 + 2), 20)
+        return self.chosen_moves or min(6 + self.dim // 5, 20)
 
     def _begin(self, position, rng, warm):
         n = self.n_temperatures or FIRST_TEMPERATURES

@@ -55,7 +55,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         Number of temperatures, at least 2. By default about twice the sum of the rejection
         probabilities of all pairs, at least 4 and at most 40, as tuning finds it.
     n_moves : int, optional
-        Moves of each replica between swaps. By default d / 2 + 2, at least 4 and at most 20.
+        Moves of each replica between swaps. By default 6 + d / 5, at most 20.
     steps_per_draw : int, optional
         Scans (moves of all replicas, and swaps) a draw. By default 5, where the model compiles, and
         else 1.

@@ -133,7 +133,8 @@ def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:
     Parameters
     ----------
     results : dict
-        Name of each model -> what `log_evidence` takes, or what it returned.
+        Name of each model -> what `log_evidence` takes, or what it or `latent_gp.log_evidence`
+        returned.
 
     Returns
     -------
@@ -154,7 +155,7 @@ def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:
     if not results:
         raise ValueError("results: give at least one, as in {'name of the model': idata}.")
     found = {
-        name: result if isinstance(result, Estimate) else log_evidence(result)
+        name: result if hasattr(result, "log_evidence") else log_evidence(result)
         for name, result in results.items()
     }
     table = pd.DataFrame(

@@ -1,6 +1,7 @@
 """Parallel tempering: exact on the product of all temperatures, and what it learns."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -162,7 +163,7 @@ def _without_jacobian(propose):
 
 
 SPOILT = {
-    "swap": ("log_swap_ratio", _swap_the_wrong_way, tempering.DIFFERENCE, 300),
+    "swap": ("log_swap_ratio", _swap_the_wrong_way, tempering.DIFFERENCE, 700),
     "temperature": ("tempered", _too_cold, tempering.DIFFERENCE, 1500),
     "stretch": (
         "_propose_stretch",
@@ -221,8 +222,8 @@ def test_each_draw_of_the_prior_is_used_once():
 def test_evaluations_are_counted():
     step, point = frozen(with_prior(symbolic_banana))
     _, (statistics,) = step.step(point)
-    moves = 4 * step.learner.n_moves
-    assert statistics["n_evals"] == 3 * (moves + 1)  # the draw of the prior is evaluated once
+    moves = 3 * step.learner.n_moves  # the draw of the prior is evaluated once, and stays
+    assert statistics["n_evals"] == 3 * (moves + 1)
 
 
 def funnel_and_bend(n):
@@ -371,7 +372,7 @@ def test_log_evidence_of_a_regression():
         found = evidence.log_evidence(sampled(model, draws=500, tune=500))
         assert abs(found.log_evidence - truth[scale]) < 5.0 * found.standard_error
         assert found.standard_error < 0.15
-        results[scale] = found
+        results[scale] = found if scale == 1.0 else SimpleNamespace(**found._asdict())
     table = evidence.compare_evidence(results)
     assert list(table.index) == [1.0, 30.0]
     factor = table["log_bayes_factor"][30.0]

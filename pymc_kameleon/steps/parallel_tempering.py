@@ -40,7 +40,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     ::
 
         put an exact draw of r in the place of the first replica
-        move each replica: by a difference of two points of its archive, a random walk, a stretch
+        move each of the others: by a difference of two points of its archive, a random walk, a stretch
             towards or away from a point of the archive, or one coordinate at a random scale; half
             of these take the others along, as location and spread of each follow that coordinate
         swap neighbours, pairs (0, 1), (2, 3), ... and (1, 2), (3, 4), ... in turn, with

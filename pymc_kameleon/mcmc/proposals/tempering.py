@@ -304,11 +304,11 @@ def _turn_into(bounds, x):
 
 @jitable(allocates=True)
 def _refresh(replicas, chain, normals):
-    """Put an exact draw of the reference in the place of the first replica, if there is one."""
+    """Put an exact draw of the reference in the place of the first replica; return whether."""
     states, gaussian, drawn = replicas.states, replicas.reference.gaussian, chain.proposal
     if replicas.reference.is_prior[0]:
         if states.counters[FRESH] == states.fresh.shape[0]:
-            return
+            return False
         copy_into(states.fresh[states.counters[FRESH]], drawn)
         states.counters[FRESH] += 1
         _turn_into(chain.bounds, drawn)
@@ -316,10 +316,11 @@ def _refresh(replicas, chain, normals):
         factor_times(gaussian.factor, normals, drawn)
         add_into(gaussian.location, drawn, drawn)
         if not is_within(chain.bounds, drawn):  # so that it is a draw of one period
-            return
+            return False
     copy_into(drawn, states.positions[0])
     states.visited[0] = True
     _evaluate_at(replicas, replicas.hot_density, 0, chain)
+    return True
 
 
 @jitable
@@ -413,13 +414,13 @@ def _covariance_at(replicas, x):
 
 
 def _scan(replicas, log_density, stage, chain, log_ratio, normals, uniforms):
-    """Move every replica, then swap every other pair; the chain is where the last replica is."""
+    """Move every replica but a fresh one, then swap every other pair; the chain is the last."""
     states, n_moves, spare = replicas.states, replicas.n_moves, np.empty(N_TERMS)
     n, dim = states.positions.shape
     _arrive(replicas, chain)
-    _refresh(replicas, chain, normals[n * n_moves * (dim + 1) :])
+    is_fresh = _refresh(replicas, chain, normals[n * n_moves * (dim + 1) :])
     total, n_accepted = 0.0, 0
-    for k in range(n):
+    for k in range(1 if is_fresh else 0, n):
         z = normals[k * n_moves * (dim + 1) : (k + 1) * n_moves * (dim + 1)]
         u = uniforms[3 + k * n_moves * N_UNIFORMS : 3 + (k + 1) * n_moves * N_UNIFORMS]
         density = log_density if k == n - 1 else replicas.hot_density

@@ -40,9 +40,9 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     ::
 
         put an exact draw of r in the place of the first replica
-        move each of the others: by a difference of two points of its archive, a random walk, a stretch
-            towards or away from a point of the archive, or one coordinate at a random scale; half
-            of these take the others along, as location and spread of each follow that coordinate
+        move each of the others: by a difference of two points of its archive, a random walk, a
+            stretch towards or away from a point of the archive, or one coordinate at a random
+            scale; half of these take the others along, as location and spread of each follow it
         swap neighbours, pairs (0, 1), (2, 3), ... and (1, 2), (3, 4), ... in turn, with
             probability min(1, exp((beta_{k+1} - beta_k) (V_k - V_{k+1}))), V = log p - log r
         while tuning, in rounds of growing lengths: learn temperatures between which swaps are

@@ -32,6 +32,7 @@ Given f, eta is drawn from what q says of it: a draw eta', and f' where it takes
 eta = eta' + L^T B (v - v') = eta' + [C^-1 (f - f'); S (f - f')] (Matheron's rule).
 """
 
+import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ import numpy as np
 from scipy.linalg import solve
 
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteFactor, Sites, solve_root
-from pymc_kameleon.mcmc.coordinates import Standardization
+from pymc_kameleon.mcmc.coordinates import Standardization, standardize
+from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
 from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 from pymc_kameleon.surrogate.covariances import COVARIANCES
@@ -217,13 +219,36 @@ class SiteFunction(NamedTuple):
         """Sites at the hyperparameters `x` (d,)."""
         if len(self.precision) == 1:
             return Sites(np.exp(self.precision[0]), self.shift[0])
-        u = self.coordinates.whiten(x[None])
-        u *= min(1.0, self.radius[0] / max(np.linalg.norm(u), 1e-300))
-        basis = np.concatenate([[1.0], u[:, 0], _radial(u, self.pilots)[0]])
-        # Not a product of matrices, which would wake other threads.
-        precision = np.exp(np.einsum("j,ji->i", basis, self.precision))
-        shift = np.einsum("j,ji->i", basis, self.shift)
-        return Sites(precision, shift * precision if self.has_means[0] else shift)
+        found = np.zeros((2, self.precision.shape[1]))
+        _sites_into(*self, x, np.empty_like(x), found)
+        return Sites(found[0], found[1])
+
+
+@jit(fastmath=SIMD)
+def _sites_into(coordinates, radius, pilots, precision, shift, has_means, x, u, found):
+    """Write precisions and shifts at `x` (d,) in place of zeros (2, N); u (d,) is overwritten."""
+    dim, size = x.size, found.shape[1]
+    standardize(coordinates, x, u)
+    distance = math.sqrt(dot(u, u, dim))
+    if distance > radius[0]:
+        for k in range(dim):
+            u[k] *= radius[0] / distance
+    for j in range(precision.shape[0]):
+        weight = 1.0
+        if j > dim:
+            squared = 0.0
+            for k in range(dim):
+                squared += (u[k] / LENGTHSCALE - pilots[k, j - dim - 1]) ** 2
+            weight = exp(-0.5 * squared)
+        elif j > 0:
+            weight = u[j - 1]
+        for i in range(size):
+            found[0, i] += weight * precision[j, i]
+            found[1, i] += weight * shift[j, i]
+    for i in range(size):
+        found[0, i] = exp(found[0, i])
+        if has_means[0]:
+            found[1, i] *= found[0, i]
 
 
 def _radial(u, pilots):

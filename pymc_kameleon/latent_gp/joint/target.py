@@ -34,6 +34,7 @@ from pymc_kameleon.latent_gp.prior import FreeVariable
 from pymc_kameleon.latent_gp.tempered_target import MOST_EVALUATIONS, TemperedTarget, slices_along
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
 from pymc_kameleon.mcmc.loop import run_plain
+from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 
 
@@ -172,6 +173,15 @@ def slices(
     )
     if f is point.function:
         return point, n_evaluations
-    for direction, angle in zip(normals.swapaxes(0, 1), angles, strict=True):
-        target.eta = math.cos(angle) * target.eta + math.sin(angle) * direction
+    _turn(target.eta, normals, angles)
     return point._replace(function=f, log_likelihood=likelihood.value(f)), n_evaluations + 1
+
+
+@jit
+def _turn(eta, normals, angles):
+    """Turn `eta` (2, N) towards each of `normals` (2, n, N) by its angle (n,), one after another."""
+    for t in range(angles.size):
+        cosine, sine = math.cos(angles[t]), math.sin(angles[t])
+        for k in range(eta.shape[0]):
+            for i in range(eta.shape[1]):
+                eta[k, i] = cosine * eta[k, i] + sine * normals[k, t, i]

@@ -179,7 +179,7 @@ def slices(
 
 @jit
 def _turn(eta, normals, angles):
-    """Turn `eta` (2, N) towards each of `normals` (2, n, N) by its angle (n,), one after another."""
+    """Turn `eta` (2, N) towards each of `normals` (2, n, N) by its angle (n,), in turn."""
     for t in range(angles.size):
         cosine, sine = math.cos(angles[t]), math.sin(angles[t])
         for k in range(eta.shape[0]):

@@ -198,7 +198,7 @@ class SiteFactor:
         self.roots, self.told = np.empty((2, precision.size))
         _inner_into(covariance, precision, self.roots, self.told, inner)
         self.lower = cholesky_overwriting(inner)
-        self.half_log_determinant = float(np.log(np.diagonal(self.lower)).sum())
+        self.half_log_determinant = _log_diagonal(self.lower)
         if not math.isfinite(self.half_log_determinant):
             raise LinAlgError("The precision of the latent function is not finite.")
 
@@ -219,6 +219,15 @@ class SiteFactor:
         shares = np.empty(self.roots.size)
         _row_squares_into(self.inverse_root(), shares)
         return shares
+
+
+@jit
+def _log_diagonal(factor):
+    """Sum of the logs of the diagonal."""
+    total = 0.0
+    for i in range(factor.shape[0]):
+        total += math.log(factor[i, i])
+    return total
 
 
 @jit(fastmath=SIMD)

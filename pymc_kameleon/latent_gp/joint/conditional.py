@@ -63,10 +63,16 @@ class ConditionalGaussian:
     ) -> None:
         self._prior_mean, self._root, self.sites, self._roots = prior_mean, root, sites, inner.roots
         self.log_root_determinant = -inner.half_log_determinant  # log |L L^T| / 2 = -log |B| / 2
-        self._pull = sites.shift - sites.precision * prior_mean
-        may_divide = inner.told > LEAST_TOLD
-        inverse_roots = np.where(may_divide, 1.0 / np.where(may_divide, inner.roots, 1.0), 0.0)
-        self._divides = bool(np.all(may_divide))
+        self._pull, inverse_roots = np.empty((2, prior_mean.size))
+        self._divides = _begin_into(
+            sites.precision,
+            sites.shift,
+            prior_mean,
+            inner.roots,
+            inner.told,
+            self._pull,
+            inverse_roots,
+        )
         self._factors = root, inner.lower, inner.roots, inverse_roots, self._divides
 
     @classmethod
@@ -127,6 +133,20 @@ class ConditionalGaussian:
         out, room = np.empty((3, self.size)), np.empty((4, 2, self.size))
         _restore_into(*self._factors, self._pull, self._prior_mean, eta, room, out)
         return out
+
+
+@jit
+def _begin_into(precision, shift, prior_mean, roots, told, pull, inverse_roots):
+    """Write the slopes of the sites at the prior mean and 1 / S, 0 where sites say too little.
+
+    Returns whether none is 0.
+    """
+    divides = True
+    for i in range(roots.size):
+        pull[i] = shift[i] - precision[i] * prior_mean[i]
+        inverse_roots[i] = 1.0 / roots[i] if told[i] > LEAST_TOLD else 0.0
+        divides = divides and told[i] > LEAST_TOLD
+    return divides
 
 
 @jit(fastmath=SIMD)

@@ -111,15 +111,7 @@ def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
             moments = (*here.moments, here.gradient_mean, here.cross_covariance)
             moments = (*moments, here.gradient_covariance)
             densities.append(
-                log_marginal_density(
-                    *ends,
-                    values[0],
-                    values[3:5],
-                    *moments,
-                    here.gradient_covariance,
-                    0.3,
-                    np.eye(2),
-                )
+                log_marginal_density(*ends, values[0], values[3:5], *moments, 0.3, np.eye(2))
             )
         ratio = densities[1] - densities[0]
         np.testing.assert_allclose(np.log(passed), [min(0, ratio), min(0, -ratio)], atol=1e-9)

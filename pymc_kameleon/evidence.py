@@ -62,7 +62,7 @@ def log_evidence(result: Any) -> Estimate:
     >>> log_evidence(idata).log_evidence
     """
     statistics, ladders = ladders_of_chains(result)
-    if not np.all(statistics["proper"].values == 1.0):
+    if not has_evidence(statistics):
         raise ValueError(
             "There is no evidence: a prior is improper (Flat, HalfFlat, ICAR), so that p(y) has no "
             "meaning, or other steps sampled some of the variables. Give every variable a proper "
@@ -94,6 +94,11 @@ def ladders_of_chains(result: Any) -> tuple[xr.Dataset, list[tuple[np.ndarray, n
     ratios = statistics["log_ratio"].transpose("chain", "draw", ...).values
     sizes = np.isfinite(betas).sum(axis=1)
     return statistics, [(b[:n], v[:, :n]) for b, v, n in zip(betas, ratios, sizes, strict=True)]
+
+
+def has_evidence(statistics: xr.Dataset) -> bool:
+    """Whether all variables were sampled at all temperatures, and had proper priors."""
+    return bool(np.all(statistics["proper"].values == 1.0))
 
 
 def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray]:

@@ -35,12 +35,17 @@ def new_axes(*shape: int, **options):
 
 def pair_of_axes(axes) -> np.ndarray:
     """Return two axes side by side, new ones for None, as an array; anything else is an error."""
+    return row_of_axes(axes, 2, "a pair", figsize=(9.5, 4.0))
+
+
+def row_of_axes(axes, n: int, wanted: str, **options) -> np.ndarray:
+    """Return `n` axes side by side, as `pair_of_axes` does; an error asks for what is `wanted`."""
     if axes is None:
-        return new_axes(1, 2, figsize=(9.5, 4.0))
+        return new_axes(1, n, **options)
     found = np.empty(np.size(axes), dtype=object)
     found[:] = np.ravel(axes)
-    if len(found) != 2 or not all(isinstance(ax, Axes) for ax in found):
-        raise TypeError(f"axes={axes!r}: take a pair, as from plt.subplots(1, 2)[1].")
+    if len(found) != n or not all(isinstance(ax, Axes) for ax in found):
+        raise TypeError(f"axes={axes!r}: take {wanted}, as from plt.subplots(1, {n})[1].")
     return found
 
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 
-from pymc_kameleon.evidence import combined, ladders_of_chains
-from pymc_kameleon.plots.common import COLORS, INK, STYLE, new_axes
+from pymc_kameleon.evidence import combined, has_evidence, ladders_of_chains
+from pymc_kameleon.plots.common import COLORS, INK, STYLE, row_of_axes
 
 N_PARTS = 12
 """Lengths of the chains at which the log evidence is computed."""
@@ -52,9 +51,7 @@ def plot_tempering(result: Any, *, axes: np.ndarray | None = None) -> np.ndarray
     """
     statistics, ladders = ladders_of_chains(result)
     with rc_context(STYLE):
-        axes = new_axes(1, 3, figsize=(12.0, 3.6)) if axes is None else np.ravel(axes)
-        if len(axes) != 3 or not all(isinstance(ax, Axes) for ax in axes):
-            raise TypeError("axes: take three, as from plt.subplots(1, 3)[1].")
+        axes = row_of_axes(axes, 3, "three", figsize=(12.0, 3.6))
         trips = statistics["round_trips"].values
         for i, (betas, ratios) in enumerate(ladders):
             color = COLORS[i % len(COLORS)]
@@ -76,7 +73,7 @@ def _barrier(betas, ratios):
 
 def _draw_evidence(ax, ladders, statistics):
     ax.set(xlabel="draw", ylabel=r"log evidence ($\pm$2 standard errors)")
-    if not np.all(statistics["proper"].values == 1.0):
+    if not has_evidence(statistics):
         ax.text(0.5, 0.5, "no evidence of an\nimproper prior", ha="center", va="center")
         return
     n = statistics.sizes["draw"]

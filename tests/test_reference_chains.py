@@ -94,7 +94,10 @@ def chain(name):
     ],
 )
 def test_the_chain_is_the_one_that_was_kept(name):
-    np.testing.assert_allclose(chain(name), CHAINS[name], rtol=1e-4, atol=1e-6)
+    # The optimiser that fits a surrogate ends within its tolerance, not at the same digits on every
+    # processor: one was seen 3e-4 away. Another decision of the chain moves the means by 1e-2.
+    tolerance = 2e-3 if "surrogate" in name else 1e-6
+    np.testing.assert_allclose(chain(name), CHAINS[name], rtol=1e-4, atol=tolerance)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,10 @@ class Sites:
         """Log of each factor (N,) at `x` (N,)."""
         return x * (self.shift - 0.5 * self.precision * x)
 
+    def coupled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return precisions (N,), and pairs (0, 2) of values that go together with theirs (0,)."""
+        return self.precision, np.zeros((0, 2), dtype=np.int64), np.zeros(0)
+
     def floored(self, mean: np.ndarray) -> "Sites":
         """Set negative precisions to 0 and keep the `mean` (N,) of a prior times these sites.
 

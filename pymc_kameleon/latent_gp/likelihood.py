@@ -8,9 +8,12 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 from scipy.special import log_ndtr
 
 from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments, log_expit, logit_moments
+from pymc_kameleon.latent_gp.blocks import Blocks
 from pymc_kameleon.latent_gp.log_normal_cdf import with_stable_normal_cdf
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.black_box import black_boxes
@@ -27,10 +30,13 @@ class ModelLikelihood:
     graphs of `function` (N,), float64. It raises ValueError if the likelihood is not finite near
     `centre` (N,), the prior mean, or does not factorise. `has_curvature` is whether any second
     derivative is not 0: of -|y - f| all are, and Laplace's approximation knows nothing then.
+    Where terms may depend on several values, no more than `most_together` that share none with
+    others, there are `blocks` of them, and no third derivatives.
     """
 
-    def __init__(self, model, name, terms, function, size, centre, compile_kwargs):
+    def __init__(self, model, name, terms, function, size, centre, compile_kwargs, most_together=1):
         self._model, self._compile_kwargs = model, compile_kwargs
+        self._most_together, self._function = most_together, function
         self.name, self.size = name, size
         self.names = list(terms)
         graphs = _in_double_precision([pt.as_tensor(t) for t in terms.values()])
@@ -43,8 +49,10 @@ class ModelLikelihood:
         zero = pt.constant(0.0)
         self.compiled_value = self._compile([zero, total, zero, flat], function)
         self._no_gradient = self._structure = None
+        self.blocks: Blocks | None = None
         try:
             derivatives = _derivatives(total, function)
+            self._gradient, self._flat = derivatives[0], flat
             structure = _structure(flat, derivatives[0], function, _unlike(size))
         except (NotImplementedError, NullTypeGradError) as error:
             self._no_gradient = ", ".join(black_boxes(graphs)) or str(error)
@@ -64,13 +72,18 @@ class ModelLikelihood:
         self._probes = self._find_probes(centre)
         self._known_labels: dict = {}
         self.has_curvature = False
-        if self._structure is not None:
-            self._find_structure(self._structure)
+        if self._structure is not None and not self._find_structure(self._structure):
+            self._find_blocks()
 
     @property
     def has_gradient(self) -> bool:
         """Whether derivatives are known."""
         return self._no_gradient is None
+
+    @property
+    def is_factorising(self) -> bool:
+        """Whether each term depends on one value."""
+        return self.blocks is None
 
     def value(self, f: np.ndarray) -> float:
         """Sum of l_n at `f` (N,)."""
@@ -103,6 +116,15 @@ class ModelLikelihood:
         else:
             values = self._summed(observations)
         return np.vstack([values, derivatives.reshape(3, self.size)])
+
+    def block_terms(self, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient (N,) and second derivatives (n, m, m) in `blocks` at `f` (N,)."""
+        if self.blocks is None:
+            raise ValueError(f"The terms of {self.name} depend on one value each.")
+        out = np.empty((1 + self.blocks.members.shape[1]) * self.size)
+        self._block_derivatives.into(f, out)
+        gradient, *columns = out.reshape(-1, self.size)
+        return gradient, self.blocks.matrices(np.array(columns))
 
     def require_gradient(self) -> None:
         """Raise NotImplementedError, naming the operation, if there is no gradient."""
@@ -175,7 +197,7 @@ class ModelLikelihood:
         )
 
     def _find_structure(self, structure):
-        """Find the element that each observation belongs to; check that there is only one."""
+        """Find the element that each observation belongs to; False if there are several."""
         vector = _unlike(self.size)
         owners = np.zeros(int(sum(self._counts)), dtype=np.int64)
         separate = True
@@ -185,11 +207,7 @@ class ModelLikelihood:
             self.has_curvature |= bool(np.any(second != 0))
             expected = second * vector
             if not np.allclose(product, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max()):
-                raise ValueError(
-                    f"The log likelihood of {self.name} does not factorise: its Hessian has "
-                    f"entries off the diagonal. Each of {', '.join(self.names)} may depend on one "
-                    f"value of {self.name} only. Take NUTS or KameleonStep for this model."
-                )
+                return False
             moving = np.abs(ones) > 0
             ratios = weighted[moving] / ones[moving]
             order = np.argsort(vector)
@@ -197,8 +215,53 @@ class ModelLikelihood:
             nearest = order[np.searchsorted(middles, ratios)]
             separate &= np.allclose(vector[nearest], ratios, rtol=1e-9)
             owners[moving] = nearest
+        self.blocks = None
         if separate:
             self._owners = owners
+        return True
+
+    def _find_blocks(self):
+        """Find which values go together, and compile second derivatives for them."""
+        found = self._values_together() if self._most_together > 1 else None
+        if found is None or found.members.shape[1] > self._most_together:
+            raise ValueError(
+                f"The log likelihood of {self.name} does not factorise: its Hessian has entries "
+                f"off the diagonal. Each of {', '.join(self.names)} may depend on "
+                + ("one value" if self._most_together == 1 else f"{self._most_together} values")
+                + f" of {self.name} only. Take NUTS or KameleonStep for this model."
+            )
+        self.has_curvature = True  # off the diagonal, at least
+        if self.blocks is not None and np.array_equal(self.blocks.members, found.members):
+            return
+        self.blocks, columns = found, []
+        for members in found.members.T:
+            own = np.zeros(self.size)
+            own[members[members >= 0]] = 1.0
+            column = grad((self._gradient * pt.constant(own)).sum(), self._function)
+            columns.append(_simplified(column))
+        self._block_derivatives = self._compile([self._gradient, *columns], self._function)
+
+    def _values_together(self):
+        """Return blocks of the values that one observation depends on."""
+        f, rng = self._probes[0], np.random.default_rng(2)
+        outputs, moved = np.empty((2, self.n_outputs))
+        self.compiled_value.into(f, outputs)
+        rows, columns = [], []
+        for i in range(self.size):
+            other = f.copy()
+            other[i] += 0.1 * rng.standard_normal()
+            self.compiled_value.into(other, moved)
+            changed = np.flatnonzero(moved[N_TERMS:] != outputs[N_TERMS:])
+            rows.append(changed)
+            columns.append(np.full(changed.size, i))
+        rows, columns = np.concatenate(rows), np.concatenate(columns)
+        shape = (self.n_outputs - N_TERMS, self.size)
+        pattern = csr_array((np.ones(rows.size), (rows, columns)), shape=shape)
+        _, block = connected_components(pattern.T @ pattern, directed=False)
+        order = np.argsort(block, kind="stable")
+        number = np.empty(self.size, dtype=np.int64)
+        number[order] = np.arange(self.size) - np.searchsorted(block[order], block[order])
+        return Blocks.of(block, number)
 
 
 def _in_double_precision(graphs):

@@ -1,7 +1,7 @@
 """The Gaussian prior of a latent function, as a function of a model's other variables."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import pytensor
@@ -39,6 +39,7 @@ class FreeVariable:
     matrix: np.ndarray | None
     is_triangular: bool
     _decomposition: list = field(default_factory=list, repr=False)
+    log_integral = 0.0
 
     def to_function(self, v: np.ndarray) -> np.ndarray:
         """Values f (N,) of the latent function where the free variable is `v` (N,)."""
@@ -59,12 +60,38 @@ class FreeVariable:
             self._decomposition.append(lu_factor(self.matrix, check_finite=False))
         return lu_solve(self._decomposition[0], f - self.offset, check_finite=False)
 
+    def drawn(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Do the same, as nothing is left to be drawn."""
+        return self.to_variable(f)
+
+    def is_at(self, f: np.ndarray, v: np.ndarray, dtype) -> bool:
+        """Whether `v` (N,), recorded in a type, is what `to_variable` makes of `f` (N,)."""
+        return np.array_equal(self.to_variable(f).astype(dtype), v.astype(dtype))
+
+
+class FreeVariables(Protocol):
+    """What there is behind a latent function at some values of the other variables.
+
+    exp(`log_integral`) is by how much more than a Gaussian density the model's weighs.
+    """
+
+    log_integral: float
+
+    def to_function(self, v: np.ndarray) -> np.ndarray:
+        """Values f (N,) of the latent function where the free variables are `v` (M,)."""
+
+    def is_at(self, f: np.ndarray, v: np.ndarray, dtype) -> bool:
+        """Whether `v` (M,), recorded in a type, is what `f` (N,) was recorded as."""
+
+    def drawn(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw the free variables (M,) where the latent function is `f` (N,)."""
+
 
 class PriorAt(NamedTuple):
     """The prior of a latent function at some values of the other variables."""
 
     gaussian: Gaussian
-    variable: FreeVariable
+    variable: FreeVariables
 
 
 class UnfactorisedPrior(NamedTuple):
@@ -79,7 +106,7 @@ class UnfactorisedPrior(NamedTuple):
     is_root: bool = False
     known: PriorAt | None = None
 
-    def factorised_in_place(self) -> tuple[np.ndarray, FreeVariable]:
+    def factorised_in_place(self) -> tuple[np.ndarray, FreeVariables]:
         """Return C (N, N), in place of the covariance on the diagonal and below, and v."""
         if self.known is not None:
             return self.known.gaussian.cholesky, self.known.variable
@@ -198,7 +225,16 @@ class ModelPrior:
 
     def to_variable(self, f: np.ndarray) -> np.ndarray:
         """Free variable (N,) at which the latent function is `f` (N,)."""
-        return self.at.variable.to_variable(f)
+        return cast(FreeVariable, self.at.variable).to_variable(f)
+
+    @property
+    def functions(self) -> list[ModelFunction]:
+        """What the prior is computed with."""
+        return [self.function]
+
+    def check_data(self) -> None:
+        """Check shapes and indices for data that are new."""
+        self.function.check_data(np.zeros(self.size), f"The prior of {self.name}")
 
     def _evaluate(self, v):
         """Mean and spread of v, and f and its Jacobian at `v`, or that times its transpose."""
@@ -300,7 +336,7 @@ def _covariance_root(function, value, others, size):
     rng = np.random.default_rng(0)
     v = rng.standard_normal(size).astype(value.dtype)
     for scale in PERTURBATIONS:
-        points = [_perturbed(shared.get_value(), scale, rng) for shared in others.values()]
+        points = [perturbed(shared.get_value(), scale, rng) for shared in others.values()]
         try:
             found, start, factor = compare(v, *points)
         except (LinAlgError, ValueError):
@@ -313,7 +349,8 @@ def _covariance_root(function, value, others, size):
     return None
 
 
-def _perturbed(value, scale, rng):
+def perturbed(value, scale, rng):
+    """Return a value moved at random, if it is a real number."""
     value = np.asarray(value)
     if value.dtype.kind != "f":
         return value

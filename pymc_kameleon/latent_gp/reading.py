@@ -9,12 +9,12 @@ from pymc.logprob.basic import transformed_conditional_logp
 from pymc.logprob.utils import replace_rvs_by_values
 from pymc.pytensorf import make_shared_replacements
 from pymc.vartypes import discrete_types
-from pytensor.compile.ops import ViewOp
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
+from pymc_kameleon.latent_gp.linear_predictor import copies_of
 from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
@@ -59,7 +59,7 @@ def free_variable(model, var) -> tuple:
             for d in model.deterministics
             if d.ndim == 1 and _length(d) == _length(var) and _is_affine(model, d, var)
         ]
-        copies = [copy for function in functions for copy in _copies(function)]
+        copies = [copy for function in functions for copy in copies_of(function)]
         direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=copies)
         if len(functions) > 1 and not direct:
             raise ValueError(
@@ -84,20 +84,27 @@ class LatentFunction:
 
     `initial_point` has the values of the other variables. `value_variable` is what `pm.sample`
     moves; `shared` are the value variables of the other free variables, with their shared
-    variables.
+    variables. `predictions` are what is drawn given everything else, here nothing.
     """
+
+    predictions = None
 
     def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):
         variable, function = free_variable(model, var)
         self.name = variable.name if function is None else function.name
         self.value_variable = model.rvs_to_values[variable]
+        self.value_variables = [self.value_variable]
         point = model.initial_point() if initial_point is None else initial_point
         self.shared = make_shared_replacements(point, [self.value_variable], model)
         graph = None if function is None else model.replace_rvs_by_values([function])[0]
         compile_kwargs = compile_kwargs or None
         self.prior = ModelPrior(model, self.name, variable, graph, self.shared, compile_kwargs)
         self.size = self.prior.size
-        terms, argument = self._likelihood_terms(model, variable, function)
+        # Double precision whatever the model's: structure is found by comparing values.
+        argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
+        copies = copies_of(variable if function is None else function)
+        replaced = dict.fromkeys(copies, argument)
+        terms = likelihood_terms(model, replaced, [variable], [], self.shared, argument)
         self.likelihood = ModelLikelihood(
             model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
         )
@@ -105,15 +112,16 @@ class LatentFunction:
 
     def follow_only(self, others: set, ignored: Set = frozenset()) -> None:
         """Let `refresh` follow the shared variables of `others`, and leave those of `ignored`."""
-        self._seen_prior = SharedValues(self.prior.function, others, ignored)
+        self._seen_prior = [SharedValues(f, others, ignored) for f in self.prior.functions]
         self._seen_likelihood = SharedValues(self.likelihood.compiled_value, others, ignored)
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed."""
-        prior_changed = self._seen_prior.changed()
-        if self._seen_prior.are_data_new:
-            self.prior.function.check_data(np.zeros(self.size), f"The prior of {self.name}")
-            self._seen_prior.are_data_new = False
+        prior_changed = any([seen.changed() for seen in self._seen_prior])
+        if any(seen.are_data_new for seen in self._seen_prior):
+            self.prior.check_data()
+            for seen in self._seen_prior:
+                seen.are_data_new = False
         if prior_changed:
             self.prior.refresh()
         likelihood_changed = self._seen_likelihood.changed()
@@ -132,66 +140,60 @@ class LatentFunction:
             if value.name in point:
                 shared.set_value(np.asarray(point[value.name], dtype=shared.dtype))
 
-    def _likelihood_terms(self, model, variable, function):
-        """Log densities that depend on f, by name, and the vector that stands for f in them."""
-        # Double precision whatever the model's: structure is found by comparing values.
-        argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
-        copies = _copies(variable if function is None else function)
-        variables = [rv for rv in model.basic_RVs if rv not in copies]
-        given = clone_replace(
-            [*variables, *model.potentials],
-            replace=dict.fromkeys(copies, argument),
-            rebuild_strict=False,
-        )
-        rvs, potentials = given[: len(variables)], given[len(variables) :]
-        originals = dict(zip(rvs, variables, strict=True))
-        values = {
-            "rvs_to_values": {rv: model.rvs_to_values[v] for rv, v in originals.items()},
-            "rvs_to_transforms": {rv: model.rvs_to_transforms[v] for rv, v in originals.items()},
-        }
-        observed = {
-            v.name: model.rvs_to_values[v]
-            for rv, v in originals.items()
-            if v in model.observed_RVs and argument in ancestors([rv])
-        }
-        try:
-            densities = transformed_conditional_logp(rvs, **values)
-        except (TypeError, ValueError) as error:
-            if not observed:
-                raise
-            raise _shapes_differ(observed, argument) from error
-        densities += replace_rvs_by_values(potentials, **values)
-        named = zip([*variables, *model.potentials], densities, strict=True)
-        terms = {v.name: density for v, density in named if v is not variable}
-        besides = [name for name, t in terms.items() if self.value_variable in ancestors([t])]
+
+def likelihood_terms(model, replaced, own, predictions, shared, argument) -> dict:
+    """Log densities that depend on latent values, by name, as graphs of them and `shared` ones.
+
+    `replaced` are variables of the model with graphs of `argument`, a vector of the latent values;
+    `own` are the free variables behind them, and `predictions` free ones that are left out.
+    """
+    name = argument.name
+    variables = [rv for rv in model.basic_RVs if rv not in replaced and rv not in predictions]
+    given = clone_replace([*variables, *model.potentials], replace=replaced, rebuild_strict=False)
+    rvs, potentials = given[: len(variables)], given[len(variables) :]
+    originals = dict(zip(rvs, variables, strict=True))
+    values = {
+        "rvs_to_values": {rv: model.rvs_to_values[v] for rv, v in originals.items()},
+        "rvs_to_transforms": {rv: model.rvs_to_transforms[v] for rv, v in originals.items()},
+    }
+    observed = {
+        v.name: model.rvs_to_values[v]
+        for rv, v in originals.items()
+        if v in model.observed_RVs and argument in ancestors([rv])
+    }
+    try:
+        densities = transformed_conditional_logp(rvs, **values)
+    except (TypeError, ValueError) as error:
+        if not observed:
+            raise
+        raise _shapes_differ(observed, argument) from error
+    densities += replace_rvs_by_values(potentials, **values)
+    named = zip([*variables, *model.potentials], densities, strict=True)
+    terms = {v.name: density for v, density in named if v not in own}
+    for variable in own:
+        value = model.rvs_to_values[variable]
+        besides = [other for other, t in terms.items() if value in ancestors([t])]
         if besides:
             raise ValueError(
-                f"{', '.join(besides)} depends on {variable.name} not only through "
-                f"{self.name}, so its likelihood is no function of {self.name}."
+                f"{', '.join(besides)} depends on {variable.name} not only through {name}, so its "
+                f"likelihood is no function of {name}."
             )
-        terms = {name: t for name, t in terms.items() if argument in ancestors([t])}
-        if not terms:
-            raise ValueError(
-                f"Nothing observed depends on {self.name}: its posterior is its prior. Give the "
-                f"model an observed variable or a pm.Potential that is a function of {self.name}."
-            )
-        noisy = [name for name, t in terms.items() if estimates([t])]
-        if noisy:
-            raise ValueError(
-                f"{', '.join(noisy)} is an estimate, and depends on {self.name}: this needs the "
-                "likelihood itself. Take a step that keeps estimates, such as "
-                "KameleonStep(pseudo_marginal=True)."
-            )
-        graphs = clone_replace(list(terms.values()), replace=self.shared, rebuild_strict=False)
-        terms = dict(zip(terms, graphs, strict=True))
-        _check_shapes(observed, terms, argument)
-        return terms, argument
-
-
-def _copies(variable) -> list:
-    """Return a variable and, if it is a Deterministic, the variable that it was made from."""
-    node = variable.owner
-    return [variable, *(node.inputs if node is not None and isinstance(node.op, ViewOp) else [])]
+    terms = {name: t for name, t in terms.items() if argument in ancestors([t])}
+    if not terms:
+        raise ValueError(
+            f"Nothing observed depends on {name}: its posterior is its prior. Give the model an "
+            f"observed variable or a pm.Potential that is a function of {name}."
+        )
+    noisy = [name for name, t in terms.items() if estimates([t])]
+    if noisy:
+        raise ValueError(
+            f"{', '.join(noisy)} is an estimate, and depends on {name}: this needs the likelihood "
+            "itself. Take a step that keeps estimates, such as KameleonStep(pseudo_marginal=True)."
+        )
+    graphs = clone_replace(list(terms.values()), replace=shared, rebuild_strict=False)
+    terms = dict(zip(terms, graphs, strict=True))
+    _check_shapes(observed, terms, argument)
+    return terms
 
 
 def _check_shapes(observed, terms, argument):

@@ -131,7 +131,7 @@ def slices_along(
         table,
         target.scale,
         base.mean,
-        sites.precision,
+        *sites.coupled(),
         sites.shift,
         moved,
         value,
@@ -162,6 +162,8 @@ def run_slices(
     scale,
     mean,
     precision,
+    partners,
+    cross,
     shift,
     x,
     value,
@@ -172,7 +174,11 @@ def run_slices(
     counts,
     angles,
 ):
-    """Make a transition for each row of `directions`, in place; return the last log ratio."""
+    """Make a transition for each row of `directions`, in place; return the last log ratio.
+
+    The matrix of the sites has `precision` (N,) on its diagonal, and `cross` (k,) where two values
+    are `partners` (k, 2).
+    """
     size = x.size
     for t in range(directions.shape[0]):
         # 1 - U, in (0, 1]: a logarithm that is finite.
@@ -186,6 +192,8 @@ def run_slices(
                 moved = mean[i] + cosine * (x[i] - mean[i]) + sine * directions[t, i]
                 proposal[i] = moved
                 given_back += moved * (shift[i] - 0.5 * precision[i] * moved)
+            for i in range(partners.shape[0]):
+                given_back -= cross[i] * proposal[partners[i, 0]] * proposal[partners[i, 1]]
             proposed = evaluate(likelihood, proposal, outputs, counts)
             proposed = scale * (proposed - given_back) if scale > 0.0 else 0.0
             if proposed > threshold:

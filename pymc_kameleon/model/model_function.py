@@ -98,6 +98,11 @@ class ModelFunction:
         has_updates = len(self._function.maker.fgraph.outputs) > len(self._outputs)
         self._plain = None if has_updates else self._jitted
 
+    @property
+    def dim(self) -> int:
+        """Length of the vector."""
+        return self._dim
+
     def arrays(self, x: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
         """Return the outputs at `x` (d,), arrays of these lengths; one if they are joined.
 

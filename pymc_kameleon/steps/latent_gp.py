@@ -1,5 +1,7 @@
 """Latent Gaussian processes with their hyperparameters, moved together."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,7 +11,7 @@ from pymc.exceptions import SamplingError
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
+from pymc_kameleon.latent_gp.joint.block_conditional import conditional_of
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
 from pymc_kameleon.latent_gp.joint.target import (
     JointPoint,
@@ -177,13 +179,13 @@ class LatentGPStep(LatentGPTuning):
             self.steps_per_draw = max(2, self.joint.dim)
         self._others = OtherVariables(self.joint)
         # In the model's order, which is that of the points that PyMC records.
-        value, joint = self.function.value_variable, self.joint
-        order = model.value_vars.index(value)
-        n_before = sum(model.value_vars.index(v) < order for v in joint.hyperparameters)
-        self._n_before = sum(int(np.prod(shape)) for shape in joint.shapes[:n_before])
-        own, shapes = list(joint.hyperparameters), list(joint.shapes)
-        own.insert(n_before, value)
-        shapes.insert(n_before, (self.function.size,))
+        joint, point = self.joint, model.initial_point()
+        parts = [joint.hyperparameters, self.function.value_variables, joint.predicted]
+        own = sorted(itertools.chain(*parts), key=model.value_vars.index)
+        shapes = [np.shape(point[value.name]) for value in own]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        where = dict(zip(own, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
+        self._where = [np.concatenate([[], *map(where.get, part)]).astype(int) for part in parts]
         return own, shapes, joint.others
 
     # the life of a chain --------------------------------------------------------------------------
@@ -202,7 +204,7 @@ class LatentGPStep(LatentGPTuning):
         self.position, statistics = self._transitions()
         self.draw += 1
         is_unmoved = statistics["accepted"] == 0.0
-        self.returned = self._packed(self.chain.position, self._point.variable, q0.data.dtype)
+        self.returned = self._drawn(q0.data.dtype)
         self._report(statistics, moved=not is_unmoved)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
 
@@ -223,7 +225,9 @@ class LatentGPStep(LatentGPTuning):
         prior, self._seen_version = self.function.prior.at, version
         variable = prior.variable
         # Kept where it is the same: the way to the free variable and back rounds.
-        if not is_here or not np.array_equal(self._packed(x, variable, q.dtype), q):
+        if not (
+            is_here and variable.is_at(self.position, v, self.function.value_variables[0].dtype)
+        ):
             self.position = variable.to_function(v)
         if is_first:
             self._check_start()
@@ -240,8 +244,8 @@ class LatentGPStep(LatentGPTuning):
         self.joint.set_hyperparameters(x)
         self.joint.recompute()
         prior = self.function.prior.at
-        conditional = ConditionalGaussian.of(prior.gaussian, self.sites(x))
-        drawn = conditional.restored(self.rng.standard_normal((2, self.function.size)))
+        conditional = conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks)
+        drawn = conditional.drawn(self.rng)
         is_possible = np.isfinite(self.joint.likelihood.value(drawn))
         self.position = drawn if is_possible else conditional.mean
         return x, prior
@@ -252,8 +256,8 @@ class LatentGPStep(LatentGPTuning):
             x.copy(),
             self.position,
             prior.variable,
-            ConditionalGaussian.of(prior.gaussian, self.sites(x)),
-            self.joint.log_prior(x),
+            conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks),
+            self.joint.log_prior(x) + prior.variable.log_integral,
             self.joint.likelihood.value(self.position),
         )
 
@@ -292,16 +296,21 @@ class LatentGPStep(LatentGPTuning):
         if self.tune and self.history is not None:
             record(self.history, chain.position)
 
-    def _packed(self, x, variable, dtype):
-        """Return theta and the free variable behind the function as `pm.sample` has them."""
-        before, after = x[: self._n_before], x[self._n_before :]
-        values = np.concatenate([before, variable.to_variable(self.position), after])
+    def _drawn(self, dtype):
+        """Return theta, the free variables and the predictions as `pm.sample` has them."""
+        v = self._point.variable.drawn(self.position, self.rng)
+        predictions = self.function.predictions
+        self.joint.set_hyperparameters(self.chain.position)
+        predicted = [] if predictions is None else predictions.drawn(v, self.rng)
+        values = np.empty(sum(map(len, self._where)))
+        for where, part in zip(self._where, (self.chain.position, v, predicted), strict=True):
+            values[where] = part
         return self._as_recorded(values, dtype)
 
     def _unpacked(self, q):
-        """Return theta (d,) and the free variable (N,) of what `_packed` returned."""
-        before, v, after = np.split(q, [self._n_before, self._n_before + self.function.size])
-        return np.concatenate([before, after]), v
+        """Return theta (d,) and the free variables (M,) of what `_drawn` returned."""
+        theta, free, _ = self._where
+        return q[theta], q[free]
 
     # warnings and progress ------------------------------------------------------------------------
 

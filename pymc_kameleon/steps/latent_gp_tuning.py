@@ -6,7 +6,6 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsLearner
-from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.joint.conditional import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.joint.learning import (
     EvidenceLearner,
@@ -78,9 +77,9 @@ class LatentGPTuning(LatentFunctionStep):
     def _begin_at(self, x):
         self.chain = new_chain(x)
         self.learner = self._new_learner(x)
-        self.sites = constant_sites(Sites.flat(self.function.size), x.size)
+        self.sites = constant_sites(self.joint.flat_sites(), x.size)
         self.history = new_history(N_HISTORY, x.size)
-        self.pilots = no_pilots(x.size, self.function.size)
+        self.pilots = no_pilots(x.size, self.joint.flat_sites())
         self.learner.begin_with_scales(FIRST_SHARE * self.joint.scales)
         if self.tune and self.joint.likelihood.has_gradient:
             self._search(x)
@@ -114,12 +113,12 @@ class LatentGPTuning(LatentFunctionStep):
         self._take_lesson()
 
     def _fresh_state(self):
-        dim, size = self.joint.dim, self.function.size
+        dim = self.joint.dim
         return super()._fresh_state() | {
             "chain": new_chain(np.zeros(dim)),
-            "sites": constant_sites(Sites.flat(size), dim),
+            "sites": constant_sites(self.joint.flat_sites(), dim),
             "history": new_history(N_HISTORY, dim),
-            "pilots": no_pilots(dim, size),
+            "pilots": no_pilots(dim, self.joint.flat_sites()),
         }
 
     def _set_state(self, state):

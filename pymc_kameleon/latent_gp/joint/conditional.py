@@ -58,6 +58,9 @@ class ConditionalGaussian:
     of whose precisions is negative.
     """
 
+    n_sets = 2
+    """Of standard normals."""
+
     def __init__(
         self, prior_mean: np.ndarray, root: np.ndarray, sites: Sites, inner: SiteFactor
     ) -> None:
@@ -114,6 +117,10 @@ class ConditionalGaussian:
         mean, residual, f = self._restored(eta)
         self._centre = mean, residual
         return f
+
+    def drawn(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw f (N,)."""
+        return self.restored(rng.standard_normal((self.n_sets, self.size)))
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return C L eta, shape (n, N), the changes of f by standardised `eta` (2, n, N)."""
@@ -220,10 +227,10 @@ class SiteFunction(NamedTuple):
 
     The basis functions are 1, u, and a radial one at each of `pilots` (d, P), standardised, over
     the lengthscale. `precision` and `shift` (b, N) are coefficients of the logs of the precisions,
-    and of the shifts, b = 1 for constant sites, else 1 + d + P. Where `has_means` (1,) the second
-    are those of the means, which do not change with the noise of a normal likelihood. Further out
-    than `radius` (1,) the sites are those at that distance in the same direction: nothing is
-    extrapolated.
+    and of the shifts and what else sites of blocks have, b = 1 for constant sites, else 1 + d + P.
+    Where `has_means` (1,) the second are those of the means, which do not change with the noise of
+    a normal likelihood. Further out than `radius` (1,) the sites are those at that distance in the
+    same direction: nothing is extrapolated.
     """
 
     coordinates: Standardization
@@ -248,15 +255,15 @@ class SiteFunction(NamedTuple):
         """Sites at the hyperparameters `x` (d,)."""
         if len(self.precision) == 1:
             return Sites(np.exp(self.precision[0]), self.shift[0])
-        found = np.zeros((2, self.precision.shape[1]))
-        _sites_into(*self, x, np.empty_like(x), found)
-        return Sites(found[0], found[1])
+        found = Sites(np.zeros(self.precision.shape[1]), np.zeros(self.shift.shape[1]))
+        _sites_into(*self, x, np.empty_like(x), found.precision, found.shift)
+        return found
 
 
 @jit(fastmath=SIMD)
-def _sites_into(coordinates, radius, pilots, precision, shift, has_means, x, u, found):
-    """Write precisions and shifts at `x` (d,) in place of zeros (2, N); u (d,) is overwritten."""
-    dim, size = x.size, found.shape[1]
+def _sites_into(coordinates, radius, pilots, precision, shift, has_means, x, u, found, shifts):
+    """Write precisions and shifts at `x` (d,) in place of zeros; u (d,) is overwritten."""
+    dim = x.size
     standardize(coordinates, x, u)
     distance = math.sqrt(dot(u, u, dim))
     if distance > radius[0]:
@@ -271,13 +278,14 @@ def _sites_into(coordinates, radius, pilots, precision, shift, has_means, x, u, 
             weight = exp(-0.5 * squared)
         elif j > 0:
             weight = u[j - 1]
-        for i in range(size):
-            found[0, i] += weight * precision[j, i]
-            found[1, i] += weight * shift[j, i]
-    for i in range(size):
-        found[0, i] = exp(found[0, i])
+        for i in range(found.size):
+            found[i] += weight * precision[j, i]
+        for i in range(shifts.size):
+            shifts[i] += weight * shift[j, i]
+    for i in range(found.size):
+        found[i] = exp(found[i])
         if has_means[0]:
-            found[1, i] *= found[0, i]
+            shifts[i] *= found[i]
 
 
 def _radial(u, pilots):

@@ -1,15 +1,27 @@
 """From a PyMC model to its latent function and the hyperparameters of that function."""
 
+import logging
+
 import numpy as np
 from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
+from pymc_kameleon.latent_gp.gaussian_sites import Sites
+from pymc_kameleon.latent_gp.latent_vector import LatentVector, VectorAt
+from pymc_kameleon.latent_gp.linear_predictor import (
+    is_process,
+    joined_by_data,
+    linear_part,
+    predictions_of,
+)
 from pymc_kameleon.latent_gp.prior import PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable, variable_of
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
+
+_log = logging.getLogger("pymc.kameleon")
 
 MOST_VALUES = 10_000
 """Values of a function beyond which its matrices, of 0.8 GB each, are refused."""
@@ -25,10 +37,11 @@ class JointModel:
     """
 
     def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
-        f, named = named_variables(model, vars)
         point = model.initial_point() if initial_point is None else initial_point
-        _check_size(model, f)
-        self.function = LatentFunction(model, f, initial_point=point, compile_kwargs=compile_kwargs)
+        latent, named = named_variables(model, vars, point)
+        for variable in latent:
+            _check_size(model, variable)
+        self.function = _latent(model, latent, named, point, compile_kwargs)
         values = self._hyperparameters(model, named)
         self.hyperparameters = values
         self.shapes = [np.shape(point[value.name]) for value in values]
@@ -47,6 +60,13 @@ class JointModel:
         self.scales = prior_scales(drawn) if len(drawn) else np.ones(self.dim)
         self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
         self._seen_log_prior = SharedValues(self._log_prior, set(self.others.values()))
+
+    @property
+    def predicted(self) -> list:
+        """Value variables that nothing observed depends on, drawn given all others."""
+        return (
+            [] if self.function.predictions is None else self.function.predictions.value_variables
+        )
 
     @property
     def likelihood(self):
@@ -80,17 +100,26 @@ class JointModel:
         """Return the prior at the theta set last; ValueError or LinAlgError if there is none."""
         return self.function.prior.evaluate()
 
-    def unfactorised_prior(self) -> UnfactorisedPrior:
+    def unfactorised_prior(self) -> UnfactorisedPrior | VectorAt:
         """Return the same before its covariance is factorised, whose memory is the caller's."""
         return self.function.prior.unfactorised()
+
+    def flat_sites(self) -> Sites:
+        """Sites that say nothing."""
+        size, blocks = self.function.size, self.likelihood.blocks
+        n_shifts = size if blocks is None else blocks.n_parameters
+        return Sites(np.zeros(size), np.zeros(n_shifts))
 
     def _hyperparameters(self, model, named):
         """Value variables of theta: the named ones, or all that the function depends on."""
         function, name = self.function, self.function.name
-        used = {*function.prior.function.shared(), *function.likelihood.compiled_value.shared()}
+        computed = [*function.prior.functions, function.likelihood.compiled_value]
+        used = {shared for f in computed for shared in f.shared()}
         found = [v for v, shared in function.shared.items() if shared in used]
         found = [v for v in model.value_vars if v in found and v.dtype not in discrete_types]
         if named is not None:
+            own = function.value_variables
+            named = [v for v in named if v not in own]
             strange = [v.name for v in named if v not in found]
             if strange:
                 raise ValueError(
@@ -110,8 +139,9 @@ class JointModel:
         return found
 
     def _compile_log_prior(self, model, values, point, compile_kwargs):
-        f = model.values_to_rvs[self.function.value_variable]
-        of_function = {f.name, *self.function.likelihood.names}
+        latent = [*self.function.value_variables, *self.predicted]
+        of_function = {model.values_to_rvs[value].name for value in latent}
+        of_function |= set(self.function.likelihood.names)
         terms = [*model.basic_RVs, *model.potentials]
         terms = [v for v in terms if v.name not in of_function]
         graph = model.logp(vars=terms)
@@ -129,24 +159,28 @@ class JointModel:
         )
 
 
-def named_variables(model, vars):
-    """Split `vars` into the latent function and the value variables of hyperparameters.
+def named_variables(model, vars, start):
+    """Split `vars` into latent functions, or Gaussian processes, and the free variables named.
 
-    These are None if no hyperparameter was named, which means all of them.
+    The second are None if no more than one was named, which means all that belong to it.
     """
     if vars is None:
-        functions = [rv for rv in model.free_RVs if _is_function(model, rv)]
-        if len(functions) != 1:
-            raise ValueError(_none_or_many(functions))
-        return functions[0], None
+        latent = [rv for rv in model.free_RVs if _is_function(model, rv)]
+        latent += [rv for rv in model.free_RVs if is_process(model, rv, start)]
+        if not latent:
+            raise ValueError(NO_FUNCTION)
+        return latent, None
     vars = list(vars) if isinstance(vars, list | tuple) else [vars]
     vars = [variable_of(model, var) for var in vars]
     if len(vars) == 1:
-        return vars[0], None
-    functions = [var for var in vars if var in model.deterministics or _is_function(model, var)]
-    if len(functions) != 1:
-        raise ValueError(_none_or_many(functions))
-    others = [var for var in vars if var is not functions[0]]
+        return vars, None
+    latent = [var for var in vars if var in model.deterministics or _is_function(model, var)]
+    latent += [var for var in vars if is_process(model, var, start)]
+    if not latent:
+        raise ValueError(NO_FUNCTION)
+    others = [var for var in vars if var not in latent]
+    if not others:
+        return latent, None
     discrete = [var.name for var in others if var.dtype in discrete_types]
     if discrete:
         raise ValueError(
@@ -157,7 +191,38 @@ def named_variables(model, vars):
     foreign = [var.name for var in others if var not in model.free_RVs]
     if foreign:
         raise ValueError(f"vars: {', '.join(foreign)} is no free variable of the model.")
-    return functions[0], [model.rvs_to_values[var] for var in others]
+    return latent, [model.rvs_to_values[var] for var in others]
+
+
+def _latent(model, latent, named, point, compile_kwargs):
+    """Return the latent function: that of the one variable, or the linear predictors of several."""
+    options = {"initial_point": point, "compile_kwargs": compile_kwargs}
+    processes = [var for var in latent if is_process(model, var, point)]
+    functions = [var for var in latent if var not in processes]
+    pairs = [free_variable(model, var) for var in functions]
+    if named is None:
+        more = [v for v in model.free_RVs if _is_function(model, v) and v not in dict(pairs)]
+        pairs += joined_by_data(model, pairs, [free_variable(model, v) for v in more])
+        candidates = [v for v in model.free_RVs if v not in dict(pairs) and v not in more]
+    else:
+        candidates = [*processes, *(model.values_to_rvs[value] for value in named)]
+    linear = linear_part(model, pairs, candidates, processes, point)
+    own = {*linear.variables, *predictions_of(model, linear)}
+    rest = model.free_RVs if named is None else candidates
+    if len(pairs) == 1 and (own == set(dict(pairs)) or own.issuperset(rest)):
+        # Nothing else is linear, or there would be no hyperparameter to move.
+        return LatentFunction(model, pairs[0][0], **options)
+    try:
+        found = LatentVector(model, linear, **options)
+    except ValueError as error:
+        if len(pairs) != 1 or processes:
+            raise
+        name = pairs[0][0].name
+        _log.info("LatentGPStep takes what %s is added to for hyperparameters: %s", name, error)
+        return LatentFunction(model, pairs[0][0], **options)
+    names = ", ".join(variable.name for variable in linear.variables)
+    _log.info("LatentGPStep: %s make the linear predictor.", names)
+    return found
 
 
 def _is_function(model, rv) -> bool:
@@ -175,20 +240,12 @@ def _is_function(model, rv) -> bool:
     return function is not None or isinstance(rv.owner.op, MvNormalRV)
 
 
-def _none_or_many(functions) -> str:
-    if functions:
-        names = ", ".join(f.name for f in functions)
-        return (
-            f"vars: {names} are all latent functions, and this step moves one. Name it and its "
-            "hyperparameters, vars=[f, lengthscale, ...]; if the likelihood depends on a sum of "
-            "processes, write it as one, gp = gp1 + gp2."
-        )
-    return (
-        "vars: no latent function was found in the model. This step takes "
-        "pm.gp.Latent(...).prior(...) or pm.MvNormal. pm.gp.Marginal has integrated its function "
-        "out and pm.gp.HSGP is a linear model in its coefficients: take NUTS, or KameleonStep() if "
-        "there is no gradient."
-    )
+NO_FUNCTION = (
+    "vars: no latent function was found in the model. This step takes "
+    "pm.gp.Latent(...).prior(...), pm.MvNormal, pm.CAR, pm.ICAR, pm.GaussianRandomWalk or pm.AR. "
+    "pm.gp.Marginal has integrated its function out and pm.gp.HSGP is a linear model in its "
+    "coefficients: take NUTS, or KameleonStep() if there is no gradient."
+)
 
 
 def _refuse_functions(model, name, found):

@@ -6,12 +6,17 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian_approximations import (
+    GaussianApproximation,
     expectation_propagation_approximation,
     laplace_approximation,
 )
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites
+from pymc_kameleon.latent_gp.joint.block_conditional import (
+    BlockApproximation,
+    block_laplace,
+    conditional_of,
+)
 from pymc_kameleon.latent_gp.joint.conditional import (
-    ConditionalGaussian,
     SiteFunction,
     constant_sites,
     fit_sites,
@@ -80,9 +85,10 @@ class Pilots(NamedTuple):
         return Sites(self.precision[i], self.shift[i])
 
 
-def no_pilots(dim: int, size: int) -> Pilots:
-    """Return no pilots of `dim` hyperparameters and a function of `size` values."""
-    return Pilots(np.zeros((0, dim)), np.zeros(0), np.zeros((0, size)), np.zeros((0, size)))
+def no_pilots(dim: int, sites: Sites) -> Pilots:
+    """Return no pilots, of `dim` hyperparameters and such sites."""
+    arrays = (np.zeros((0, part.size)) for part in (sites.precision, sites.shift))
+    return Pilots(np.zeros((0, dim)), np.zeros(0), *arrays)
 
 
 def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
@@ -98,13 +104,18 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", UserWarning)
         try:
-            prior = model.prior().gaussian
+            prior, variable = model.prior()
         except (ArithmeticError, ValueError):
             return None
+        log_prior += variable.log_integral
         is_logit = getattr(model.likelihood, "logit_labels", None) is not None
         is_curved = getattr(model.likelihood, "has_curvature", True)
+        blocks = getattr(model.likelihood, "blocks", None)
+        if blocks is not None:
+            method = "laplace"
         for name in dict.fromkeys([method, "laplace"] if is_curved else ["ep"]):
             try:
+                found: GaussianApproximation | BlockApproximation
                 if name == "ep":
                     found = expectation_propagation_approximation(
                         prior,
@@ -115,8 +126,10 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
                         moment_tolerance=TOLERANCE,
                         sites=start,
                     )
-                else:
+                elif blocks is None:
                     found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
+                else:
+                    found = block_laplace(prior, model.likelihood, tolerance=1e-3)
             except (ArithmeticError, ValueError, NotImplementedError):
                 continue
             sites, value = found.sites, found.log_evidence + log_prior
@@ -229,13 +242,15 @@ def learn(
         return Lesson(pilots, None, fitted is not None, method)
     best = pilots.among_the_best(typical_depth(model.dim))
     centre = best.sites_near(best.points.mean(axis=0), scale)
-    constant = constant_sites(centre, model.dim)  # type: ignore[arg-type]  # there are pilots
+    if centre is None:
+        return Lesson(pilots, None, fitted is not None, method)
+    constant = constant_sites(centre, model.dim)
     if fitted is None:
         return Lesson(pilots, constant, False, method)
     coordinates = learner.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
     highest, sites = _acceptance(model, constant, halves[1], rng), constant
-    for has_means in (False, True):
+    for has_means in (False, True) if centre.precision.size == centre.shift.size else (False,):
         learnt = _fitted(halves[0], coordinates, has_means)
         acceptance = 0.0 if learnt is None else _acceptance(model, learnt, halves[1], rng)
         if acceptance > highest:
@@ -282,16 +297,16 @@ def _acceptance(model, sites, pilots, rng):
     At each pilot a function is drawn, by importance resampling of draws from its own approximation,
     and the log density of theta at its eta is compared with the pilot's log evidence.
     """
-    excess = []
+    excess, blocks = [], getattr(model.likelihood, "blocks", None)
     for x, value, precision, shift in zip(*pilots, strict=True):
         model.set_hyperparameters(x)
         try:
             prior = model.prior().gaussian
-            own = ConditionalGaussian.of(prior, Sites(precision, shift))
-            other = ConditionalGaussian.of(prior, sites(x))
+            own = conditional_of(prior, Sites(precision, shift), blocks)
+            other = conditional_of(prior, sites(x), blocks)
         except ValueError:
             continue
-        draws = own.mean + own.images(rng.standard_normal((2, N_DRAWS, prior.size)))
+        draws = own.mean + own.images(rng.standard_normal((own.n_sets, N_DRAWS, prior.size)))
         values = np.array([model.likelihood.value(f) for f in draws])
         # The largest of these is that of a draw by the weights (Gumbel's trick).
         weights = values + [own.log_ratio(f) for f in draws] + rng.gumbel(size=N_DRAWS)

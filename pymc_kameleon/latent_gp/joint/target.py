@@ -27,7 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.latent_gp.gaussian_sites import SiteFactor, Sites
+from pymc_kameleon.latent_gp.gaussian_sites import Sites
+from pymc_kameleon.latent_gp.joint.block_conditional import BlockConditional, conditional_in_place
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
 from pymc_kameleon.latent_gp.prior import FreeVariable
@@ -44,7 +45,7 @@ class JointPoint(NamedTuple):
     x: np.ndarray
     function: np.ndarray
     variable: FreeVariable
-    conditional: ConditionalGaussian
+    conditional: ConditionalGaussian | BlockConditional
     log_prior: float
     log_likelihood: float
 
@@ -90,6 +91,7 @@ class JointTarget:
         except ValueError:  # of which LinAlgError is one
             self.n_failed += 1
             return
+        log_prior += variable.log_integral
         f = conditional.restored(self.eta)
         likelihood = self.model.likelihood.value(f)
         self.proposed = JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
@@ -98,16 +100,14 @@ class JointTarget:
     def point(self, x: np.ndarray, f: np.ndarray) -> JointPoint:
         """Return the point of hyperparameters `x` (d,) and function `f` (N,)."""
         variable, conditional = self._gaussians(x)
-        log_prior, likelihood = self.model.log_prior(x), self.model.likelihood.value(f)
+        log_prior = self.model.log_prior(x) + variable.log_integral
+        likelihood = self.model.likelihood.value(f)
         return JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
 
     def _gaussians(self, x):
         self.model.set_hyperparameters(x)
-        prior, sites = self.model.unfactorised_prior(), self.sites(x)
-        # Before its memory is the factor's.
-        inner = SiteFactor(prior.covariance, sites.precision)
-        root, variable = prior.factorised_in_place()
-        return variable, ConditionalGaussian(prior.mean, root, sites, inner)
+        blocks = getattr(self.model.likelihood, "blocks", None)
+        return conditional_in_place(self.model.unfactorised_prior(), self.sites(x), blocks)
 
 
 def move_hyperparameters(
@@ -143,7 +143,7 @@ def move_hyperparameters(
 
 def point_of_draw(model: JointModel, point: JointPoint, rng: np.random.Generator) -> JointPoint:
     """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
-    f = point.conditional.restored(rng.standard_normal((2, point.function.size)))
+    f = point.conditional.drawn(rng)
     return point._replace(function=f, log_likelihood=model.likelihood.value(f))
 
 
@@ -161,7 +161,7 @@ def slices(
         target.model.likelihood,
         point.conditional.sites,
     )
-    normals = rng.standard_normal((2, n, conditional.size))
+    normals = rng.standard_normal((conditional.n_sets, n, conditional.size))
     value = point.log_likelihood - float(sites.elementwise(point.function).sum())
     # The conditional has what slices take of a Gaussian, without a matrix.
     f, _, n_evaluations, angles = slices_along(
@@ -179,7 +179,7 @@ def slices(
 
 @jit
 def _turn(eta, normals, angles):
-    """Turn `eta` (2, N) towards each of `normals` (2, n, N) by its angle (n,), in turn."""
+    """Turn `eta` (k, N) towards each of `normals` (k, n, N) by its angle (n,), in turn."""
     for t in range(angles.size):
         cosine, sine = math.cos(angles[t]), math.sin(angles[t])
         for k in range(eta.shape[0]):

@@ -1,0 +1,163 @@
+r"""The conditional Gaussian, and Laplace's approximation, where values go together in blocks.
+
+What `conditional` says of its two sets of standard normals holds here of one. With T = S^T C,
+
+.. math:: q(v) = N(v; \mu, B^{-1}),\quad B = I + T^\top T = G G^\top,\quad
+    B \mu = C^\top (\nu - W m),\quad v = \mu + G^{-\top} \eta.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, solve_triangular
+from scipy.linalg.blas import dtrmv
+
+from pymc_kameleon.latent_gp.blocks import Blocks, BlockSites
+from pymc_kameleon.latent_gp.gaussian_approximations import SMALLEST_STEP
+from pymc_kameleon.latent_gp.gaussian_sites import (
+    Gaussian,
+    SiteFactor,
+    Sites,
+    cholesky_overwriting,
+    solve_root,
+)
+from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
+from pymc_kameleon.latent_gp.prior import UnfactorisedPrior
+
+MOST_STEPS = 100
+"""Newton steps to a mode."""
+
+
+def conditional_of(prior: Gaussian, sites: Sites, blocks: Blocks | None):
+    """Multiply a prior, which is kept, by sites, those of `Blocks.packed` if there are blocks."""
+    if blocks is None:
+        return ConditionalGaussian.of(prior, sites)
+    return BlockConditional(prior.mean, prior.cholesky, blocks.unpacked(sites))
+
+
+def conditional_in_place(prior: UnfactorisedPrior, sites: Sites, blocks: Blocks | None) -> tuple:
+    """Return the free variable and the conditional Gaussian, in the memory of the prior."""
+    if blocks is not None:
+        root, variable = prior.factorised_in_place()
+        return variable, BlockConditional(prior.mean, root, blocks.unpacked(sites))
+    # Before its memory is the factor's.
+    inner = SiteFactor(prior.covariance, sites.precision)
+    root, variable = prior.factorised_in_place()
+    return variable, ConditionalGaussian(prior.mean, root, sites, inner)
+
+
+class BlockConditional:
+    """N(f; m, C C^T) times sites of blocks, normalised, as `ConditionalGaussian` is for others.
+
+    `centre` (N,) is the mean of v.
+    """
+
+    n_sets = 1
+
+    def __init__(self, prior_mean: np.ndarray, root: np.ndarray, sites: BlockSites) -> None:
+        self._prior_mean, self._root, self.sites = prior_mean, root, sites
+        told = sites.root @ np.tril(root)
+        inner = told.T @ told
+        inner[np.diag_indices_from(inner)] += 1.0
+        self._factor = cholesky_overwriting(inner)
+        self.log_root_determinant = -float(np.log(np.diagonal(self._factor)).sum())
+        if not math.isfinite(self.log_root_determinant):
+            raise LinAlgError("The precision of the latent function is not finite.")
+        pull = dtrmv(root.T, sites.shift - sites.matrix @ prior_mean, lower=0)
+        self.centre = solve_root(self._factor, solve_root(self._factor, pull), transposed=True)
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self._prior_mean.size
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean (N,) of f."""
+        return self._function(self.centre)
+
+    def whitened(self, f: np.ndarray) -> np.ndarray:
+        """Return v = C^-1 (f - m), shape (N,), of a function `f` (N,)."""
+        return solve_root(self._root, f - self._prior_mean)
+
+    def log_ratio(self, f: np.ndarray) -> float:
+        """Log of N(v; 0, I) over q(v), where the function is `f` (N,)."""
+        v = self.whitened(f)
+        z = self._standardised(v)
+        return 0.5 * float(z @ z - v @ v) + self.log_root_determinant
+
+    def standardised(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return eta, shape (1, N), where the function is `f` (N,)."""
+        return self._standardised(self.whitened(f))[None]
+
+    def restored(self, eta: np.ndarray) -> np.ndarray:
+        """Return f (N,) where the standardised function is `eta` (1, N)."""
+        v = self.centre + solve_root(self._factor, eta[0], transposed=True)
+        return self._function(v)
+
+    def drawn(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw f (N,)."""
+        return self.restored(rng.standard_normal((self.n_sets, self.size)))
+
+    def images(self, eta: np.ndarray) -> np.ndarray:
+        """Return C G^-T eta, shape (n, N), the changes of f by standardised `eta` (1, n, N)."""
+        changes = solve_triangular(self._factor, eta[0].T, trans=1, lower=True, check_finite=False)
+        return (np.tril(self._root) @ changes).T.copy()
+
+    def _standardised(self, v):
+        return dtrmv(self._factor.T, v - self.centre, lower=0)
+
+    def _function(self, v):
+        return self._prior_mean + dtrmv(self._root.T, v, lower=0, trans=1)
+
+
+@dataclass(frozen=True)
+class BlockApproximation:
+    """Laplace's approximation with blocks: sites, `packed`, and log p(y | theta)."""
+
+    sites: Sites
+    log_evidence: float
+    converged: bool
+
+
+def block_laplace(prior: Gaussian, likelihood, tolerance: float) -> BlockApproximation:
+    """Gaussian about the mode of N(f; m, K) p(y | f), by Newton's method for v = C^-1 (f - m).
+
+    Blocks of the curvature that are not positive are floored in the iterations and in the sites.
+    """
+    root, blocks = np.tril(prior.cholesky), likelihood.blocks
+    v, residual = np.zeros(prior.size), np.inf
+    value = likelihood.value(prior.mean)
+    for _ in range(MOST_STEPS):
+        f = prior.mean + root @ v
+        slope, curvature = likelihood.block_terms(f)
+        sites = _floored(blocks, curvature, slope, f)
+        conditional = BlockConditional(prior.mean, prior.cholesky, blocks.unpacked(sites))
+        # The mean of the product is where Newton's step ends.
+        step = conditional.centre - v
+        gradient = root.T @ slope - v
+        residual = math.sqrt(max(float(gradient @ step), 0.0))
+        if residual < tolerance:
+            break
+        share, before = 1.0, value - 0.5 * v @ v
+        while True:
+            new = v + share * step
+            value = likelihood.value(prior.mean + root @ new)
+            if value - 0.5 * new @ new >= before - 1e-10 * (1.0 + abs(before)):
+                v = new
+                break
+            share *= 0.5
+            if share < SMALLEST_STEP:
+                raise ArithmeticError("Newton's method makes no progress.")
+    log_evidence = value - 0.5 * v @ v + conditional.log_root_determinant
+    return BlockApproximation(sites, float(log_evidence), residual < tolerance)
+
+
+def _floored(blocks, curvature, slope, f):
+    """Sites with the slope (N,) and the curvature (n, m, m), floored, of a log likelihood at f."""
+    values, vectors = np.linalg.eigh(-curvature)
+    precision = (vectors * np.maximum(values, 0.0)[:, None, :]) @ vectors.transpose(0, 2, 1)
+    sites = blocks.packed(precision, np.zeros(f.size))
+    shift = slope + blocks.unpacked(sites).matrix @ f
+    return Sites(sites.precision, np.concatenate([shift, sites.shift[f.size :]]))

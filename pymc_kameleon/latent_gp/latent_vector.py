@@ -1,0 +1,483 @@
+r"""Linear predictors of Gaussian variables, as one latent function with a Gaussian prior.
+
+Functions and other Gaussian variables x ~ N(m, K) enter the likelihood by u = A x only, where m, K
+and A depend on hyperparameters. So u ~ N(A m, A K A^T) is a latent function as any other, and x
+is drawn given u where it is wanted: for a draw x' of the prior,
+
+.. math:: x = x' + K A^\top (A K A^\top)^{-1} (u - A x')
+
+(Matheron's rule). Columns of A, and of the precision of x where only its density is known, are
+found from differences of what a graph of the model returns: those of elements that never meet in
+one row together.
+"""
+
+import math
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as compile_graph
+from pymc.pytensorf import make_shared_replacements, reseed_rngs
+from pytensor.gradient import grad
+from pytensor.graph.replace import clone_replace
+from pytensor.tensor.random.type import RandomType
+from scipy.linalg import LinAlgError
+from scipy.linalg.blas import dtrmv, dtrsm
+from scipy.sparse import csr_array
+
+from pymc_kameleon.latent_gp.gaussian_sites import (
+    Gaussian,
+    cholesky_overwriting,
+    factorised,
+    solve_root,
+)
+from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
+from pymc_kameleon.latent_gp.linear_predictor import predictions_of, shape_of
+from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, PriorAt, perturbed
+from pymc_kameleon.latent_gp.reading import LatentFunction, likelihood_terms
+from pymc_kameleon.model.initial_points import SEED_BOUND
+from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
+from pymc_kameleon.model.transforms import unconstrained
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+MOST_TOGETHER = 8
+"""Linear predictors that an observation may depend on."""
+
+TRIES = (1.0, 0.3, 0.03, 0.0)
+"""Standard deviations of the values, about the model's start, at which a matrix is looked at."""
+
+
+class Groups(NamedTuple):
+    """Which entries of a matrix are not 0, and which of its columns are found together.
+
+    `rows`, `columns` (n,) are those of the entries; `of_column` (M,) is the group of each column.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    of_column: np.ndarray
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        return int(self.of_column.max(initial=-1)) + 1
+
+
+def grouped(is_entry: np.ndarray) -> Groups:
+    """Put columns of a pattern (N, M) together, of which none two have an entry in one row."""
+    taken: list[np.ndarray] = []
+    of_column = np.zeros(is_entry.shape[1], dtype=np.int64)
+    for j in range(is_entry.shape[1]):
+        column = is_entry[:, j]
+        group = next((k for k, rows in enumerate(taken) if not np.any(rows & column)), len(taken))
+        if group == len(taken):
+            taken.append(np.zeros(len(column), dtype=bool))
+        taken[group] |= column
+        of_column[j] = group
+    rows, columns = np.nonzero(is_entry)
+    return Groups(rows, columns, of_column)
+
+
+class AffineGraph:
+    """An affine graph (N,) of a vector (M,), other variables of the model given.
+
+    `graph` is that of `vector`, and of shared variables. `extra` scalars are returned with it at 0.
+    """
+
+    def __init__(self, model, graph, vector, size, length, compile_kwargs, extra=()):
+        outputs = [graph, *extra]
+        self.function = ModelFunction(model, outputs, vector, size, compile_kwargs)
+        self.size, self.length, self.n_extra = size, length, len(extra)
+        self.groups = grouped(np.zeros((length, size), dtype=bool))
+
+    def at(self, x: np.ndarray) -> np.ndarray:
+        """Return the graph (N,) and what is returned with it, at `x` (M,)."""
+        out = np.empty(self.length + self.n_extra)
+        self.function.into(x, out)
+        return out
+
+    def find_groups(self, shared) -> None:
+        """Find which entries the matrix has, about the present values of `shared` variables."""
+        matrices = [np.abs(matrix) for matrix in self.matrices_about(shared)]
+        scale = max(matrix.max(initial=0.0) for matrix in matrices)
+        self.groups = grouped(sum(matrices) > 1e-12 * scale)
+
+    def matrices_about(self, shared) -> list[np.ndarray]:
+        """Return the matrix (N, M) at two values of `shared` variables, near the present ones."""
+        present, found = [(v, v.get_value()) for v in shared], []
+        rng = np.random.default_rng(0)
+        for scale in TRIES:
+            for variable, value in present:
+                variable.set_value(perturbed(value, scale, rng))
+            with np.errstate(all="ignore"):
+                start = self.at(np.zeros(self.size))[: self.length]
+                columns = [self.at(x)[: self.length] - start for x in np.eye(self.size)]
+            matrix = np.array(columns).reshape(self.size, self.length).T
+            if np.all(np.isfinite(matrix)):
+                found.append(matrix)
+        for variable, value in present:
+            variable.set_value(value)
+        if not found:
+            raise ValueError("A linear predictor is not finite near the start of the model.")
+        return found[:2]
+
+    def matrix(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `at` does at 0, and the matrix (N, M)."""
+        start = self.at(np.zeros(self.size))
+        rows, columns, of_column = self.groups
+        changes = np.empty((self.groups.n_groups, self.length))
+        for k in range(self.groups.n_groups):
+            changes[k] = (self.at((of_column == k).astype(float)) - start)[: self.length]
+        matrix = np.zeros((self.length, self.size))
+        matrix[rows, columns] = changes[of_column[columns], rows]
+        return start, matrix
+
+
+class DensityPrior:
+    """N(m, K) of variables whose joint log density is quadratic in them.
+
+    `shared` are the value variables of others, with their shared variables.
+    """
+
+    def __init__(self, model, variables, shapes, shared, compile_kwargs):
+        values = [model.rvs_to_values[v] for v in variables]
+        self.size = sum(map(math.prod, shapes))
+        density = model.logp(vars=variables).astype("float64")
+        gradients = grad(density, values, disconnected_inputs="ignore")
+        gradient = pt.concatenate([g.astype("float64").ravel() for g in gradients])
+        vector, parts = _split(values, shapes)
+        graphs = clone_replace([gradient, density], shared | parts, rebuild_strict=False)
+        self.gradient = AffineGraph(
+            model, graphs[0], vector, self.size, self.size, compile_kwargs, extra=graphs[1:]
+        )
+
+    def at(self) -> "PrecisionGaussian":
+        """Return the Gaussian at the present values; LinAlgError if it is none."""
+        start, negative = self.gradient.matrix()
+        return PrecisionGaussian(start[: self.size], -negative, start[self.size])
+
+
+class PrecisionGaussian:
+    """exp(constant + slope x - x^T precision x / 2), a multiple of a Gaussian.
+
+    `log_integral` is the log of that multiple.
+    """
+
+    def __init__(self, slope: np.ndarray, precision: np.ndarray, constant: float):
+        self._root = cholesky_overwriting(0.5 * (precision + precision.T))
+        half_log_determinant = float(np.log(np.diagonal(self._root)).sum())
+        if not math.isfinite(half_log_determinant):
+            raise LinAlgError("A precision is not finite.")
+        self.mean = self.times_covariance(slope)
+        self.log_integral = (
+            constant + 0.5 * float(slope @ self.mean) - half_log_determinant
+        ) + 0.5 * slope.size * LOG_2PI
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw (M,) from the Gaussian."""
+        z = rng.standard_normal(self.mean.size)
+        return self.mean + solve_root(self._root, z, transposed=True)
+
+    def whitened(self, matrix: np.ndarray) -> np.ndarray:
+        """Return A L^-T for a matrix A (N, M), where the precision is L L^T."""
+        # In Fortran order, L^T is upper triangular.
+        return dtrsm(1.0, self._root.T, matrix, side=1, lower=0)
+
+    def times_covariance(self, x: np.ndarray) -> np.ndarray:
+        """Return K x for `x` (M,)."""
+        return solve_root(self._root, solve_root(self._root, x), transposed=True)
+
+
+class VectorAt:
+    """The prior of a latent vector at some values of the other variables, before factorisation.
+
+    `mean` and `covariance` are those of the linear predictors, and the memory of the second is the
+    caller's. It is also the map between them and the free variables, as `FreeVariable` is, once
+    there is a factor. `matrices` are the columns of A of each function, None for the identity, and
+    of the others.
+    """
+
+    def __init__(self, name, matrices, functions, others):
+        self._name, self._matrices = name, matrices
+        self._functions, self._others = functions, others
+        self.log_integral = 0.0 if others is None else others.log_integral
+        gaussians = functions if others is None else [*functions, others]
+        self.mean = sum(_times(a, g.mean) for a, g in zip(matrices, gaussians, strict=True))
+        self.covariance = np.zeros((self.mean.size, self.mean.size))
+        for a, function in zip(matrices, functions, strict=False):
+            covariance = function.covariance
+            self.covariance += covariance if a is None else a @ covariance @ a.T
+        if others is not None:
+            z = others.whitened(matrices[-1])
+            self.covariance += z @ z.T
+
+    def factorised_in_place(self) -> tuple[np.ndarray, "VectorAt"]:
+        """Return the Cholesky factor of the covariance, in its place, and the free variables."""
+        self._root = cholesky_overwriting(self.covariance)
+        return self._root, self
+
+    def factorised(self) -> PriorAt:
+        """Return the prior of the predictors, and keep the covariance."""
+        gaussian = factorised(self.mean, self.covariance, self._name)
+        self._root = gaussian.cholesky
+        return PriorAt(gaussian, self)
+
+    @cached_property
+    def _roots(self) -> list[tuple[np.ndarray, FreeVariable]]:
+        """Cholesky factor of each function's covariance, and its free variable."""
+        found = []
+        for function in self._functions:
+            at = function.factorised(self._name)
+            found.append((at.gaussian.cholesky, at.variable))
+        return found
+
+    def to_function(self, v: np.ndarray) -> np.ndarray:
+        """Linear predictors (N,) where the free variables are `v` (M,)."""
+        u, end = np.zeros(self.mean.size), 0
+        for a, (root, variable) in zip(self._matrices, self._roots, strict=False):
+            begin, end = end, end + len(root)
+            u += _times(a, variable.to_function(v[begin:end]))
+        if self._others is not None:
+            u += self._matrices[-1] @ v[end:]
+        return u
+
+    def is_at(self, u: np.ndarray, v: np.ndarray, dtype) -> bool:
+        """Return False: what is recorded counts, where anything else has changed."""
+        return False
+
+    def drawn(self, u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw the free variables (M,) where the linear predictors are `u` (N,)."""
+        draws = [
+            function.mean + dtrmv(root.T, rng.standard_normal(len(root)), lower=0, trans=1)
+            for function, (root, _) in zip(self._functions, self._roots, strict=True)
+        ]
+        if self._others is not None:
+            draws.append(self._others.draw(rng))
+        apart = u - sum(_times(a, x) for a, x in zip(self._matrices, draws, strict=True))
+        pull = solve_root(self._root, solve_root(self._root, apart), transposed=True)
+        for i, a in enumerate(self._matrices):
+            x = pull if a is None else a.T @ pull
+            if i < len(self._functions):
+                draws[i] = self._roots[i][1].to_variable(
+                    draws[i] + self._functions[i].covariance @ x
+                )
+            else:
+                draws[i] = draws[i] + self._others.times_covariance(x)
+        return np.concatenate(draws)
+
+
+def _times(a, x):
+    return x if a is None else a @ x
+
+
+def _split(variables, shapes):
+    """Return a vector, and what of it stands for each of the variables, of these shapes."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    vector = pt.tensor("latent", dtype="float64", shape=(int(ends[-1]),))
+    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    return vector, {
+        variable: pt.specify_shape(vector[part[0] : part[-1] + 1].reshape(shape), shape).astype(
+            variable.dtype
+        )
+        for variable, part, shape in zip(variables, parts, shapes, strict=True)
+    }
+
+
+def _natural_parts(model, linear, shapes):
+    """Return a vector, and what of it stands for a model's functions and other variables."""
+    values = [model.rvs_to_values[v] for v in linear.variables]
+    vector, parts = _split(values, shapes)
+    natural = []
+    for variable, value in zip(linear.variables, values, strict=True):
+        transform, part = model.rvs_to_transforms[variable], parts[value]
+        natural.append(
+            part if transform is None else transform.backward(part, *variable.owner.inputs)
+        )
+    return vector, {leaf: natural[i] for leaf, i in linear.leaves.items()}
+
+
+def _in_values(model, graphs, replaced):
+    """Return graphs of random variables with some replaced, and values for all others."""
+    rest = [v for v in model.free_RVs if v not in replaced]
+    natural = dict(zip(rest, model.replace_rvs_by_values(rest), strict=True))
+    return clone_replace(graphs, natural | replaced, rebuild_strict=False)
+
+
+class VectorPrior:
+    """The prior of the linear predictors of a model, as `ModelPrior` is that of a function.
+
+    `size` (N) predictors differ; `inverse` is which of them each element of the nodes is, N for
+    those that are none.
+    """
+
+    def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
+        self.name = name
+        n = len(linear.functions)
+        self._functions = []
+        for variable, function in linear.functions:
+            graph = None if function is None else model.replace_rvs_by_values([function])[0]
+            own = variable.name if function is None else function.name
+            self._functions.append(ModelPrior(model, own, variable, graph, shared, compile_kwargs))
+        self._others = None
+        if linear.others:
+            self._others = DensityPrior(model, linear.others, shapes[n:], shared, compile_kwargs)
+        self._ends = np.cumsum([math.prod(shape) for shape in shapes[:n]]).astype(int)
+        self._n_elements = sum(map(math.prod, shapes))
+        self._compile_design(model, linear, shapes, shared, compile_kwargs)
+        self.refresh()
+
+    def _compile_design(self, model, linear, shapes, shared, compile_kwargs):
+        vector, parts = _natural_parts(model, linear, shapes)
+        nodes = [node.astype("float64").ravel() for node in linear.nodes]
+        nodes = _in_values(model, nodes, parts)
+        graph = pt.concatenate(clone_replace(nodes, shared, rebuild_strict=False))
+        length = sum(math.prod(shape) for shape in map(shape_of, linear.nodes))
+        whole = AffineGraph(model, graph, vector, self._n_elements, length, compile_kwargs)
+        kept, self.inverse = _distinct_rows(whole, shared.values())
+        self.size = len(kept)
+        self._design = AffineGraph(
+            model, graph[kept], vector, self._n_elements, self.size, compile_kwargs
+        )
+        self._design.find_groups(shared.values())
+        if self._others is not None:
+            self._others.gradient.find_groups(shared.values())
+        moving = set(shared.values()) & set(self._design.function.shared())
+        self._matrices = None if moving else self._split_matrices()
+
+    def _split_matrices(self):
+        _, matrix = self._design.matrix()
+        parts = [matrix[:, begin:end] for begin, end in pairwise([0, *self._ends])]
+        parts = [None if _is_identity(part) else csr_array(part) for part in parts]
+        if self._others is not None:
+            parts.append(np.asfortranarray(matrix[:, self._ends[-1] if len(self._ends) else 0 :]))
+        return parts
+
+    @property
+    def functions(self) -> list[ModelFunction]:
+        """What the prior is computed with."""
+        functions = [f.function for f in self._functions] + [self._design.function]
+        return functions + ([] if self._others is None else [self._others.gradient.function])
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """N(m, K) at the values of the other variables at the last `refresh`."""
+        return self.at.gaussian
+
+    def refresh(self) -> None:
+        """Compute the prior anew; ValueError if the covariance is not positive definite."""
+        self.at = self.evaluate()
+
+    def evaluate(self) -> PriorAt:
+        """Return the prior at the present values of the other variables, but do not keep it."""
+        return self.unfactorised().factorised()
+
+    def unfactorised(self) -> VectorAt:
+        """Return what `evaluate` does, before anything is factorised."""
+        matrices = self._split_matrices() if self._matrices is None else self._matrices
+        functions = [function.unfactorised() for function in self._functions]
+        others = None if self._others is None else self._others.at()
+        return VectorAt(self.name, matrices, functions, others)
+
+    def check_data(self) -> None:
+        """Check shapes for data that are new, and read the design anew."""
+        for function in self.functions:
+            function.check_data(np.zeros(function.dim), f"The prior of {self.name}")
+        if self._matrices is not None:
+            self._matrices = self._split_matrices()
+
+
+def _is_identity(matrix):
+    return matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix)))
+
+
+def _distinct_rows(affine, shared):
+    """Return the first of each kind of rows that are not 0, and for each row which it is."""
+    rows = np.hstack(affine.matrices_about(shared))
+    scale = np.abs(rows).max(axis=0, initial=0.0)
+    rounded = np.round(rows / np.where(scale > 0, scale, 1.0), 9) + 0.0
+    _, first, inverse = np.unique(rounded, axis=0, return_index=True, return_inverse=True)
+    inverse = inverse.ravel()
+    is_kept = np.any(rounded[first] != 0, axis=1)
+    order = np.argsort(first[is_kept])
+    number = np.full(len(first), is_kept.sum())
+    number[np.flatnonzero(is_kept)[order]] = np.arange(is_kept.sum())
+    return first[is_kept][order], number[inverse]
+
+
+class LatentVector(LatentFunction):
+    """The linear predictors of a model, as one latent function, and the variables behind them.
+
+    `linear` are those variables, `predictions` those that nothing observed depends on.
+    """
+
+    def __init__(self, model, linear, *, initial_point=None, compile_kwargs=None):
+        self.name = "the linear predictor"
+        self.linear, predictions = linear, predictions_of(model, linear)
+        self.value_variables = [model.rvs_to_values[v] for v in linear.variables]
+        predicted = [model.rvs_to_values[v] for v in predictions]
+        point = model.initial_point() if initial_point is None else initial_point
+        self.shared = make_shared_replacements(point, self.value_variables + predicted, model)
+        compile_kwargs = compile_kwargs or None
+        shapes = [np.shape(point[value.name]) for value in self.value_variables]
+        self.prior = VectorPrior(model, linear, shapes, self.name, self.shared, compile_kwargs)
+        self.size = self.prior.size
+        argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
+        replaced = self._nodes_of(model, argument, linear, shapes)
+        terms = likelihood_terms(
+            model, replaced, linear.variables, predictions, self.shared, argument
+        )
+        mean = self.prior.gaussian.mean
+        self.likelihood = ModelLikelihood(
+            model, self.name, terms, argument, self.size, mean, compile_kwargs, MOST_TOGETHER
+        )
+        self.predictions = None
+        if predictions:
+            self.predictions = Predictions(
+                model, predictions, self.value_variables, shapes, self.shared
+            )
+        self.follow_only(set(self.shared.values()))
+
+    def _nodes_of(self, model, argument, linear, shapes):
+        """Graphs of the vector of predictors that stand for the nodes of the model."""
+        padded, end, found = pt.concatenate([argument, pt.zeros(1)]), 0, {}
+        vector, parts = _natural_parts(model, linear, shapes)
+        zeros = clone_replace(list(parts.values()), {vector: pt.zeros(vector.type.shape)})
+        zeros = dict(zip(parts, zeros, strict=True))
+        offsets = _in_values(model, linear.nodes, zeros)
+        node_shapes = map(shape_of, linear.nodes)
+        for node, offset, shape in zip(linear.nodes, offsets, node_shapes, strict=True):
+            begin, end = end, end + math.prod(shape)
+            part = padded[self.prior.inverse[begin:end]].reshape(shape)
+            found[node] = offset + part
+        return found
+
+
+class Predictions:
+    """Free variables that nothing observed depends on, drawn given all others.
+
+    `shared` are the value variables of the others, with their shared variables, but those of the
+    latent vector, of these `shapes`, one after the other.
+    """
+
+    def __init__(self, model, variables, values, shapes, shared):
+        self.value_variables = [model.rvs_to_values[v] for v in variables]
+        vector, parts = _split(values, shapes)
+        given = [v for v in model.free_RVs if v not in variables]
+        natural = model.replace_rvs_by_values(given)
+        natural = clone_replace(natural, shared | parts, rebuild_strict=False)
+        graph = pt.concatenate(
+            [unconstrained(model, v).astype("float64").ravel() for v in variables]
+        )
+        (graph,) = clone_replace(
+            [graph], dict(zip(given, natural, strict=True)), rebuild_strict=False
+        )
+        self._draw = compile_graph([vector], graph, mode=IN_PYTHON, on_unused_input="ignore")
+        self._generators = [v for v in self._draw.get_shared() if isinstance(v.type, RandomType)]
+
+    def drawn(self, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw the variables, raveled, where the latent vector is `v` (M,)."""
+        reseed_rngs(self._generators, int(rng.integers(SEED_BOUND)))
+        return self._draw(v)

@@ -1,0 +1,249 @@
+"""Which variables of a model are Gaussian a priori and enter its likelihood by a linear predictor.
+
+A graph is called affine here where its operations say so; whoever uses it compares values too.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.vartypes import discrete_types
+from pytensor.compile.ops import ViewOp
+from pytensor.gradient import NullTypeGradError, grad
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.random.basic import MvNormalRV, NormalRV
+
+from pymc_kameleon.model.model_function import IN_PYTHON
+
+OF_FIRST = {
+    "Subtensor",
+    "AdvancedSubtensor",
+    "AdvancedSubtensor1",
+    "DimShuffle",
+    "Reshape",
+    "SpecifyShape",
+    "Alloc",
+    "BroadcastTo",
+    "Split",
+    "Squeeze",
+    "ExpandDims",
+    "TensorFromScalar",
+    "ScalarFromTensor",
+    "Repeat",
+}
+"""Operations that are linear in their first input, given the others."""
+
+OF_ALL = {
+    "Join",
+    "MakeVector",
+    "IncSubtensor",
+    "AdvancedIncSubtensor",
+    "AdvancedIncSubtensor1",
+}
+"""Operations that are linear in all inputs together; those that are indices do not count."""
+
+OF_ALL_NUMBERS = {"Add", "Sub", "Neg", "Identity", "Second"}
+"""The same among elementwise operations."""
+
+
+class Linear(NamedTuple):
+    """Gaussian variables of a model, and the graphs by which its likelihood depends on them.
+
+    `functions` are pairs of a free variable and the function that it stands behind, None if it is
+    the function; `others` are free variables whose joint density is that of a Gaussian; `nodes` are
+    the largest graphs that are affine in all of them.
+    """
+
+    functions: list[tuple]
+    others: list[Variable]
+    nodes: list[Variable]
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The free variables."""
+        return [variable for variable, _ in self.functions] + self.others
+
+    @property
+    def leaves(self) -> dict[Variable, int]:
+        """What stands for each of them in a graph, and its number: a function in all its copies."""
+        found: dict[Variable, int] = {}
+        for i, (variable, function) in enumerate(self.functions):
+            found |= dict.fromkeys(copies_of(variable if function is None else function), i)
+        return found | {v: len(self.functions) + i for i, v in enumerate(self.others)}
+
+
+def copies_of(variable: Variable) -> list[Variable]:
+    """Return a variable and, if it is a Deterministic, the variable that it was made from."""
+    node = variable.owner
+    return [variable, *(node.inputs if node is not None and isinstance(node.op, ViewOp) else [])]
+
+
+def shape_of(variable: Variable) -> tuple[int, ...]:
+    """Return the shape of a variable of a model."""
+    if None in variable.type.shape:
+        return tuple(int(n) for n in variable.shape.eval(mode=IN_PYTHON))
+    return variable.type.shape
+
+
+def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
+    """Whether the joint density of free variables is that of a Gaussian, whatever the others are.
+
+    The gradient of its log is affine then, and not constant: with the others at their `start`,
+    where it is compared.
+    """
+    transforms = [model.rvs_to_transforms.get(v) for v in variables]
+    if any(v.dtype in discrete_types for v in variables) or any(
+        t is not None and type(t).__name__ != "ZeroSumTransform" for t in transforms
+    ):
+        return False
+    values = [model.rvs_to_values[v] for v in variables]
+
+    def cast(x, value):
+        return np.asarray(x, dtype=value.dtype)
+
+    rest = {v: pt.constant(start[v.name]) for v in model.value_vars if v not in values}
+    try:
+        density = model.logp(vars=variables).astype("float64")
+        gradients = grad(density, values, disconnected_inputs="ignore")
+        gradient = pt.concatenate([g.astype("float64").ravel() for g in gradients])
+        (gradient,) = clone_replace([gradient], replace=rest, rebuild_strict=False)
+        evaluate = model.compile_fn(
+            gradient, inputs=values, point_fn=False, mode=IN_PYTHON, on_unused_input="ignore"
+        )
+        rng = np.random.default_rng(0)
+        ends = [[rng.standard_normal(start[v.name].shape) for v in values] for _ in range(2)]
+        middle = [0.5 * (one + other) for one, other in zip(*ends, strict=True)]
+        points = [
+            [p.astype(v.dtype) for p, v in zip(x, values, strict=True)] for x in (*ends, middle)
+        ]
+        first, second, between = (evaluate(*point) for point in points)
+    except (NotImplementedError, NullTypeGradError, ArithmeticError, ValueError):
+        return False
+    scale = np.abs(first - second).max()
+    return bool(scale > 0) and np.allclose(first + second, 2 * between, atol=1e-8 * scale)
+
+
+def affine_nodes(outputs: Iterable[Variable], leaves: Iterable[Variable]) -> list[Variable]:
+    """Return the largest graphs, affine in all of `leaves`, through which `outputs` need them."""
+    leaves, outputs = set(leaves), list(outputs)
+    affine, dependent = set(leaves), set(leaves)
+    found: dict[Variable, None] = {}
+    below = set(ancestors(outputs, blockers=leaves))
+    for node in io_toposort(list(leaves), outputs):
+        if not below.intersection(node.outputs):
+            continue
+        given = [v for v in node.inputs if v in dependent]
+        made = [v for v in node.outputs if v not in leaves]
+        if not given or not made:
+            continue
+        dependent.update(made)
+        if affine.issuperset(given) and _is_affine(node, given) and not set(made) & set(outputs):
+            affine.update(made)
+        else:
+            found |= dict.fromkeys(v for v in given if v in affine)
+    return list(found)
+
+
+def _is_affine(node: Apply, given: list[Variable]) -> bool:
+    """Whether an operation is affine in those of its inputs that are `given`."""
+    operation = getattr(node.op, "core_op", node.op)
+    name = type(operation).__name__
+    positions = [i for i, v in enumerate(node.inputs) if v in given]
+    if isinstance(operation, ViewOp):
+        return True
+    if isinstance(operation, Elemwise):
+        return _is_affine_number(operation.scalar_op, node, positions)
+    if isinstance(operation, CAReduce):
+        return name == "Sum"
+    if name == "CumOp":
+        return operation.mode == "add"
+    if "Dot" in name or name == "MatMul":
+        return len(positions) == 1
+    return (name in OF_FIRST and positions == [0]) or (
+        name in OF_ALL and all(node.inputs[i].dtype not in discrete_types for i in positions)
+    )
+
+
+def _is_affine_number(operation, node, positions):
+    name = type(operation).__name__
+    if name == "Cast":
+        return node.outputs[0].dtype not in discrete_types
+    if name == "Mul":
+        return len(positions) == 1
+    if name == "TrueDiv":
+        return positions == [0]
+    return name in OF_ALL_NUMBERS
+
+
+def predictions_of(model, linear: Linear) -> list[Variable]:
+    """Return free variables that depend on Gaussian ones, and that nothing observed depends on."""
+    ends = [*model.observed_RVs, *model.potentials]
+    told = set(ancestors(ends))
+    leaves = set(linear.leaves)
+    return [
+        v
+        for v in model.free_RVs
+        if v not in told and v not in leaves and leaves & set(ancestors([v]))
+    ]
+
+
+def is_process(model, variable, start: dict) -> bool:
+    """Whether a free variable is Gaussian given its parameters, and dependent by what it is.
+
+    So are areas, random walks and autoregressions; a normal distribution is not, nor a vector with
+    a covariance matrix.
+    """
+    if variable not in model.free_RVs or variable.ndim == 0:
+        return False
+    is_known = isinstance(variable.owner.op, NormalRV) or (
+        isinstance(variable.owner.op, MvNormalRV) and variable.ndim == 1
+    )
+    return not is_known and is_gaussian(model, [variable], start)
+
+
+def joined_by_data(model, functions: list[tuple], more: list[tuple]) -> list[tuple]:
+    """Return those of more functions that an observation needs beside one of the first."""
+    needs = [set(ancestors([v])) for v in [*model.observed_RVs, *model.potentials]]
+    found: list[tuple] = []
+    for pair in more:
+        own, others = (set(Linear(f, [], []).leaves) for f in ([pair], [*functions, *found]))
+        if any(need & own and need & others for need in needs):
+            found.append(pair)
+    return found
+
+
+def linear_part(
+    model,
+    functions: list[tuple],
+    candidates: list[Variable],
+    first: list[Variable],
+    start: dict,
+) -> Linear:
+    """Return `functions` and those of the candidates, free variables, that come with them.
+
+    Such a candidate is Gaussian a priori, and adds to a linear predictor that there is without it;
+    where there is no function yet, the `first` make one. `start` is an initial point of the model.
+    """
+    told = set(ancestors([*model.observed_RVs, *model.potentials]))
+    makers = set(ancestors([variable if f is None else f for variable, f in functions]))
+    found = _with_nodes(model, Linear(functions, [], []))
+    for variable in sorted(candidates, key=lambda v: (v not in first, -math.prod(shape_of(v)))):
+        if variable not in told or variable in makers:
+            continue
+        trial = _with_nodes(model, found._replace(others=[*found.others, variable]))
+        depends = any(variable in ancestors([node]) for node in trial.nodes)
+        is_more = len(trial.nodes) > max(1, len(found.nodes))
+        if depends and not is_more and is_gaussian(model, trial.others, start):
+            found = trial
+    return found
+
+
+def _with_nodes(model, linear):
+    own = {*linear.variables, *predictions_of(model, linear)}
+    outputs = [v for v in [*model.basic_RVs, *model.potentials] if v not in own]
+    return linear._replace(nodes=affine_nodes(outputs, linear.leaves))

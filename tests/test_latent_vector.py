@@ -1,0 +1,266 @@
+"""Linear predictors as one latent function: what is found in a model, and that it is exact.
+
+Statistical assertions state their null probability.
+"""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from models import COUNTS, FALSE_ALARM, INPUTS, PLAIN, latent
+from scipy import stats
+
+from pymc_kameleon.adaptation.moments import MomentsLearner
+from pymc_kameleon.latent_gp.joint.conditional import constant_sites
+from pymc_kameleon.latent_gp.joint.joint_model import JointModel
+from pymc_kameleon.latent_gp.joint.learning import approximate
+from pymc_kameleon.latent_gp.joint.target import JointTarget, move_hyperparameters, slices
+from pymc_kameleon.mcmc.chain import new_chain
+from pymc_kameleon.model.initial_points import PriorSampler
+from pymc_kameleon.model.transforms import unconstrained
+
+N = len(COUNTS)
+RING = np.roll(np.eye(N), 1, axis=0) + np.roll(np.eye(N), -1, axis=0)
+GROUP = np.arange(N) % 3
+COVARIATES = np.random.default_rng(5).standard_normal((N, 2))
+
+
+def counted(predictor):
+    return pm.Poisson("y", pt.exp(predictor), observed=pm.Data("data", COUNTS))
+
+
+def mixed():
+    """A function, an intercept, coefficients, and effects of groups about a mean of their own."""
+    amplitude, spread = pm.HalfNormal("amplitude", 1.0), pm.HalfNormal("spread", 1.0)
+    level = pm.Normal("level", 0.5, 1.0)
+    slopes = pm.Normal("slopes", 0.0, 0.5, shape=2)
+    mean = pm.Normal("mean", 0.0, 0.3)
+    effects = pm.Normal("effects", mean, spread, shape=3)
+    f = latent(amplitude=amplitude)
+    counted(level + f + COVARIATES @ slopes + effects[GROUP])
+
+
+def two_functions():
+    amplitudes = pm.HalfNormal("amplitudes", 1.0, shape=2)
+    f = latent("f", amplitude=amplitudes[0])
+    g = latent("g", amplitude=amplitudes[1], lengthscale=0.2)
+    counted(f + g)
+
+
+def areas():
+    """Areas on a ring, some with a covariate, of which the precision is known by its density."""
+    sd, alpha = pm.HalfNormal("sd", 1.0), pm.Beta("alpha", 2, 2)
+    phi = pm.CAR("phi", mu=np.zeros(N), W=RING, alpha=alpha, tau=sd**-2)
+    counted(pm.Normal("level", 0, 1) + phi)
+
+
+def noise_and_mean():
+    """Observations that depend on two values each."""
+    f = latent("f", amplitude=pm.HalfNormal("amplitude", 1.0))
+    g = latent("g", amplitude=0.5)
+    pm.Normal("y", f, pt.exp(g), observed=pm.Data("data", COUNTS.astype(float)))
+
+
+def classes():
+    """Three values each, and a sum of them that data say nothing of."""
+    amplitude = pm.HalfNormal("amplitude", 2.0)
+    functions = [latent(f"f{k}", amplitude=amplitude) for k in range(3)]
+    p = pm.math.softmax(pt.stack(functions, axis=1), axis=1)
+    pm.Categorical("y", p=p, observed=pm.Data("data", COUNTS % 3))
+
+
+MODELS = {m.__name__: m for m in (mixed, two_functions, areas, noise_and_mean, classes)}
+
+
+def made(build):
+    with pm.Model() as model:
+        build()
+    return model
+
+
+def names(values):
+    return [value.name for value in values]
+
+
+# what is found ------------------------------------------------------------------------------------
+
+
+def test_gaussian_variables_of_a_linear_predictor_are_found():
+    with pm.Model() as model:
+        scale = pm.Normal("log_scale", 0, 1)
+        pm.Normal("elsewhere", 0, 1)
+        pm.StudentT("robust", 4)
+        mixed()
+        model_f = model["f"]
+        pm.Normal("z", pt.exp(scale) * model_f[0] + model["robust"], 1.0, observed=0.3)
+        pm.Normal("later", model_f[1], 1.0)
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    found = set(names(joint.function.value_variables))
+    assert found == {"f_rotated_", "level", "slopes", "mean", "effects"}
+    assert {"log_scale", "amplitude_log__", "spread_log__"} < set(names(joint.hyperparameters))
+    assert names(joint.predicted) == ["later"]
+    assert names(joint.others) == ["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("vars", "taken"),
+    [
+        (["f", "amplitude", "level"], {"f_rotated_", "level"}),
+        (["f"], {"f_rotated_", "level", "slopes", "mean", "effects"}),
+        (["level", "f"], {"f_rotated_"}),
+    ],
+)
+def test_vars_restrict_it(vars, taken):
+    model = made(mixed)
+    joint = JointModel(model, vars, compile_kwargs=PLAIN)
+    assert set(names(joint.function.value_variables)) == taken
+
+
+def process_walk():
+    pm.GaussianRandomWalk(
+        "x", sigma=pm.HalfNormal("s", 1), steps=N - 1, init_dist=pm.Normal.dist(0, 2)
+    )
+
+
+def process_ar():
+    rho, start = pm.Uniform("rho", -1, 1), pm.Normal.dist(0, 2)
+    pm.AR("x", rho=[rho], sigma=pm.HalfNormal("s", 1), steps=N - 1, init_dist=start)
+
+
+def process_icar():
+    pm.ICAR("x", W=RING, sigma=pm.HalfNormal("s", 1))
+
+
+def process_zero_sum():
+    pm.ZeroSumNormal("x", pm.HalfNormal("s", 1), shape=N)
+    pm.Normal("level", 0, 1)
+
+
+@pytest.mark.parametrize("process", [process_walk, process_ar, process_icar, process_zero_sum])
+def test_a_density_gives_the_gaussian(process):
+    """Density of the model = that of N(m, K), times what `log_integral` says; at random values."""
+    with pm.Model() as model:
+        process()
+        counted(model["x"] + (model["level"] if "level" in model.named_vars else 0.0))
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    rng = np.random.default_rng(0)
+    density = model.compile_logp(
+        [v for v in model.free_RVs if model.rvs_to_values[v] in joint.function.value_variables]
+    )
+    for _ in range(2):
+        theta = rng.standard_normal(joint.dim)
+        joint.set_hyperparameters(theta)
+        prior = joint.unfactorised_prior()
+        others = joint.function.prior._others.at()
+        inverse = np.array([others.times_covariance(e) for e in np.eye(others.mean.size)])
+        v = rng.standard_normal(others.mean.size)
+        point, end = {}, 0
+        for value, part, shape in zip(
+            joint.hyperparameters, joint._slices, joint.shapes, strict=True
+        ):
+            point[value.name] = theta[part].reshape(shape)
+        for value in joint.function.value_variables:
+            shape = model.initial_point()[value.name].shape
+            begin_, end = end, end + int(np.prod(shape))
+            point[value.name] = v[begin_:end].reshape(shape)
+        normal = stats.multivariate_normal(others.mean, inverse)
+        np.testing.assert_allclose(
+            density(point), normal.logpdf(v) + prior.log_integral, rtol=1e-6, atol=1e-5
+        )
+
+
+def test_prior_of_linear_predictors():
+    """Against the covariance put together by hand."""
+    model = made(mixed)
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    theta = np.array([0.3, -0.4])
+    assert names(joint.hyperparameters) == ["amplitude_log__", "spread_log__"]
+    joint.set_hyperparameters(theta)
+    gaussian, variable = joint.prior()
+    amplitude, spread = np.exp(theta)
+    dummies = np.eye(3)[GROUP]
+    expected = amplitude**2 * np.exp(-0.5 * ((INPUTS[:, None] - INPUTS) ** 2).sum(axis=2))
+    expected += 1e-6 * np.eye(N) + 1.0 + 0.25 * COVARIATES @ COVARIATES.T
+    expected += dummies @ (spread**2 * np.eye(3) + 0.09) @ dummies.T
+    np.testing.assert_allclose(gaussian.covariance, expected, atol=1e-10)
+    np.testing.assert_allclose(gaussian.mean, 0.5, atol=1e-12)
+    assert abs(variable.log_integral) < 1e-7
+    u = gaussian.draw(np.random.default_rng(1))
+    for seed in (2, 3):
+        v = variable.drawn(u, np.random.default_rng(seed))
+        np.testing.assert_allclose(variable.to_function(v), u, atol=1e-6)
+
+
+def test_equal_predictors_are_one():
+    """Elements with one row, those that nothing Gaussian adds to, and cut points apart from it."""
+    with pm.Model() as model:
+        f = latent(amplitude=pm.HalfNormal("amplitude", 1.0))
+        level = pm.Normal("level", 0, 1)
+        cutpoints = pm.Normal(
+            "cuts", 0, 1, shape=3, transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1]
+        )
+        twice = np.repeat(np.arange(N), 2)
+        pm.OrderedLogistic("y", (level + f)[twice], cutpoints, observed=np.repeat(COUNTS % 4, 2))
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    assert joint.function.size == N
+    assert set(names(joint.function.value_variables)) == {"f_rotated_", "level"}
+    assert "cuts_ordered__" in names(joint.hyperparameters)
+
+
+# exactness ----------------------------------------------------------------------------------------
+
+
+def ends_and_fresh(name, n_sets, n_transitions, spoil=None):
+    """All that moves, after frozen transitions from exact draws, and as many fresh values."""
+    model = made(MODELS[name])
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    latents = [model.values_to_rvs[v] for v in joint.function.value_variables]
+    thetas = [model.values_to_rvs[v] for v in joint.hyperparameters]
+    parts = [unconstrained(model, v).astype("float64").ravel() for v in [*thetas, *latents]]
+    graph = pt.concatenate([*parts, model["y"].astype("float64").ravel()])
+    rng = np.random.default_rng(7)
+    rows = PriorSampler(graph)(2 * n_sets, rng)
+    dim, dtype = joint.dim, model["data"].get_value().dtype
+    ends = []
+    middle = np.median(rows[:, :dim], axis=0)
+    spread = rows[:, :dim].std(axis=0)
+    for row in rows[::2]:
+        theta, v, y = row[:dim], row[dim : -len(COUNTS)], row[-len(COUNTS) :]
+        with model:
+            pm.set_data({"data": y.astype(dtype)})
+        joint.set_hyperparameters(theta)
+        joint.refresh()
+        joint.recompute()
+        u = joint.function.prior.at.variable.to_function(v)
+        pilot = approximate(joint, middle, "laplace")
+        sites = joint.flat_sites() if pilot is None else pilot.sites
+        target = JointTarget(joint, constant_sites(sites, dim))
+        point, chain = target.point(theta, u), new_chain(theta)
+        learner = MomentsLearner(
+            scaling=0.5, learn_scaling=False, covariance=np.diag(spread**2)
+        ).start(theta, rng, 0.3)
+        for _ in range(n_transitions):
+            target.hold(point, rng)
+            point = move_hyperparameters(target, point, chain, learner, rng, False)
+            if spoil is not None:
+                point = spoil(point)
+            point, _ = slices(target, point, rng, 2)
+        free = point.variable.drawn(point.function, rng)
+        ends.append([*point.x, *free, point.log_likelihood])
+    fresh = rows[1::2, : -len(COUNTS)]
+    return np.array(ends), fresh
+
+
+def p_values(name, n_sets=500, n_transitions=10, spoil=None):
+    ends, fresh = ends_and_fresh(name, n_sets, n_transitions, spoil)
+    columns = zip(ends.T[:-1], fresh.T, strict=True)
+    return np.array([stats.ks_2samp(end, new).pvalue for end, new in columns])
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
+@pytest.mark.parametrize("name", MODELS)
+def test_frozen_transitions_leave_exact_draws_exact(name):
+    """500 data sets: hyperparameters and all variables behind the predictors keep their prior."""
+    found = p_values(name)
+    assert found.min() > FALSE_ALARM / len(found), found

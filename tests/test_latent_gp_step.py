@@ -43,6 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely create
 
 UNCOMPILED = {"mode": "FAST_COMPILE"}
 LINE = np.linspace(0, 4, 10)[:, None]
+MANY = np.linspace(0, 4, 11)[:, None]
 VALUES = np.array([0.3, 0.9, 1.4, 0.8, -0.2, -0.9, -1.1, -0.3, 0.5, 0.2])
 
 
@@ -280,10 +281,11 @@ def hilbert():
     pm.Poisson("y", pt.exp(process.prior("f", X=INPUTS)), observed=COUNTS)
 
 
-def two():
+def product():
     amplitude = unknown()
-    f, g = latent("f", amplitude=amplitude), latent("g", amplitude=amplitude)
-    pm.Poisson("y", pt.exp(f + g), observed=COUNTS)
+    f = latent("f", amplitude=amplitude, inputs=LINE)
+    g = latent("g", amplitude=amplitude)
+    pm.Poisson("y", pt.exp(f * g[0]), observed=np.ones(len(LINE)))
 
 
 def apart():
@@ -301,7 +303,7 @@ def sums():
 
 
 def large():
-    pm.Poisson("y", pt.exp(latent(amplitude=unknown(), inputs=LINE[:7])), observed=np.ones(7))
+    pm.Poisson("y", pt.exp(latent(amplitude=unknown(), inputs=MANY)), observed=np.ones(11))
 
 
 @pytest.mark.parametrize(
@@ -310,16 +312,15 @@ def large():
         (marginal, None, {}, r"pm.gp.Marginal.*NUTS"),
         (hilbert, None, {}, r"pm.gp.HSGP.*NUTS"),
         (hilbert, ["f"], {}, "HSGP"),
-        (two, None, {}, r"are all latent functions.*gp1 \+ gp2"),
-        (two, ["f"], {}, r"another latent function too: g_rotated_"),
-        (two, ["f_rotated_", "g_rotated_"], {}, "are all latent functions"),
+        (product, None, {}, r"may depend on 8 values"),
+        (product, ["f_rotated_", "g_rotated_"], {}, "may depend on 8 values"),
         (apart, ["f", "amplitude", "apart"], {}, r"apart directly.*vars=\[f, amplitude"),
         (apart, ["f", "category"], {}, "category is discrete"),
         (apart, ["nothing"], {}, "no variable 'nothing'"),
         (apart, ["amplitude", "apart"], {}, "no latent function"),
         (known, None, {}, r"no continuous hyperparameters.*EllipticalSliceStep"),
         (sums, None, {}, "does not factorise"),
-        (large, None, {}, r"f_rotated_ has 7 values.*pm.gp.HSGP"),
+        (large, None, {}, r"f_rotated_ has 11 values.*pm.gp.HSGP"),
         (apart, ["f"], {"blocked": False}, "together"),
         (apart, None, {"approximation": "exact"}, "approximation"),
         (apart, None, {"steps_per_draw": 0}, "steps_per_draw"),
@@ -328,7 +329,7 @@ def large():
     ],
 )
 def test_what_is_refused(build, vars, options, words, monkeypatch):
-    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.joint_model.MOST_VALUES", 6)
+    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.joint_model.MOST_VALUES", 10)
     with pm.Model() as model:
         build()
     with pytest.raises((ValueError, NotImplementedError), match=words):

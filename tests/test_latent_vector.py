@@ -7,10 +7,13 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import COUNTS, FALSE_ALARM, INPUTS, PLAIN, latent
+from models import COUNTS, FALSE_ALARM, INPUTS, PLAIN, begin, latent
 from scipy import stats
 
+from pymc_kameleon import LatentGPStep
 from pymc_kameleon.adaptation.moments import MomentsLearner
+from pymc_kameleon.latent_gp.blocks import Blocks
+from pymc_kameleon.latent_gp.joint.block_conditional import BlockConditional
 from pymc_kameleon.latent_gp.joint.conditional import constant_sites
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
 from pymc_kameleon.latent_gp.joint.learning import approximate
@@ -138,35 +141,29 @@ def process_zero_sum():
 
 @pytest.mark.parametrize("process", [process_walk, process_ar, process_icar, process_zero_sum])
 def test_a_density_gives_the_gaussian(process):
-    """Density of the model = that of N(m, K), times what `log_integral` says; at random values."""
+    """Density of the model = that of the target with N(x; m, K), at random values; 1e-6 of it."""
     with pm.Model() as model:
         process()
         counted(model["x"] + (model["level"] if "level" in model.named_vars else 0.0))
     joint = JointModel(model, compile_kwargs=PLAIN)
     rng = np.random.default_rng(0)
-    density = model.compile_logp(
-        [v for v in model.free_RVs if model.rvs_to_values[v] in joint.function.value_variables]
-    )
-    for _ in range(2):
+    target = JointTarget(joint, constant_sites(joint.flat_sites(), joint.dim))
+    density, start = model.compile_logp(), model.initial_point()
+    for _ in range(3):
         theta = rng.standard_normal(joint.dim)
         joint.set_hyperparameters(theta)
-        prior = joint.unfactorised_prior()
         others = joint.function.prior._others.at()
-        inverse = np.array([others.times_covariance(e) for e in np.eye(others.mean.size)])
-        v = rng.standard_normal(others.mean.size)
-        point, end = {}, 0
-        for value, part, shape in zip(
-            joint.hyperparameters, joint._slices, joint.shapes, strict=True
-        ):
-            point[value.name] = theta[part].reshape(shape)
-        for value in joint.function.value_variables:
-            shape = model.initial_point()[value.name].shape
-            begin_, end = end, end + int(np.prod(shape))
-            point[value.name] = v[begin_:end].reshape(shape)
-        normal = stats.multivariate_normal(others.mean, inverse)
-        np.testing.assert_allclose(
-            density(point), normal.logpdf(v) + prior.log_integral, rtol=1e-6, atol=1e-5
-        )
+        covariance = np.array([others.times_covariance(e) for e in np.eye(others.mean.size)])
+        x = rng.standard_normal(others.mean.size)
+        found = target.point(theta, joint.prior().variable.to_function(x))
+        value = stats.multivariate_normal(others.mean, covariance).logpdf(x)
+        values = [*joint.hyperparameters, *joint.function.value_variables]
+        shapes = [start[v.name].shape for v in values]
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        parts = np.split(np.concatenate([theta, x]), ends[:-1])
+        point = {v.name: p.reshape(s) for v, p, s in zip(values, parts, shapes, strict=True)}
+        value += found.log_prior + found.log_likelihood
+        np.testing.assert_allclose(density(point), value, rtol=1e-6)
 
 
 def test_prior_of_linear_predictors():
@@ -187,7 +184,7 @@ def test_prior_of_linear_predictors():
     assert abs(variable.log_integral) < 1e-7
     u = gaussian.draw(np.random.default_rng(1))
     for seed in (2, 3):
-        v = variable.drawn(u, np.random.default_rng(seed))
+        v, _ = variable.drawn(u, np.random.default_rng(seed))
         np.testing.assert_allclose(variable.to_function(v), u, atol=1e-6)
 
 
@@ -245,7 +242,7 @@ def ends_and_fresh(name, n_sets, n_transitions, spoil=None):
             if spoil is not None:
                 point = spoil(point)
             point, _ = slices(target, point, rng, 2)
-        free = point.variable.drawn(point.function, rng)
+        free, _ = point.variable.drawn(point.function, rng)
         ends.append([*point.x, *free, point.log_likelihood])
     fresh = rows[1::2, : -len(COUNTS)]
     return np.array(ends), fresh
@@ -264,3 +261,78 @@ def test_frozen_transitions_leave_exact_draws_exact(name):
     """500 data sets: hyperparameters and all variables behind the predictors keep their prior."""
     found = p_values(name)
     assert found.min() > FALSE_ALARM / len(found), found
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
+def test_calibration_sees_a_determinant_of_blocks_that_is_missing(monkeypatch):
+    exact = BlockConditional.log_ratio
+
+    def without(self, f):
+        return exact(self, f) - self.log_root_determinant
+
+    monkeypatch.setattr(BlockConditional, "log_ratio", without)
+    assert p_values("classes").min() < FALSE_ALARM
+
+
+def test_blocks():
+    """Sites of three values each, of one block with two: what is packed comes back."""
+    rng = np.random.default_rng(3)
+    blocks = Blocks.of(np.array([0, 1, 0, 1, 0]), np.array([0, 0, 1, 1, 2]))
+    precision = np.zeros((2, 3, 3))
+    for k, n in enumerate((3, 2)):
+        root = rng.standard_normal((n, n))
+        precision[k, :n, :n] = root @ root.T
+    shift = rng.standard_normal(5)
+    sites = blocks.unpacked(blocks.packed(precision, shift))
+    matrix = np.zeros((5, 5))
+    for members, block in zip(blocks.members, precision, strict=True):
+        own = members[members >= 0]
+        matrix[np.ix_(own, own)] = block[: len(own), : len(own)]
+    x = rng.standard_normal(5)
+    np.testing.assert_allclose(sites.times(x), matrix @ x)
+    diagonal, pairs, cross = sites.coupled()
+    np.testing.assert_allclose(diagonal, np.diagonal(matrix))
+    np.testing.assert_allclose(cross, matrix[pairs[:, 0], pairs[:, 1]])
+    prior_root = np.linalg.cholesky(np.eye(5) + 0.3)
+    mean = rng.standard_normal(5)
+    conditional = BlockConditional(mean, prior_root, sites)
+    prior = stats.multivariate_normal(mean, np.eye(5) + 0.3)
+    covariance = np.linalg.inv(np.linalg.inv(np.eye(5) + 0.3) + matrix)
+    exact = covariance @ (np.linalg.solve(np.eye(5) + 0.3, mean) + shift)
+    np.testing.assert_allclose(conditional.mean, exact)
+    own = stats.multivariate_normal(exact, covariance)
+    ratio = prior.logpdf(x) - own.logpdf(x)
+    np.testing.assert_allclose(conditional.log_ratio(x), ratio)
+    eta = conditional.standardised(x, rng)
+    np.testing.assert_allclose(conditional.restored(eta), x)
+    images = conditional.images(np.eye(5)[None])
+    np.testing.assert_allclose(images.T @ images, covariance)
+
+
+def predicted():
+    """A Student-t regression with missing values, a prediction, and a count of it."""
+    f = latent(amplitude=pm.HalfNormal("amplitude", 1.0))
+    noise = pm.HalfNormal("noise", 1.0)
+    pm.StudentT(
+        "y", nu=4, mu=f, sigma=noise, observed=np.ma.masked_equal([0.3, -9, 0.1, 0.8, -9, 1.0], -9)
+    )
+    pm.Poisson("count", pt.exp(pm.Normal("later", f[0], 0.5)))
+
+
+def test_what_nothing_observed_depends_on_is_drawn():
+    """A prediction given the rest is an exact draw, independent of those before."""
+    model = made(predicted)
+    with model:
+        step = LatentGPStep(compile_kwargs=PLAIN)
+    assert set(names(step.joint.predicted)) == {"y_unobserved", "later", "count"}
+    begin(step, tune=60)
+    point, apart = model.initial_point(), []
+    for k in range(460):
+        if k == 60:
+            step.stop_tuning()
+        point, _ = step.step(point)
+        if k >= 60:
+            apart.append(point["later"] - step.position[0])
+    assert point["count"].dtype.kind == "i"
+    assert stats.kstest(apart, stats.norm(0, 0.5).cdf).pvalue > FALSE_ALARM

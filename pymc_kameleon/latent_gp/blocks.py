@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,18 @@ class Blocks:
         """Rows and columns of a matrix (m, m) below its diagonal."""
         return np.tril_indices(self.members.shape[1], -1)
 
+    @cached_property
+    def links(self) -> tuple[tuple, np.ndarray, np.ndarray]:
+        """Which entries of matrices (n, m, m) are on or below the diagonal, and their values.
+
+        Indices of the entries, and of the value of each one's row and column.
+        """
+        n, m = self.members.shape
+        block, row, column = np.indices((n, m, m)).reshape(3, -1)
+        rows, columns = self.members[block, row], self.members[block, column]
+        kept = (row >= column) & (rows >= 0) & (columns >= 0)
+        return (block[kept], row[kept], column[kept]), rows[kept], columns[kept]
+
     def matrices(self, columns: np.ndarray) -> np.ndarray:
         """Blocks (n, m, m) of a matrix of which entries (m, N) with the k-th member are known."""
         is_there = self.members >= 0
@@ -65,36 +77,52 @@ class Blocks:
     def unpacked(self, sites: Sites) -> "BlockSites":
         """Return the sites of which `packed` made these."""
         shift, entries = np.split(sites.shift, [self.size])
-        rows, columns = self._pairs
-        below, above = self.members[:, rows].ravel(), self.members[:, columns].ravel()
-        is_there = (below >= 0) & (entries != 0.0)
-        below, above, entries = below[is_there], above[is_there], entries[is_there]
-        own, scale = np.arange(self.size), np.sqrt(sites.precision)
-        data = np.concatenate([scale, entries * scale[above]])
-        index = np.concatenate([own, above]), np.concatenate([own, below])
-        return BlockSites(csr_array((data, index), shape=(self.size, self.size)), shift)
+        n, m = self.members.shape
+        root = np.zeros((n, m, m))
+        root[:, np.arange(m), np.arange(m)] = 1.0
+        root[:, *self._pairs] = entries.reshape(n, -1)
+        root *= np.sqrt(sites.precision)[self.members][:, None]
+        return BlockSites(self, root, shift)
 
 
 @dataclass(frozen=True)
 class BlockSites:
-    """Gaussian sites: their product is exp(shift x - x^T S S^T x / 2); `root` is S^T, sparse."""
+    """Gaussian sites: their product is exp(shift x - x^T S S^T x / 2); `root` (n, m, m) is S."""
 
-    root: csr_array
+    blocks: Blocks
+    root: np.ndarray
     shift: np.ndarray
 
-    @cached_property
-    def matrix(self) -> csr_array:
-        """W = S S^T."""
-        return csr_array(self.root.T @ self.root)
+    def pulled(self, lower: np.ndarray) -> np.ndarray:
+        """Return S^T C for a lower triangular C (N, N) in C order, not read above the diagonal."""
+        entries, rows, columns = self.blocks.links
+        out = np.zeros(lower.shape)
+        _pulled_into(self.root[entries], rows, columns, lower, out)
+        return out
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """Return W x for `x` (N,)."""
+        entries, rows, columns = self.blocks.links
+        root = self.root[entries]
+        pulled = np.bincount(columns, root * x[rows], minlength=x.size)
+        return np.bincount(rows, root * pulled[columns], minlength=x.size)
 
     def coupled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the diagonal (N,), and pairs (k, 2) of values with the entries (k,) of each."""
-        entries = self.matrix.tocoo()
-        rows, columns = entries.coords
-        above = rows < columns
-        pairs = np.column_stack([rows[above], columns[above]]).astype(np.int64)
-        return self.matrix.diagonal(), pairs, entries.data[above]
+        """Return the diagonal of W (N,), and pairs (k, 2) of values with their entries (k,)."""
+        (block, row, column), rows, columns = self.blocks.links
+        entries = (self.root @ self.root.transpose(0, 2, 1))[block, row, column]
+        is_own = rows == columns
+        diagonal = np.empty(self.shift.size)
+        diagonal[rows[is_own]] = entries[is_own]
+        return diagonal, np.column_stack([rows, columns])[~is_own], entries[~is_own]
 
     def elementwise(self, x: np.ndarray) -> np.ndarray:
         """Log of what belongs to each value (N,) at `x` (N,)."""
-        return x * (self.shift - 0.5 * (self.matrix @ x))
+        return x * (self.shift - 0.5 * self.times(x))
+
+
+@jit(fastmath=SIMD)
+def _pulled_into(entries, rows, columns, lower, out):
+    for k in range(entries.size):
+        for j in range(rows[k] + 1):
+            out[columns[k], j] += entries[k] * lower[rows[k], j]

@@ -22,6 +22,7 @@ from pymc.pytensorf import compile as compile_graph
 from pymc.pytensorf import make_shared_replacements, reseed_rngs
 from pytensor.gradient import grad
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 from scipy.linalg import LinAlgError
 from scipy.linalg.blas import dtrmv, dtrsm
@@ -42,6 +43,9 @@ from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 from pymc_kameleon.model.transforms import unconstrained
 
 LOG_2PI = math.log(2.0 * math.pi)
+
+ONCE = {"mode": IN_PYTHON}
+"""For graphs that are evaluated when the step is made, or when data change."""
 
 MOST_TOGETHER = 8
 """Linear predictors that an observation may depend on."""
@@ -191,28 +195,68 @@ class PrecisionGaussian:
         return solve_root(self._root, solve_root(self._root, x), transposed=True)
 
 
+class Design:
+    """Columns of A (N, M) that belong to one function: `matrix` is sparse, or selects elements."""
+
+    def __init__(self, matrix: np.ndarray):
+        self._matrix = csr_array(matrix)
+        rows, columns = np.nonzero(matrix)
+        selects = np.all(matrix[rows, columns] == 1.0) and np.unique(rows).size == rows.size
+        self._selection = (_as_slice(rows), _as_slice(columns)) if selects else None
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """Return A x."""
+        return self._matrix @ x
+
+    def pulled(self, y: np.ndarray) -> np.ndarray:
+        """Return A^T y."""
+        return self._matrix.T @ y
+
+    def add_covariance(self, covariance: np.ndarray, out: np.ndarray) -> None:
+        """Add A K A^T to `out` (N, N)."""
+        if self._selection is None:
+            out += self._matrix @ (self._matrix @ covariance).T
+        else:
+            rows, columns = self._selection
+            out[_grid(rows)] += covariance[_grid(columns)]
+
+
+def _as_slice(indices):
+    """Return a slice where indices are one after the other."""
+    if indices.size and np.array_equal(indices, indices[0] + np.arange(indices.size)):
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices
+
+
+def _grid(part):
+    return (part, part) if isinstance(part, slice) else np.ix_(part, part)
+
+
 class VectorAt:
     """The prior of a latent vector at some values of the other variables, before factorisation.
 
     `mean` and `covariance` are those of the linear predictors, and the memory of the second is the
     caller's. It is also the map between them and the free variables, as `FreeVariable` is, once
-    there is a factor. `matrices` are the columns of A of each function, None for the identity, and
-    of the others.
+    there is a factor. `designs` are the columns of A of each function, `matrix` is those of the
+    others.
     """
 
-    def __init__(self, name, matrices, functions, others):
-        self._name, self._matrices = name, matrices
+    def __init__(self, name, designs, matrix, functions, others):
+        self._name, self._designs, self._matrix = name, designs, matrix
         self._functions, self._others = functions, others
         self.log_integral = 0.0 if others is None else others.log_integral
-        gaussians = functions if others is None else [*functions, others]
-        self.mean = sum(_times(a, g.mean) for a, g in zip(matrices, gaussians, strict=True))
+        self.mean = self._times([f.mean for f in functions], others and others.mean)
         self.covariance = np.zeros((self.mean.size, self.mean.size))
-        for a, function in zip(matrices, functions, strict=False):
-            covariance = function.covariance
-            self.covariance += covariance if a is None else a @ covariance @ a.T
+        for design, function in zip(designs, functions, strict=True):
+            design.add_covariance(function.covariance, self.covariance)
         if others is not None:
-            z = others.whitened(matrices[-1])
+            z = others.whitened(matrix)
             self.covariance += z @ z.T
+
+    def _times(self, functions, others):
+        """Return A x for the functions, and the other variables, None without them."""
+        parts = [design.times(f) for design, f in zip(self._designs, functions, strict=True)]
+        return sum(parts if others is None else [*parts, self._matrix @ others])
 
     def factorised_in_place(self) -> tuple[np.ndarray, "VectorAt"]:
         """Return the Cholesky factor of the covariance, in its place, and the free variables."""
@@ -236,41 +280,39 @@ class VectorAt:
 
     def to_function(self, v: np.ndarray) -> np.ndarray:
         """Linear predictors (N,) where the free variables are `v` (M,)."""
-        u, end = np.zeros(self.mean.size), 0
-        for a, (root, variable) in zip(self._matrices, self._roots, strict=False):
+        functions, end = [], 0
+        for root, variable in self._roots:
             begin, end = end, end + len(root)
-            u += _times(a, variable.to_function(v[begin:end]))
-        if self._others is not None:
-            u += self._matrices[-1] @ v[end:]
-        return u
+            functions.append(variable.to_function(v[begin:end]))
+        return self._times(functions, None if self._others is None else v[end:])
 
     def is_at(self, u: np.ndarray, v: np.ndarray, dtype) -> bool:
         """Return False: what is recorded counts, where anything else has changed."""
         return False
 
-    def drawn(self, u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw the free variables (M,) where the linear predictors are `u` (N,)."""
+    def drawn(self, u: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the free variables (M,) where the linear predictors are `u` (N,).
+
+        They are returned with the functions and other variables that they stand for, x (M,).
+        """
         draws = [
             function.mean + dtrmv(root.T, rng.standard_normal(len(root)), lower=0, trans=1)
             for function, (root, _) in zip(self._functions, self._roots, strict=True)
         ]
-        if self._others is not None:
-            draws.append(self._others.draw(rng))
-        apart = u - sum(_times(a, x) for a, x in zip(self._matrices, draws, strict=True))
+        others = None if self._others is None else self._others.draw(rng)
+        apart = u - self._times(draws, others)
         pull = solve_root(self._root, solve_root(self._root, apart), transposed=True)
-        for i, a in enumerate(self._matrices):
-            x = pull if a is None else a.T @ pull
-            if i < len(self._functions):
-                draws[i] = self._roots[i][1].to_variable(
-                    draws[i] + self._functions[i].covariance @ x
-                )
-            else:
-                draws[i] = draws[i] + self._others.times_covariance(x)
-        return np.concatenate(draws)
-
-
-def _times(a, x):
-    return x if a is None else a @ x
+        free, natural = [], []
+        for draw, design, function, (_, variable) in zip(
+            draws, self._designs, self._functions, self._roots, strict=True
+        ):
+            natural.append(draw + function.covariance @ design.pulled(pull))
+            free.append(variable.to_variable(natural[-1]))
+        if self._others is not None:
+            moved = others + self._others.times_covariance(self._matrix.T @ pull)
+            natural.append(moved)
+            free.append(moved)
+        return np.concatenate(free), np.concatenate(natural)
 
 
 def _split(variables, shapes):
@@ -335,25 +377,21 @@ class VectorPrior:
         nodes = _in_values(model, nodes, parts)
         graph = pt.concatenate(clone_replace(nodes, shared, rebuild_strict=False))
         length = sum(math.prod(shape) for shape in map(shape_of, linear.nodes))
-        whole = AffineGraph(model, graph, vector, self._n_elements, length, compile_kwargs)
+        whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
         kept, self.inverse = _distinct_rows(whole, shared.values())
         self.size = len(kept)
-        self._design = AffineGraph(
-            model, graph[kept], vector, self._n_elements, self.size, compile_kwargs
-        )
+        moves = not set(shared.values()).isdisjoint(ancestors([graph]))
+        options = compile_kwargs if moves else ONCE
+        self._design = AffineGraph(model, graph[kept], vector, self._n_elements, self.size, options)
         self._design.find_groups(shared.values())
         if self._others is not None:
             self._others.gradient.find_groups(shared.values())
-        moving = set(shared.values()) & set(self._design.function.shared())
-        self._matrices = None if moving else self._split_matrices()
+        self._parts = None if moves else self._split_matrix()
 
-    def _split_matrices(self):
+    def _split_matrix(self):
         _, matrix = self._design.matrix()
-        parts = [matrix[:, begin:end] for begin, end in pairwise([0, *self._ends])]
-        parts = [None if _is_identity(part) else csr_array(part) for part in parts]
-        if self._others is not None:
-            parts.append(np.asfortranarray(matrix[:, self._ends[-1] if len(self._ends) else 0 :]))
-        return parts
+        designs = [Design(matrix[:, begin:end]) for begin, end in pairwise([0, *self._ends])]
+        return designs, np.asfortranarray(matrix[:, self._ends[-1] if len(self._ends) else 0 :])
 
     @property
     def functions(self) -> list[ModelFunction]:
@@ -376,21 +414,17 @@ class VectorPrior:
 
     def unfactorised(self) -> VectorAt:
         """Return what `evaluate` does, before anything is factorised."""
-        matrices = self._split_matrices() if self._matrices is None else self._matrices
+        designs, matrix = self._split_matrix() if self._parts is None else self._parts
         functions = [function.unfactorised() for function in self._functions]
         others = None if self._others is None else self._others.at()
-        return VectorAt(self.name, matrices, functions, others)
+        return VectorAt(self.name, designs, matrix, functions, others)
 
     def check_data(self) -> None:
         """Check shapes for data that are new, and read the design anew."""
         for function in self.functions:
             function.check_data(np.zeros(function.dim), f"The prior of {self.name}")
-        if self._matrices is not None:
-            self._matrices = self._split_matrices()
-
-
-def _is_identity(matrix):
-    return matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix)))
+        if self._parts is not None:
+            self._parts = self._split_matrix()
 
 
 def _distinct_rows(affine, shared):
@@ -435,9 +469,7 @@ class LatentVector(LatentFunction):
         )
         self.predictions = None
         if predictions:
-            self.predictions = Predictions(
-                model, predictions, self.value_variables, shapes, self.shared
-            )
+            self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
         self.follow_only(set(self.shared.values()))
 
     def _nodes_of(self, model, argument, linear, shapes):
@@ -458,26 +490,24 @@ class LatentVector(LatentFunction):
 class Predictions:
     """Free variables that nothing observed depends on, drawn given all others.
 
-    `shared` are the value variables of the others, with their shared variables, but those of the
-    latent vector, of these `shapes`, one after the other.
+    Graphs of the functions and other variables `linear`, of these `shapes`; `shared` are the value
+    variables of all others, with their shared variables.
     """
 
-    def __init__(self, model, variables, values, shapes, shared):
+    def __init__(self, model, variables, linear, shapes, shared):
         self.value_variables = [model.rvs_to_values[v] for v in variables]
-        vector, parts = _split(values, shapes)
-        given = [v for v in model.free_RVs if v not in variables]
-        natural = model.replace_rvs_by_values(given)
-        natural = clone_replace(natural, shared | parts, rebuild_strict=False)
+        vector, parts = _natural_parts(model, linear, shapes)
+        given = [v for v in model.free_RVs if v not in variables and v not in parts]
+        natural = clone_replace(model.replace_rvs_by_values(given), shared, rebuild_strict=False)
         graph = pt.concatenate(
             [unconstrained(model, v).astype("float64").ravel() for v in variables]
         )
-        (graph,) = clone_replace(
-            [graph], dict(zip(given, natural, strict=True)), rebuild_strict=False
-        )
+        replaced = dict(zip(given, natural, strict=True)) | parts
+        (graph,) = clone_replace([graph], replaced, rebuild_strict=False)
         self._draw = compile_graph([vector], graph, mode=IN_PYTHON, on_unused_input="ignore")
         self._generators = [v for v in self._draw.get_shared() if isinstance(v.type, RandomType)]
 
-    def drawn(self, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw the variables, raveled, where the latent vector is `v` (M,)."""
+    def drawn(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw the variables, raveled, where functions and other variables are `x` (M,)."""
         reseed_rngs(self._generators, int(rng.integers(SEED_BOUND)))
-        return self._draw(v)
+        return self._draw(x)

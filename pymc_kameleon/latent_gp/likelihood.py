@@ -1,5 +1,7 @@
 """The factorising log likelihood of a latent function, with derivatives, from a PyMC model."""
 
+from functools import cached_property
+
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import NullTypeGradError, grad
@@ -52,12 +54,12 @@ class ModelLikelihood:
         self.blocks: Blocks | None = None
         try:
             derivatives = _derivatives(total, function)
-            self._gradient, self._flat = derivatives[0], flat
+            self._gradient = derivatives[0]
+            self._derivative_graphs = [*derivatives, flat]
             structure = _structure(flat, derivatives[0], function, _unlike(size))
         except (NotImplementedError, NullTypeGradError) as error:
             self._no_gradient = ", ".join(black_boxes(graphs)) or str(error)
         else:
-            self._derivatives = self._compile([*derivatives, flat], function)
             self._structure = model.compile_fn(
                 structure, inputs=[function], point_fn=False, mode=IN_PYTHON
             )
@@ -74,6 +76,10 @@ class ModelLikelihood:
         self.has_curvature = False
         if self._structure is not None and not self._find_structure(self._structure):
             self._find_blocks()
+
+    @cached_property
+    def _derivatives(self):
+        return self._compile(self._derivative_graphs, self._function)
 
     @property
     def has_gradient(self) -> bool:
@@ -202,8 +208,7 @@ class ModelLikelihood:
         owners = np.zeros(int(sum(self._counts)), dtype=np.int64)
         separate = True
         for f in self._probes:
-            product, ones, weighted = structure(f)
-            second = self.terms(f)[2]
+            product, second, ones, weighted = structure(f)
             self.has_curvature |= bool(np.any(second != 0))
             expected = second * vector
             if not np.allclose(product, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max()):
@@ -296,9 +301,12 @@ def _derivatives(total, function):
 
 
 def _structure(observations, gradient, function, vector):
-    """Hessian times `vector`, and the Jacobian of the observations times ones and `vector`."""
+    """Hessian times `vector` and ones, and the Jacobian of the observations times ones and it."""
     vector = pt.constant(vector)
-    product = grad((gradient * vector).sum(), function, disconnected_inputs="ignore")
+    products = [
+        grad((gradient * w).sum(), function, disconnected_inputs="ignore")
+        for w in (vector, pt.ones_like(vector))
+    ]
     weights = observations.type()
     pulled = grad((observations * weights).sum(), function, disconnected_inputs="ignore")
     pushed = [
@@ -306,7 +314,7 @@ def _structure(observations, gradient, function, vector):
         for w in (pt.ones_like(vector), vector)
     ]
     zeros = pt.zeros_like(observations)
-    return [product, *clone_replace(pushed, replace={weights: zeros}, rebuild_strict=False)]
+    return [*products, *clone_replace(pushed, replace={weights: zeros}, rebuild_strict=False)]
 
 
 def _unlike(size):

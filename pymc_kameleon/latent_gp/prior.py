@@ -60,9 +60,9 @@ class FreeVariable:
             self._decomposition.append(lu_factor(self.matrix, check_finite=False))
         return lu_solve(self._decomposition[0], f - self.offset, check_finite=False)
 
-    def drawn(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Do the same, as nothing is left to be drawn."""
-        return self.to_variable(f)
+    def drawn(self, f: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same with `f`, as nothing is left to be drawn."""
+        return self.to_variable(f), f
 
     def is_at(self, f: np.ndarray, v: np.ndarray, dtype) -> bool:
         """Whether `v` (N,), recorded in a type, is what `to_variable` makes of `f` (N,)."""
@@ -83,8 +83,8 @@ class FreeVariables(Protocol):
     def is_at(self, f: np.ndarray, v: np.ndarray, dtype) -> bool:
         """Whether `v` (M,), recorded in a type, is what `f` (N,) was recorded as."""
 
-    def drawn(self, f: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw the free variables (M,) where the latent function is `f` (N,)."""
+    def drawn(self, f: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the free variables (M,), and what they stand for, where the function is `f` (N,)."""
 
 
 class PriorAt(NamedTuple):

@@ -298,10 +298,10 @@ class LatentGPStep(LatentGPTuning):
 
     def _drawn(self, dtype):
         """Return theta, the free variables and the predictions as `pm.sample` has them."""
-        v = self._point.variable.drawn(self.position, self.rng)
+        v, latent = self._point.variable.drawn(self.position, self.rng)
         predictions = self.function.predictions
         self.joint.set_hyperparameters(self.chain.position)
-        predicted = [] if predictions is None else predictions.drawn(v, self.rng)
+        predicted = [] if predictions is None else predictions.drawn(latent, self.rng)
         values = np.empty(sum(map(len, self._where)))
         for where, part in zip(self._where, (self.chain.position, v, predicted), strict=True):
             values[where] = part

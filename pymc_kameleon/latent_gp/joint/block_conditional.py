@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import LinAlgError, solve_triangular
-from scipy.linalg.blas import dtrmv
+from scipy.linalg import LinAlgError
+from scipy.linalg.blas import dsyrk, dtrmm, dtrmv, dtrsm
 
 from pymc_kameleon.latent_gp.blocks import Blocks, BlockSites
 from pymc_kameleon.latent_gp.gaussian_approximations import SMALLEST_STEP
@@ -57,14 +57,14 @@ class BlockConditional:
 
     def __init__(self, prior_mean: np.ndarray, root: np.ndarray, sites: BlockSites) -> None:
         self._prior_mean, self._root, self.sites = prior_mean, root, sites
-        told = sites.root @ np.tril(root)
-        inner = told.T @ told
+        # In Fortran order T is its transpose, and the upper triangle the lower one.
+        inner = dsyrk(1.0, sites.pulled(root).T, lower=0).T
         inner[np.diag_indices_from(inner)] += 1.0
         self._factor = cholesky_overwriting(inner)
         self.log_root_determinant = -float(np.log(np.diagonal(self._factor)).sum())
         if not math.isfinite(self.log_root_determinant):
             raise LinAlgError("The precision of the latent function is not finite.")
-        pull = dtrmv(root.T, sites.shift - sites.matrix @ prior_mean, lower=0)
+        pull = dtrmv(root.T, sites.shift - sites.times(prior_mean), lower=0)
         self.centre = solve_root(self._factor, solve_root(self._factor, pull), transposed=True)
 
     @property
@@ -102,8 +102,8 @@ class BlockConditional:
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return C G^-T eta, shape (n, N), the changes of f by standardised `eta` (1, n, N)."""
-        changes = solve_triangular(self._factor, eta[0].T, trans=1, lower=True, check_finite=False)
-        return (np.tril(self._root) @ changes).T.copy()
+        changes = dtrsm(1.0, self._factor.T, eta[0].T, lower=0)
+        return dtrmm(1.0, self._root.T, changes, lower=0, trans_a=1).T.copy()
 
     def _standardised(self, v):
         return dtrmv(self._factor.T, v - self.centre, lower=0)
@@ -159,5 +159,5 @@ def _floored(blocks, curvature, slope, f):
     values, vectors = np.linalg.eigh(-curvature)
     precision = (vectors * np.maximum(values, 0.0)[:, None, :]) @ vectors.transpose(0, 2, 1)
     sites = blocks.packed(precision, np.zeros(f.size))
-    shift = slope + blocks.unpacked(sites).matrix @ f
+    shift = slope + blocks.unpacked(sites).times(f)
     return Sites(sites.precision, np.concatenate([shift, sites.shift[f.size :]]))

@@ -212,7 +212,10 @@ def joined_by_data(model, functions: list[tuple], more: list[tuple]) -> list[tup
     found: list[tuple] = []
     for pair in more:
         own, others = (set(Linear(f, [], []).leaves) for f in ([pair], [*functions, *found]))
-        if any(need & own and need & others for need in needs):
+        joined = any(need & own and need & others for need in needs)
+        makers = [set(ancestors([v if f is None else f])) for v, f in [pair, *functions, *found]]
+        # A function of which another one is made does not add to it.
+        if joined and not makers[0] & others and not any(own & made for made in makers[1:]):
             found.append(pair)
     return found
 

@@ -36,12 +36,14 @@ FAILURES = 0.1
 
 @with_shared_parameters
 class LatentGPStep(LatentGPTuning):
-    r"""A latent Gaussian process and its hyperparameters, moved together.
+    r"""Latent Gaussian variables and their hyperparameters, moved together.
 
-    For `pm.gp.Latent` and `pm.MvNormal` with a likelihood that factorises over the values of the
-    function, up to a few thousand of them. Hyperparameters mix as in their marginal posterior,
-    though the function is never integrated out: it is carried along by a Gaussian that knows where
-    it lies at other hyperparameters. It needs no gradient in the hyperparameters.
+    For functions (`pm.gp.Latent`, `pm.MvNormal`), areas (`pm.CAR`, `pm.ICAR`), random walks and
+    autoregressions, with the intercepts, coefficients and effects of groups that are added to them,
+    and observations that depend on one value of the sum, or on a few that go together; up to a few
+    thousand values. Hyperparameters mix as in their marginal posterior, though the function, as
+    the sum is called here, is never integrated out: it is carried along by a Gaussian that knows
+    where it lies at other hyperparameters. It needs no gradient in the hyperparameters.
 
     ::
 
@@ -55,13 +57,13 @@ class LatentGPStep(LatentGPTuning):
     Parameters
     ----------
     vars : list of variables, optional
-        The latent function, and the hyperparameters to move with it; default all continuous
-        variables that its prior and its likelihood depend on. Not needed if the model has one
-        latent function.
+        A latent function, or several, and the variables to move with them; if none but a function
+        is named, all Gaussian ones that add to the same linear predictor, and all continuous ones
+        that prior and likelihood of that depend on. Default all functions, areas and walks.
     approximation : {"ep", "laplace"}
         What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
         Without a gradient of the likelihood there are none, and hyperparameters move at a fixed
-        whitened function.
+        whitened function. Always Laplace's where observations depend on several values.
     steps_per_draw : int, optional
         Transitions for each draw that is kept; default as many as hyperparameters, at least 2.
     n_slices : int
@@ -74,8 +76,8 @@ class LatentGPStep(LatentGPTuning):
     Raises
     ------
     ValueError
-        If no Gaussian prior or no factorising likelihood is found, there is more than one latent
-        function, or a variable is none of its hyperparameters: it says which, and what to write.
+        If no Gaussian prior is found, observations depend on too many values together, or a
+        variable is none of the hyperparameters: it says which, and what to write.
 
     Notes
     -----

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
@@ -60,13 +61,25 @@ class JointModel:
         self.scales = prior_scales(drawn) if len(drawn) else np.ones(self.dim)
         self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
         self._seen_log_prior = SharedValues(self._log_prior, set(self.others.values()))
+        if isinstance(self.function, LatentVector):
+            _log.info("%s", self)
+
+    def __str__(self):
+        """Say what is moved how."""
+        parts = {
+            "linear in": self.function.value_variables,
+            "hyperparameters": self.hyperparameters,
+            "drawn from them": self.predicted,
+            "left to other steps": list(self.others),
+        }
+        told = [f"{k} {', '.join(v.name for v in values)}" for k, values in parts.items() if values]
+        return f"LatentGPStep: {self.function.size} linear predictors, {'; '.join(told)}"
 
     @property
     def predicted(self) -> list:
         """Value variables that nothing observed depends on, drawn given all others."""
-        return (
-            [] if self.function.predictions is None else self.function.predictions.value_variables
-        )
+        predictions = self.function.predictions
+        return [] if predictions is None else predictions.value_variables
 
     @property
     def likelihood(self):
@@ -165,8 +178,9 @@ def named_variables(model, vars, start):
     The second are None if no more than one was named, which means all that belong to it.
     """
     if vars is None:
-        latent = [rv for rv in model.free_RVs if _is_function(model, rv)]
-        latent += [rv for rv in model.free_RVs if is_process(model, rv, start)]
+        told = set(ancestors([*model.observed_RVs, *model.potentials]))
+        latent = [rv for rv in model.free_RVs if rv in told and _is_function(model, rv)]
+        latent += [rv for rv in model.free_RVs if rv in told and is_process(model, rv, start)]
         if not latent:
             raise ValueError(NO_FUNCTION)
         return latent, None
@@ -201,9 +215,10 @@ def _latent(model, latent, named, point, compile_kwargs):
     functions = [var for var in latent if var not in processes]
     pairs = [free_variable(model, var) for var in functions]
     if named is None:
-        more = [v for v in model.free_RVs if _is_function(model, v) and v not in dict(pairs)]
-        pairs += joined_by_data(model, pairs, [free_variable(model, v) for v in more])
-        candidates = [v for v in model.free_RVs if v not in dict(pairs) and v not in more]
+        more = [v for v in model.free_RVs if v not in dict(pairs)]
+        found = [free_variable(model, v) for v in more if _is_function(model, v)]
+        pairs += joined_by_data(model, pairs, found)
+        candidates = [v for v in more if v not in dict(found)]
     else:
         candidates = [*processes, *(model.values_to_rvs[value] for value in named)]
     linear = linear_part(model, pairs, candidates, processes, point)
@@ -220,8 +235,6 @@ def _latent(model, latent, named, point, compile_kwargs):
         name = pairs[0][0].name
         _log.info("LatentGPStep takes what %s is added to for hyperparameters: %s", name, error)
         return LatentFunction(model, pairs[0][0], **options)
-    names = ", ".join(variable.name for variable in linear.variables)
-    _log.info("LatentGPStep: %s make the linear predictor.", names)
     return found
 
 
@@ -253,9 +266,9 @@ def _refuse_functions(model, name, found):
     if functions:
         raise ValueError(
             f"The likelihood or the prior of {name} depends on another latent function too: "
-            f"{', '.join(functions)}. Write the sum of two processes as one, gp = gp1 + gp2; or "
-            f"name the hyperparameters that belong to {name}, vars=[{name}, ...], and give the "
-            "other function a step of its own."
+            f"{', '.join(functions)}, and not by adding it. Take NUTS; or name the "
+            f"hyperparameters that belong to {name}, vars=[{name}, ...], and give the other one "
+            "a step of its own."
         )
 
 

@@ -1,4 +1,4 @@
-"""Execute every notebook of a folder in memory; fail when one of them does."""
+"""Execute notebooks, or all of a folder, in memory; fail when one of them does."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def execute(path: Path) -> None:
     client.execute()
 
 
-def main(folder: Path) -> int:
-    """Execute all notebooks below a folder and return the number of failures."""
+def main(given: list[Path]) -> int:
+    """Execute the notebooks given, or below a folder, and return the number of failures."""
+    found = [
+        path for place in given for path in (place.rglob("*.ipynb") if place.is_dir() else [place])
+    ]
     # The later ones are the longer ones: these first, so that none runs alone at the end.
-    paths = sorted(
-        (path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts),
-        reverse=True,
-    )
+    paths = sorted((p for p in found if ".ipynb_checkpoints" not in p.parts), reverse=True)
     if not paths:
-        print(f"No notebooks in {folder}")
+        print(f"No notebooks in {', '.join(map(str, given))}")
     # Each notebook has a kernel of its own, which does the work: two keep two cores busy.
     with ThreadPoolExecutor(2) as pool:
         return sum(pool.map(failed, paths))
@@ -59,4 +59,4 @@ def failed(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(min(1, main(Path(sys.argv[1] if len(sys.argv) > 1 else "notebooks"))))
+    sys.exit(min(1, main([Path(name) for name in sys.argv[1:] or ["notebooks"]])))

@@ -961,13 +961,13 @@ def test_a_chain_with_vague_priors_comes_to_the_mode():
 def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
     """The median of its draws is typical of the posterior, and steps are as large as there.
 
-    Of three chains together: up to half of one's draws lie in the spike, in one chain of about
-    twelve more than half.
+    Of two chains together: up to half of one's draws lie in the spike, in one chain of about twelve
+    more than half.
     """
     model, log_tau = hierarchy(), []
     step = SurrogateHMCStep(model=model)
     tune = step.default_tune_steps
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         begin(step, seed, tune=tune)
         drive(step, model.initial_point(), tune, tune=tune)
         step.stop_tuning()

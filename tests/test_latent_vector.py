@@ -106,6 +106,26 @@ def test_gaussian_variables_of_a_linear_predictor_are_found():
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pm.TruncatedNormal("x", 0, 1, lower=-2.0, transform=None),
+        lambda: pm.Laplace("x", 0, 1),
+        lambda: pm.StudentT("x", 4),
+        lambda: pm.Flat("x"),
+        lambda: pm.HalfNormal("x", 1),
+        lambda: pm.CustomDist("x", logp=lambda v: -pt.where(pt.abs(v) < 50, v**2, pt.abs(v))),
+    ],
+)
+def test_what_is_not_gaussian_is_a_hyperparameter(make):
+    with pm.Model() as model:
+        f = latent(amplitude=pm.HalfNormal("amplitude", 1.0))
+        counted(pm.Normal("level", 0, 1) + make() + f)
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    assert set(names(joint.function.value_variables)) == {"f_rotated_", "level"}
+    assert len(joint.hyperparameters) == 2
+
+
+@pytest.mark.parametrize(
     ("vars", "taken"),
     [
         (["f", "amplitude", "level"], {"f_rotated_", "level"}),
@@ -202,6 +222,39 @@ def test_equal_predictors_are_one():
     assert joint.function.size == N
     assert set(names(joint.function.value_variables)) == {"f_rotated_", "level"}
     assert "cuts_ordered__" in names(joint.hyperparameters)
+
+
+def test_what_makes_predictors_dependent_is_a_hyperparameter():
+    """Three observations of each value, and a covariate of each observation."""
+    place, x = np.repeat(np.arange(N), 3), np.random.default_rng(0).standard_normal(3 * N)
+    with pm.Model() as model:
+        f = latent(amplitude=pm.HalfNormal("amplitude", 1.0))
+        level, slope = pm.Normal("level", 0, 1), pm.Normal("slope", 0, 1)
+        pm.Poisson("y", pt.exp(level + slope * x + f[place]), observed=np.repeat(COUNTS, 3))
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    assert set(names(joint.function.value_variables)) == {"f_rotated_", "level"}
+    assert names(joint.hyperparameters) == ["amplitude_log__", "slope"]
+    assert joint.function.size == N
+
+
+def test_new_data_in_the_design():
+    """Other covariates are followed; other equal ones are refused, as they are one predictor."""
+    with pm.Model() as model:
+        f = latent(amplitude=pm.HalfNormal("amplitude", 1.0))
+        x, place = pm.Data("x", np.r_[0.0, 0.0, 1 : N - 1]), pm.Data("place", np.arange(N))
+        counted(pm.Normal("slope", 0, 1) * x + f[place])
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    joint.refresh()
+    with model:
+        pm.set_data({"x": np.arange(N) - 2.5})
+    assert joint.refresh()
+    expected = np.outer(np.arange(N) - 2.5, np.arange(N) - 2.5)
+    joint.set_hyperparameters(np.full(1, -20.0))
+    np.testing.assert_allclose(joint.prior().gaussian.covariance, expected, atol=2e-6)
+    with model:
+        pm.set_data({"x": np.zeros(N), "place": np.zeros(N, dtype=int)})
+    with pytest.raises(ValueError, match="make a new one"):
+        joint.refresh()
 
 
 # exactness ----------------------------------------------------------------------------------------

@@ -357,6 +357,7 @@ class VectorPrior:
 
     def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
         self.name = name
+        self._names = ", ".join(variable.name for variable in linear.variables)
         n = len(linear.functions)
         self._functions = []
         for variable, function in linear.functions:
@@ -377,16 +378,33 @@ class VectorPrior:
         nodes = _in_values(model, nodes, parts)
         graph = pt.concatenate(clone_replace(nodes, shared, rebuild_strict=False))
         length = sum(math.prod(shape) for shape in map(shape_of, linear.nodes))
-        whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
-        kept, self.inverse = _distinct_rows(whole, shared.values())
+        self._whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
+        self._others_values = list(shared.values())
+        matrices = self._whole.matrices_about(self._others_values)
+        kept, self.inverse = _distinct_rows(matrices)
         self.size = len(kept)
+        self._check_rank(matrices, linear, shapes)
         moves = not set(shared.values()).isdisjoint(ancestors([graph]))
         options = compile_kwargs if moves else ONCE
         self._design = AffineGraph(model, graph[kept], vector, self._n_elements, self.size, options)
-        self._design.find_groups(shared.values())
+        self._moves = moves
+        self._find_matrices()
+
+    def _find_matrices(self):
+        self._design.find_groups(self._others_values)
         if self._others is not None:
-            self._others.gradient.find_groups(shared.values())
-        self._parts = None if moves else self._split_matrix()
+            self._others.gradient.find_groups(self._others_values)
+        self._parts = None if self._moves else self._split_matrix()
+
+    def _check_rank(self, matrices, linear, shapes):
+        """Raise `Dependent` if there are more linear predictors than variables tell apart."""
+        if _excess(matrices) == 0:
+            return
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        columns = np.split(np.arange(ends[-1]), ends[:-1])[len(linear.functions) :]
+        left = [_excess([np.delete(m, own, axis=1) for m in matrices]) for own in columns]
+        worst = linear.others[int(np.argmin(left))] if left else None
+        raise Dependent(self.size, self._n_elements, worst)
 
     def _split_matrix(self):
         _, matrix = self._design.matrix()
@@ -405,8 +423,14 @@ class VectorPrior:
         return self.at.gaussian
 
     def refresh(self) -> None:
-        """Compute the prior anew; ValueError if the covariance is not positive definite."""
-        self.at = self.evaluate()
+        """Compute the prior anew; ValueError if a covariance is not positive definite."""
+        try:
+            self.at = self.evaluate()
+        except LinAlgError as error:
+            raise ValueError(
+                f"The joint prior of {self._names} is improper, or their precision is not positive "
+                "definite: give each a proper prior."
+            ) from error
 
     def evaluate(self) -> PriorAt:
         """Return the prior at the present values of the other variables, but do not keep it."""
@@ -423,13 +447,35 @@ class VectorPrior:
         """Check shapes for data that are new, and read the design anew."""
         for function in self.functions:
             function.check_data(np.zeros(function.dim), f"The prior of {self.name}")
-        if self._parts is not None:
-            self._parts = self._split_matrix()
+        matrices = self._whole.matrices_about(self._others_values)
+        if not np.array_equal(_distinct_rows(matrices)[1], self.inverse):
+            raise ValueError(
+                "With the new data other observations have the same linear predictor than before, "
+                "and the step was made for those: make a new one, step=LatentGPStep(...)."
+            )
+        self._find_matrices()
 
 
-def _distinct_rows(affine, shared):
+class Dependent(ValueError):
+    """More linear predictors than Gaussian variables tell apart; the most without `worst`."""
+
+    def __init__(self, n_predictors: int, n_variables: int, worst) -> None:
+        self.worst = worst
+        super().__init__(
+            f"{n_predictors} linear predictors of {n_variables} Gaussian variables are not "
+            "independent. Give each observation an effect of its own, or take NUTS."
+        )
+
+
+def _excess(matrices):
+    """Return how many more distinct rows there are than their rank."""
+    kept, _ = _distinct_rows(matrices)
+    return len(kept) - (np.linalg.matrix_rank(matrices[0][kept]) if len(kept) else 0)
+
+
+def _distinct_rows(matrices):
     """Return the first of each kind of rows that are not 0, and for each row which it is."""
-    rows = np.hstack(affine.matrices_about(shared))
+    rows = np.hstack(matrices)
     scale = np.abs(rows).max(axis=0, initial=0.0)
     rounded = np.round(rows / np.where(scale > 0, scale, 1.0), 9) + 0.0
     _, first, inverse = np.unique(rounded, axis=0, return_index=True, return_inverse=True)

@@ -93,8 +93,8 @@ def shape_of(variable: Variable) -> tuple[int, ...]:
 def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
     """Whether the joint density of free variables is that of a Gaussian, whatever the others are.
 
-    The gradient of its log is affine then, and not constant: with the others at their `start`,
-    where it is compared.
+    Its log is finite everywhere then, with a gradient that is affine, and constant in none of them.
+    It is looked at near and far out, with the others at their `start`.
     """
     transforms = [model.rvs_to_transforms.get(v) for v in variables]
     if any(v.dtype in discrete_types for v in variables) or any(
@@ -102,30 +102,38 @@ def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
     ):
         return False
     values = [model.rvs_to_values[v] for v in variables]
-
-    def cast(x, value):
-        return np.asarray(x, dtype=value.dtype)
-
     rest = {v: pt.constant(start[v.name]) for v in model.value_vars if v not in values}
     try:
         density = model.logp(vars=variables).astype("float64")
         gradients = grad(density, values, disconnected_inputs="ignore")
         gradient = pt.concatenate([g.astype("float64").ravel() for g in gradients])
-        (gradient,) = clone_replace([gradient], replace=rest, rebuild_strict=False)
         evaluate = model.compile_fn(
-            gradient, inputs=values, point_fn=False, mode=IN_PYTHON, on_unused_input="ignore"
+            clone_replace([density, gradient], replace=rest, rebuild_strict=False),
+            inputs=values,
+            point_fn=False,
+            mode=IN_PYTHON,
+            on_unused_input="ignore",
         )
-        rng = np.random.default_rng(0)
-        ends = [[rng.standard_normal(start[v.name].shape) for v in values] for _ in range(2)]
-        middle = [0.5 * (one + other) for one, other in zip(*ends, strict=True)]
-        points = [
-            [p.astype(v.dtype) for p, v in zip(x, values, strict=True)] for x in (*ends, middle)
-        ]
-        first, second, between = (evaluate(*point) for point in points)
+        return all(_is_quadratic(evaluate, values, start, scale) for scale in (1.0, 1000.0))
     except (NotImplementedError, NullTypeGradError, ArithmeticError, ValueError):
         return False
-    scale = np.abs(first - second).max()
-    return bool(scale > 0) and np.allclose(first + second, 2 * between, atol=1e-8 * scale)
+
+
+def _is_quadratic(evaluate, values, start, scale) -> bool:
+    """Whether a log density is finite, and its gradient affine, at random points this far out."""
+    rng = np.random.default_rng(0)
+    x, y = ([scale * rng.standard_normal(start[v.name].shape) for v in values] for _ in range(2))
+    points = [x, y, [-part for part in x], [0.5 * (a + b) for a, b in zip(x, y, strict=True)]]
+    densities, gradients = [], []
+    for point in points:
+        found = evaluate(*(np.asarray(p, v.dtype) for p, v in zip(point, values, strict=True)))
+        densities.append(found[0])
+        gradients.append(found[1])
+    first, second, _, between = gradients
+    changes = np.abs(first - second)
+    tolerance = 1e-8 if all(v.dtype == "float64" for v in values) else 1e-4
+    is_affine = np.allclose(first + second, 2 * between, rtol=0.0, atol=tolerance * changes.max())
+    return bool(np.all(np.isfinite(densities)) and np.all(changes > 0) and is_affine)
 
 
 def affine_nodes(outputs: Iterable[Variable], leaves: Iterable[Variable]) -> list[Variable]:

@@ -9,7 +9,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.latent_vector import LatentVector, VectorAt
+from pymc_kameleon.latent_gp.latent_vector import Dependent, LatentVector, VectorAt
 from pymc_kameleon.latent_gp.linear_predictor import (
     is_process,
     joined_by_data,
@@ -221,21 +221,20 @@ def _latent(model, latent, named, point, compile_kwargs):
         candidates = [v for v in more if v not in dict(found)]
     else:
         candidates = [*processes, *(model.values_to_rvs[value] for value in named)]
-    linear = linear_part(model, pairs, candidates, processes, point)
-    own = {*linear.variables, *predictions_of(model, linear)}
-    rest = model.free_RVs if named is None else candidates
-    if len(pairs) == 1 and (own == set(dict(pairs)) or own.issuperset(rest)):
-        # Nothing else is linear, or there would be no hyperparameter to move.
-        return LatentFunction(model, pairs[0][0], **options)
-    try:
-        found = LatentVector(model, linear, **options)
-    except ValueError as error:
-        if len(pairs) != 1 or processes:
-            raise
-        name = pairs[0][0].name
-        _log.info("LatentGPStep takes what %s is added to for hyperparameters: %s", name, error)
-        return LatentFunction(model, pairs[0][0], **options)
-    return found
+    while True:
+        linear = linear_part(model, pairs, candidates, processes, point)
+        own = {*linear.variables, *predictions_of(model, linear)}
+        rest = model.free_RVs if named is None else candidates
+        if len(pairs) == 1 and (own == set(dict(pairs)) or own.issuperset(rest)):
+            # Nothing else is linear, or there would be no hyperparameter to move.
+            return LatentFunction(model, pairs[0][0], **options)
+        try:
+            return LatentVector(model, linear, **options)
+        except Dependent as error:
+            if error.worst is None or error.worst in processes:
+                raise
+            _log.info("LatentGPStep takes %s for a hyperparameter: %s", error.worst.name, error)
+            candidates = [v for v in candidates if v is not error.worst]
 
 
 def _is_function(model, rv) -> bool:

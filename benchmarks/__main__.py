@@ -27,6 +27,7 @@ COMMANDS = {
     "latent-gp-metric": "milliseconds of the Riemannian metric of a latent Gaussian process",
     "latent-gp-sampling": "effective draws a second of a latent function, against NUTS",
     "latent-gp-joint": "effective draws a second of hyperparameters and function, against NUTS",
+    "latent-models": "latent Gaussian models as people write them, against NUTS",
     "latent-gp-ep": "seconds of expectation propagation and Laplace on USPS digits, N = 767",
     "estimate-cost": "milliseconds and precision of a Gaussian-process classifier's estimate",
     "evidence": "log evidence by parallel tempering, beside closed forms and quadrature",

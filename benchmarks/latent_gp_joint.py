@@ -55,7 +55,7 @@ def classification(link, size):
     """Labels at inputs uniform on a square, two lengthscales and an amplitude."""
     rng = np.random.default_rng(SEED)
     inputs = rng.uniform(-1, 1, (size, 2))
-    f = _truth(inputs, 0.5, 3.0, rng)
+    f = truth(inputs, 0.5, 3.0, rng)
     probability = 1 / (1 + np.exp(-f)) if link == "logit" else None
     is_one = f + rng.standard_normal(size) > 0 if link == "probit" else None
     labels = rng.random(size) < probability if link == "logit" else is_one
@@ -73,7 +73,7 @@ def counts(size, level):
     """Counts on a line about a known level."""
     rng = np.random.default_rng(SEED)
     inputs = np.linspace(0, 10, size)[:, None]
-    y = rng.poisson(level * np.exp(_truth(inputs, 1.5, 1.0, rng)))
+    y = rng.poisson(level * np.exp(truth(inputs, 1.5, 1.0, rng)))
     with pm.Model() as model:
         f = _latent(inputs, pm.Gamma("lengthscale", 2, 1), pm.HalfNormal("amplitude", 2))
         pm.Poisson("y", level * pm.math.exp(f), observed=y)
@@ -84,7 +84,7 @@ def robust_regression(size):
     """Student-t noise of unknown scale and degrees of freedom."""
     rng = np.random.default_rng(SEED)
     inputs = np.linspace(0, 10, size)[:, None]
-    y = _truth(inputs, 1.0, 1.0, rng) + 0.3 * rng.standard_t(4, size)
+    y = truth(inputs, 1.0, 1.0, rng) + 0.3 * rng.standard_t(4, size)
     with pm.Model() as model:
         f = _latent(inputs, pm.Gamma("lengthscale", 2, 1), pm.HalfNormal("amplitude", 2))
         noise, dof = pm.HalfNormal("noise", 1), pm.Gamma("dof", 2, 0.1)
@@ -102,7 +102,8 @@ PROBLEMS = {
 }
 
 
-def _truth(inputs, lengthscale, amplitude, rng):
+def truth(inputs, lengthscale, amplitude, rng):
+    """Draw a function with a squared exponential covariance at `inputs` (N, d)."""
     squares = ((inputs[:, None] - inputs) ** 2).sum(axis=2)
     covariance = amplitude**2 * np.exp(-0.5 * squares / lengthscale**2)
     factor = np.linalg.cholesky(covariance + 1e-6 * np.eye(len(inputs)))
@@ -120,14 +121,14 @@ def sampled(model, sampler, arguments) -> dict:
     result, compiling, tuning, drawing = run_of(model, sampler, arguments)
     posterior = dataset(result)
     thetas = [name for name in posterior.data_vars if name not in ("f", "f_rotated_")]
-    theta, f = (_least(az.ess(result, var_names=names)) for names in (thetas, ["f"]))
+    theta, f = (least(az.ess(result, var_names=names)) for names in (thetas, ["f"]))
     return {
         "theta/s": theta / drawing,
         "f/s": f / drawing,
         "theta/s with tuning": theta / (tuning + drawing),
         "theta/s with compiling": theta / (compiling + tuning + drawing),
         "theta": theta,
-        "rhat": -_least(-az.rhat(result, var_names=[*thetas, "f"])),
+        "rhat": -least(-az.rhat(result, var_names=[*thetas, "f"])),
         "drawing, s": drawing,
         "tuning, s": tuning,
         "compiling, s": compiling,
@@ -190,7 +191,8 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _least(measures):
+def least(measures):
+    """Return the least number of what ArviZ returns."""
     found = measures.to_dataset() if hasattr(measures, "to_dataset") else measures
     return min(float(values.min()) for values in found.data_vars.values())
 

@@ -105,9 +105,7 @@ class AffineGraph:
 
     def find_groups(self, shared) -> None:
         """Find which entries the matrix has, about the present values of `shared` variables."""
-        matrices = [np.abs(matrix) for matrix in self.matrices_about(shared)]
-        scale = max(matrix.max(initial=0.0) for matrix in matrices)
-        self.groups = grouped(sum(matrices) > 1e-12 * scale)
+        self.groups = grouped(np.any([m != 0.0 for m in self.matrices_about(shared)], axis=0))
 
     def matrices_about(self, shared) -> list[np.ndarray]:
         """Return the matrix (N, M) at two values of `shared` variables, near the present ones."""
@@ -379,8 +377,8 @@ class VectorPrior:
         graph = pt.concatenate(clone_replace(nodes, shared, rebuild_strict=False))
         length = sum(math.prod(shape) for shape in map(shape_of, linear.nodes))
         self._whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
-        self._others_values = list(shared.values())
-        matrices = self._whole.matrices_about(self._others_values)
+        self._shared = list(shared.values())
+        matrices = self._whole.matrices_about(self._shared)
         kept, self.inverse = _distinct_rows(matrices)
         self.size = len(kept)
         self._check_rank(matrices, linear, shapes)
@@ -391,9 +389,9 @@ class VectorPrior:
         self._find_matrices()
 
     def _find_matrices(self):
-        self._design.find_groups(self._others_values)
+        self._design.find_groups(self._shared)
         if self._others is not None:
-            self._others.gradient.find_groups(self._others_values)
+            self._others.gradient.find_groups(self._shared)
         self._parts = None if self._moves else self._split_matrix()
 
     def _check_rank(self, matrices, linear, shapes):
@@ -447,7 +445,7 @@ class VectorPrior:
         """Check shapes for data that are new, and read the design anew."""
         for function in self.functions:
             function.check_data(np.zeros(function.dim), f"The prior of {self.name}")
-        matrices = self._whole.matrices_about(self._others_values)
+        matrices = self._whole.matrices_about(self._shared)
         if not np.array_equal(_distinct_rows(matrices)[1], self.inverse):
             raise ValueError(
                 "With the new data other observations have the same linear predictor than before, "

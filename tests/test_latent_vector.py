@@ -3,11 +3,13 @@
 Statistical assertions state their null probability.
 """
 
+import pickle
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import COUNTS, FALSE_ALARM, INPUTS, PLAIN, begin, latent
+from models import COUNTS, FALSE_ALARM, INPUTS, PLAIN, begin, drive, latent
 from scipy import stats
 
 from pymc_kameleon import LatentGPStep
@@ -389,3 +391,21 @@ def test_what_nothing_observed_depends_on_is_drawn():
             apart.append(point["later"] - step.position[0])
     assert point["count"].dtype.kind == "i"
     assert stats.kstest(apart, stats.norm(0, 0.5).cdf).pvalue > FALSE_ALARM
+
+
+def noisy_with_prediction():
+    noise_and_mean()
+    pm.Normal("later", pm.modelcontext(None)["f"][0], 0.5)
+
+
+@pytest.mark.parametrize("build", [areas, noisy_with_prediction])
+def test_a_saved_state_continues_the_chain(build):
+    """Of areas, and of blocks with a prediction: to the last bit."""
+    model = made(build)
+    step, other = (LatentGPStep(model=model, compile_kwargs=PLAIN) for _ in range(2))
+    begin(step, tune=20)
+    _, _, point = drive(step, model.initial_point(), 30, tune=20)
+    other.sampling_state = pickle.loads(pickle.dumps(step.sampling_state))
+    expected, _, _ = drive(step, point, 5, tune=-1)
+    found, _, _ = drive(other, point, 5, tune=-1)
+    np.testing.assert_array_equal(found, expected)

@@ -285,8 +285,8 @@ class VectorAt:
         return self._times(functions, None if self._others is None else v[end:])
 
     def is_at(self, u: np.ndarray, v: np.ndarray, dtype) -> bool:
-        """Return False: what is recorded counts, where anything else has changed."""
-        return False
+        """Whether `v` (M,) have the linear predictors `u` (N,), but for rounding."""
+        return np.abs(self.to_function(v) - u).max() <= 1e-8 * (1.0 + np.abs(u).max())
 
     def drawn(self, u: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw the free variables (M,) where the linear predictors are `u` (N,).

@@ -120,11 +120,13 @@ class AffineGraph:
             matrix = np.array(columns).reshape(self.size, self.length).T
             if np.all(np.isfinite(matrix)):
                 found.append(matrix)
+            if len(found) == 2:
+                break
         for variable, value in present:
             variable.set_value(value)
         if not found:
             raise ValueError("A linear predictor is not finite near the start of the model.")
-        return found[:2]
+        return found
 
     def matrix(self) -> tuple[np.ndarray, np.ndarray]:
         """Return what `at` does at 0, and the matrix (N, M)."""

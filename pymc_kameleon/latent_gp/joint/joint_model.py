@@ -1,6 +1,7 @@
 """From a PyMC model to its latent function and the hyperparameters of that function."""
 
 import logging
+import math
 
 import numpy as np
 from pymc.pytensorf import join_nonshared_inputs
@@ -15,6 +16,7 @@ from pymc_kameleon.latent_gp.linear_predictor import (
     joined_by_data,
     linear_part,
     predictions_of,
+    shape_of,
 )
 from pymc_kameleon.latent_gp.prior import PriorAt, UnfactorisedPrior
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable, variable_of
@@ -228,6 +230,8 @@ def _latent(model, latent, named, point, compile_kwargs):
         if len(pairs) == 1 and (own == set(dict(pairs)) or own.issuperset(rest)):
             # Nothing else is linear, or there would be no hyperparameter to move.
             return LatentFunction(model, pairs[0][0], **options)
+        for variable in linear.others:
+            _check_size(model, variable)
         try:
             return LatentVector(model, linear, **options)
         except Dependent as error:
@@ -272,7 +276,7 @@ def _refuse_functions(model, name, found):
 
 
 def _check_size(model, f):
-    size = int(np.prod(f.shape.eval()))
+    size = math.prod(shape_of(f))
     if size > MOST_VALUES:
         raise ValueError(
             f"{f.name} has {size} values: a covariance matrix of {8e-9 * size**2:.1f} GB, and "

@@ -19,26 +19,27 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_graph
-from pymc.pytensorf import make_shared_replacements, reseed_rngs
-from pytensor.gradient import grad
+from pymc.pytensorf import make_shared_replacements
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.type import RandomType
 from scipy.linalg import LinAlgError
 from scipy.linalg.blas import dtrmv, dtrsm
 from scipy.sparse import csr_array
 
 from pymc_kameleon.latent_gp.gaussian_sites import (
-    Gaussian,
     cholesky_overwriting,
     factorised,
     solve_root,
 )
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.linear_predictor import predictions_of, shape_of
-from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, PriorAt, perturbed
+from pymc_kameleon.latent_gp.linear_predictor import (
+    density_and_gradient,
+    predictions_of,
+    shape_of,
+)
+from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, Prior, PriorAt, perturbed
 from pymc_kameleon.latent_gp.reading import LatentFunction, likelihood_terms
-from pymc_kameleon.model.initial_points import SEED_BOUND
+from pymc_kameleon.model.initial_points import reseed
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 from pymc_kameleon.model.transforms import unconstrained
 
@@ -103,9 +104,9 @@ class AffineGraph:
         self.function.into(x, out)
         return out
 
-    def find_groups(self, shared) -> None:
-        """Find which entries the matrix has, about the present values of `shared` variables."""
-        self.groups = grouped(np.any([m != 0.0 for m in self.matrices_about(shared)], axis=0))
+    def find_groups(self, matrices: list[np.ndarray]) -> None:
+        """Find which entries the matrix has, from what `matrices_about` returned."""
+        self.groups = grouped(np.any([matrix != 0.0 for matrix in matrices], axis=0))
 
     def matrices_about(self, shared) -> list[np.ndarray]:
         """Return the matrix (N, M) at two values of `shared` variables, near the present ones."""
@@ -149,13 +150,11 @@ class DensityPrior:
     def __init__(self, model, variables, shapes, shared, compile_kwargs):
         values = [model.rvs_to_values[v] for v in variables]
         self.size = sum(map(math.prod, shapes))
-        density = model.logp(vars=variables).astype("float64")
-        gradients = grad(density, values, disconnected_inputs="ignore")
-        gradient = pt.concatenate([g.astype("float64").ravel() for g in gradients])
         vector, parts = _split(values, shapes)
-        graphs = clone_replace([gradient, density], shared | parts, rebuild_strict=False)
+        graphs = density_and_gradient(model, variables)
+        density, gradient = clone_replace(graphs, shared | parts, rebuild_strict=False)
         self.gradient = AffineGraph(
-            model, graphs[0], vector, self.size, self.size, compile_kwargs, extra=graphs[1:]
+            model, gradient, vector, self.size, self.size, compile_kwargs, extra=[density]
         )
 
     def at(self) -> "PrecisionGaussian":
@@ -315,11 +314,16 @@ class VectorAt:
         return np.concatenate(free), np.concatenate(natural)
 
 
+def _places(shapes):
+    """Return where values of these shapes are in a vector that holds one after the other."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return np.split(np.arange(ends[-1]), ends[:-1])
+
+
 def _split(variables, shapes):
     """Return a vector, and what of it stands for each of the variables, of these shapes."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    vector = pt.tensor("latent", dtype="float64", shape=(int(ends[-1]),))
-    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    parts = _places(shapes)
+    vector = pt.tensor("latent", dtype="float64", shape=(sum(map(len, parts)),))
     return vector, {
         variable: pt.specify_shape(vector[part[0] : part[-1] + 1].reshape(shape), shape).astype(
             variable.dtype
@@ -348,7 +352,7 @@ def _in_values(model, graphs, replaced):
     return clone_replace(graphs, natural | replaced, rebuild_strict=False)
 
 
-class VectorPrior:
+class VectorPrior(Prior):
     """The prior of the linear predictors of a model, as `ModelPrior` is that of a function.
 
     `size` (N) predictors differ; `inverse` is which of them each element of the nodes is, N for
@@ -381,27 +385,30 @@ class VectorPrior:
         self._whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
         self._shared = list(shared.values())
         matrices = self._whole.matrices_about(self._shared)
-        kept, self.inverse = _distinct_rows(matrices)
-        self.size = len(kept)
+        self._kept, self.inverse = _distinct_rows(matrices)
+        self.size = len(self._kept)
         self._check_rank(matrices, linear, shapes)
         moves = not set(shared.values()).isdisjoint(ancestors([graph]))
         options = compile_kwargs if moves else ONCE
-        self._design = AffineGraph(model, graph[kept], vector, self._n_elements, self.size, options)
+        self._design = AffineGraph(
+            model, graph[self._kept], vector, self._n_elements, self.size, options
+        )
         self._moves = moves
-        self._find_matrices()
+        self._find_entries(matrices)
 
-    def _find_matrices(self):
-        self._design.find_groups(self._shared)
+    def _find_entries(self, matrices):
+        """Find which entries A and the precision have, where these are A's of all nodes."""
+        self._design.find_groups([matrix[self._kept] for matrix in matrices])
         if self._others is not None:
-            self._others.gradient.find_groups(self._shared)
+            gradient = self._others.gradient
+            gradient.find_groups(gradient.matrices_about(self._shared))
         self._parts = None if self._moves else self._split_matrix()
 
     def _check_rank(self, matrices, linear, shapes):
         """Raise `Dependent` if there are more linear predictors than variables tell apart."""
         if _excess(matrices) == 0:
             return
-        ends = np.cumsum([math.prod(shape) for shape in shapes])
-        columns = np.split(np.arange(ends[-1]), ends[:-1])[len(linear.functions) :]
+        columns = _places(shapes)[len(linear.functions) :]
         left = [_excess([np.delete(m, own, axis=1) for m in matrices]) for own in columns]
         worst = linear.others[int(np.argmin(left))] if left else None
         raise Dependent(self.size, self._n_elements, worst)
@@ -417,20 +424,11 @@ class VectorPrior:
         functions = [f.function for f in self._functions] + [self._design.function]
         return functions + ([] if self._others is None else [self._others.gradient.function])
 
-    @property
-    def gaussian(self) -> Gaussian:
-        """N(m, K) at the values of the other variables at the last `refresh`."""
-        return self.at.gaussian
-
-    def refresh(self) -> None:
-        """Compute the prior anew; ValueError if a covariance is not positive definite."""
-        try:
-            self.at = self.evaluate()
-        except LinAlgError as error:
-            raise ValueError(
-                f"The joint prior of {self._names} is improper, or their precision is not positive "
-                "definite: give each a proper prior."
-            ) from error
+    def _not_positive_definite(self):
+        return ValueError(
+            f"The joint prior of {self._names} is improper, or their precision is not positive "
+            "definite: give each a proper prior."
+        )
 
     def evaluate(self) -> PriorAt:
         """Return the prior at the present values of the other variables, but do not keep it."""
@@ -453,7 +451,7 @@ class VectorPrior:
                 "With the new data other observations have the same linear predictor than before, "
                 "and the step was made for those: make a new one, step=LatentGPStep(...)."
             )
-        self._find_matrices()
+        self._find_entries(matrices)
 
 
 class Dependent(ValueError):
@@ -551,9 +549,8 @@ class Predictions:
         replaced = dict(zip(given, natural, strict=True)) | parts
         (graph,) = clone_replace([graph], replaced, rebuild_strict=False)
         self._draw = compile_graph([vector], graph, mode=IN_PYTHON, on_unused_input="ignore")
-        self._generators = [v for v in self._draw.get_shared() if isinstance(v.type, RandomType)]
 
     def drawn(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Draw the variables, raveled, where functions and other variables are `x` (M,)."""
-        reseed_rngs(self._generators, int(rng.integers(SEED_BOUND)))
+        reseed(self._draw, rng)
         return self._draw(x)

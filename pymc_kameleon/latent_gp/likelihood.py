@@ -86,11 +86,6 @@ class ModelLikelihood:
         """Whether derivatives are known."""
         return self._no_gradient is None
 
-    @property
-    def is_factorising(self) -> bool:
-        """Whether each term depends on one value."""
-        return self.blocks is None
-
     def value(self, f: np.ndarray) -> float:
         """Sum of l_n at `f` (N,)."""
         out = np.empty(self.n_outputs)

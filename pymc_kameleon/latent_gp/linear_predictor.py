@@ -90,6 +90,14 @@ def shape_of(variable: Variable) -> tuple[int, ...]:
     return variable.type.shape
 
 
+def density_and_gradient(model, variables: list[Variable]) -> list[Variable]:
+    """Return graphs of the joint log density of free variables, and of its gradient (M,)."""
+    values = [model.rvs_to_values[v] for v in variables]
+    density = model.logp(vars=variables).astype("float64")
+    gradients = grad(density, values, disconnected_inputs="ignore")
+    return [density, pt.concatenate([g.astype("float64").ravel() for g in gradients])]
+
+
 def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
     """Whether the joint density of free variables is that of a Gaussian, whatever the others are.
 
@@ -104,11 +112,9 @@ def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
     values = [model.rvs_to_values[v] for v in variables]
     rest = {v: pt.constant(start[v.name]) for v in model.value_vars if v not in values}
     try:
-        density = model.logp(vars=variables).astype("float64")
-        gradients = grad(density, values, disconnected_inputs="ignore")
-        gradient = pt.concatenate([g.astype("float64").ravel() for g in gradients])
+        graphs = density_and_gradient(model, variables)
         evaluate = model.compile_fn(
-            clone_replace([density, gradient], replace=rest, rebuild_strict=False),
+            clone_replace(graphs, replace=rest, rebuild_strict=False),
             inputs=values,
             point_fn=False,
             mode=IN_PYTHON,

@@ -1,5 +1,7 @@
 """The Gaussian prior of a latent function, as a function of a model's other variables."""
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
@@ -21,6 +23,7 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
     factorised,
     solve_root,
 )
+from pymc_kameleon.latent_gp.linear_predictor import shape_of
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 
 PERTURBATIONS = (0.3, 0.03, 0.0)
@@ -124,7 +127,36 @@ class UnfactorisedPrior(NamedTuple):
         return FreeVariable(*((self.mean, root, True) if self.is_root else (None, None, False)))
 
 
-class ModelPrior:
+class Prior(ABC):
+    """A Gaussian prior that is a function of a model's other variables, and what it is `at` them.
+
+    A subclass gives `evaluate`, and `_not_positive_definite`, the error where it is no Gaussian.
+    """
+
+    at: PriorAt
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """N(m, K) at the values of the other variables at the last `refresh`."""
+        return self.at.gaussian
+
+    def refresh(self) -> None:
+        """Compute the prior anew; ValueError if it is no Gaussian."""
+        try:
+            self.at = self.evaluate()
+        except LinAlgError as error:
+            raise self._not_positive_definite() from error
+
+    @abstractmethod
+    def evaluate(self) -> PriorAt:
+        """Return the prior at the present values of the other variables, but do not keep it."""
+
+    @abstractmethod
+    def _not_positive_definite(self) -> ValueError:
+        """Return the error that says what is not positive definite."""
+
+
+class ModelPrior(Prior):
     """N(m, K) of a latent function f, and the map between f and the model's free variable.
 
     The free variable v is f itself (`pm.MvNormal`) or has a Gaussian prior of which f is an affine
@@ -137,7 +169,7 @@ class ModelPrior:
     def __init__(self, model, name, variable, function, others, compile_kwargs):
         self.name = name
         value = model.rvs_to_values[variable]
-        self.size = int(np.prod(variable.shape.eval()))
+        self.size = math.prod(shape_of(variable))
         _check_gaussian(model, variable)
         self._is_identity = function is None
         self._is_independent = isinstance(variable.owner.op, NormalRV)
@@ -166,18 +198,6 @@ class ModelPrior:
         self._covariances = _factorised_matrices(function, others)
         self._check_affine()
         self.refresh()
-
-    @property
-    def gaussian(self) -> Gaussian:
-        """N(m, K) at the values of the other variables at the last `refresh`."""
-        return self.at.gaussian
-
-    def refresh(self) -> None:
-        """Compute the prior anew; ValueError if the covariance is not positive definite."""
-        try:
-            self.at = self.evaluate()
-        except LinAlgError as error:
-            raise self._not_positive_definite() from error
 
     def evaluate(self) -> PriorAt:
         """Return the prior at the present values of the other variables, but do not keep it."""

@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.linear_predictor import copies_of
+from pymc_kameleon.latent_gp.linear_predictor import copies_of, shape_of
 from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
@@ -57,7 +57,7 @@ def free_variable(model, var) -> tuple:
         functions = [
             d
             for d in model.deterministics
-            if d.ndim == 1 and _length(d) == _length(var) and _is_affine(model, d, var)
+            if d.ndim == 1 and shape_of(d) == shape_of(var) and _is_affine(model, d, var)
         ]
         copies = [copy for function in functions for copy in copies_of(function)]
         direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=copies)
@@ -67,7 +67,7 @@ def free_variable(model, var) -> tuple:
                 f"{var.name}. Name the one that the likelihood depends on."
             )
         return var, None if direct or not functions else functions[0]
-    candidates = [rv for rv in model.free_RVs if rv.ndim == 1 and _length(rv) == _length(var)]
+    candidates = [rv for rv in model.free_RVs if rv.ndim == 1 and shape_of(rv) == shape_of(var)]
     candidates = [rv for rv in candidates if _is_affine(model, var, rv)]
     if len(candidates) != 1:
         found = ", ".join(rv.name for rv in candidates) or "none"
@@ -221,11 +221,6 @@ def _shapes_differ(observed, argument) -> ValueError:
     )
 
 
-def _length(variable) -> int:
-    known = variable.type.shape[0]
-    return int(variable.shape[0].eval()) if known is None else known
-
-
 def _is_affine(model, function, variable) -> bool:
     """Whether `function` is an affine function of a free variable of the same length."""
     (graph,) = model.replace_rvs_by_values([function])
@@ -240,7 +235,7 @@ def _is_affine(model, function, variable) -> bool:
         point_fn=False,
         mode=IN_PYTHON,
     )
-    first, second = np.random.default_rng(0).standard_normal((2, _length(variable)))
+    first, second = np.random.default_rng(0).standard_normal((2, shape_of(variable)[0]))
     try:
         ends = evaluate(first.astype(value.dtype)) + evaluate(second.astype(value.dtype))
         middle = evaluate((0.5 * (first + second)).astype(value.dtype))

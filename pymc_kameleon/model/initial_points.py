@@ -184,6 +184,12 @@ def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
         return None
 
 
+def reseed(draw, rng: np.random.Generator) -> None:
+    """Let a compiled function go on with random numbers that follow from a generator."""
+    generators = [v for v in draw.get_shared() if isinstance(v.type, RandomType)]
+    reseed_rngs(generators, int(rng.integers(SEED_BOUND)))
+
+
 class PriorSampler:
     """Draws of value variables from their prior, raveled and unconstrained.
 
@@ -199,11 +205,10 @@ class PriorSampler:
             self.is_batched = False
         if not self.is_batched:
             self.draw = compile_graph([], graph, mode=IN_PYTHON)
-        self.generators = [v for v in self.draw.get_shared() if isinstance(v.type, RandomType)]
 
     def __call__(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Draw `n` rows, and return those (at most n, d) that are finite."""
-        reseed_rngs(self.generators, int(rng.integers(SEED_BOUND)))
+        reseed(self.draw, rng)
         if not self.is_batched:
             return _finite_rows(self.draw, n)
         with np.errstate(all="ignore"):

@@ -41,10 +41,10 @@ class JointModel:
 
     def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
         point = model.initial_point() if initial_point is None else initial_point
-        latent, named = named_variables(model, vars, point)
-        for variable in latent:
+        functions, processes, named = named_variables(model, vars, point)
+        for variable in [*functions, *processes]:
             _check_size(model, variable)
-        self.function = _latent(model, latent, named, point, compile_kwargs)
+        self.function = _latent(model, functions, processes, named, point, compile_kwargs)
         values = self._hyperparameters(model, named)
         self.hyperparameters = values
         self.shapes = [np.shape(point[value.name]) for value in values]
@@ -175,28 +175,29 @@ class JointModel:
 
 
 def named_variables(model, vars, start):
-    """Split `vars` into latent functions, or Gaussian processes, and the free variables named.
+    """Split `vars` into latent functions, processes (see `is_process`), and other free variables.
 
-    The second are None if no more than one was named, which means all that belong to it.
+    The last are None if none was named beside the others, which means all that belong to them.
     """
     if vars is None:
         told = set(ancestors([*model.observed_RVs, *model.potentials]))
-        latent = [rv for rv in model.free_RVs if rv in told and _is_function(model, rv)]
-        latent += [rv for rv in model.free_RVs if rv in told and is_process(model, rv, start)]
-        if not latent:
+        free = [rv for rv in model.free_RVs if rv in told]
+        functions = [rv for rv in free if _is_function(model, rv)]
+        processes = [rv for rv in free if is_process(model, rv, start)]
+        if not functions and not processes:
             raise ValueError(NO_FUNCTION)
-        return latent, None
+        return functions, processes, None
     vars = list(vars) if isinstance(vars, list | tuple) else [vars]
     vars = [variable_of(model, var) for var in vars]
+    processes = [var for var in vars if is_process(model, var, start)]
     if len(vars) == 1:
-        return vars, None
-    latent = [var for var in vars if var in model.deterministics or _is_function(model, var)]
-    latent += [var for var in vars if is_process(model, var, start)]
-    if not latent:
+        return [var for var in vars if var not in processes], processes, None
+    functions = [var for var in vars if var in model.deterministics or _is_function(model, var)]
+    if not functions and not processes:
         raise ValueError(NO_FUNCTION)
-    others = [var for var in vars if var not in latent]
+    others = [var for var in vars if var not in functions and var not in processes]
     if not others:
-        return latent, None
+        return functions, processes, None
     discrete = [var.name for var in others if var.dtype in discrete_types]
     if discrete:
         raise ValueError(
@@ -207,14 +208,12 @@ def named_variables(model, vars, start):
     foreign = [var.name for var in others if var not in model.free_RVs]
     if foreign:
         raise ValueError(f"vars: {', '.join(foreign)} is no free variable of the model.")
-    return latent, [model.rvs_to_values[var] for var in others]
+    return functions, processes, [model.rvs_to_values[var] for var in others]
 
 
-def _latent(model, latent, named, point, compile_kwargs):
+def _latent(model, functions, processes, named, point, compile_kwargs):
     """Return the latent function: that of the one variable, or the linear predictors of several."""
     options = {"initial_point": point, "compile_kwargs": compile_kwargs}
-    processes = [var for var in latent if is_process(model, var, point)]
-    functions = [var for var in latent if var not in processes]
     pairs = [free_variable(model, var) for var in functions]
     if named is None:
         more = [v for v in model.free_RVs if v not in dict(pairs)]

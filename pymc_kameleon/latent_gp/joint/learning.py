@@ -242,15 +242,14 @@ def learn(
         return Lesson(pilots, None, fitted is not None, method)
     best = pilots.among_the_best(typical_depth(model.dim))
     centre = best.sites_near(best.points.mean(axis=0), scale)
-    if centre is None:
-        return Lesson(pilots, None, fitted is not None, method)
-    constant = constant_sites(centre, model.dim)
+    constant = constant_sites(centre, model.dim)  # type: ignore[arg-type]  # there are pilots
     if fitted is None:
         return Lesson(pilots, constant, False, method)
     coordinates = learner.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
     highest, sites = _acceptance(model, constant, halves[1], rng), constant
-    for has_means in (False, True) if centre.precision.size == centre.shift.size else (False,):
+    have_blocks = best.precision.shape != best.shift.shape
+    for has_means in (False,) if have_blocks else (False, True):
         learnt = _fitted(halves[0], coordinates, has_means)
         acceptance = 0.0 if learnt is None else _acceptance(model, learnt, halves[1], rng)
         if acceptance > highest:

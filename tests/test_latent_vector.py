@@ -4,6 +4,7 @@ Statistical assertions state their null probability.
 """
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -15,6 +16,7 @@ from scipy import stats
 from pymc_kameleon import LatentGPStep
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.latent_gp.blocks import Blocks
+from pymc_kameleon.latent_gp.density_prior import PrecisionGaussian
 from pymc_kameleon.latent_gp.joint.block_conditional import BlockConditional
 from pymc_kameleon.latent_gp.joint.conditional import constant_sites
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
@@ -74,7 +76,33 @@ def classes():
     pm.Categorical("y", p=p, observed=pm.Data("data", COUNTS % 3))
 
 
-MODELS = {m.__name__: m for m in (mixed, two_functions, areas, noise_and_mean, classes)}
+def bym2(can_be_drawn=False):
+    """Areas as people write them, in fewer predictors than variables, and a weight that moves."""
+    sd, share = pm.HalfNormal("sd", 1.0), pm.Beta("share", 2, 2)
+    own = pm.Normal("own", 0, 1, shape=N)
+    if can_be_drawn:  # the same
+        precision = 2 * np.eye(N) - RING + (0.1 * N) ** -2
+        phi = pm.MvNormal("phi", np.zeros(N), tau=precision)
+    else:
+        phi = pm.ICAR("phi", W=RING, zero_sum_stdev=0.1)
+    level = pm.Normal("level", 0, 1)
+    counted(level + sd * (pt.sqrt(1 - share) * own + pt.sqrt(share) * phi))
+
+
+def walks():
+    """Two values each of a walk and an autoregression, and a covariate of each observation."""
+    spread = pm.HalfNormal("spread", 1.0)
+    start = pm.Normal.dist(0, 1)
+    f = pm.GaussianRandomWalk("f", sigma=spread, steps=2, init_dist=start)
+    g = pm.AR("g", rho=[0.5], sigma=0.5, steps=2, init_dist=start)
+    place, slope = np.arange(N) // 2, pm.Normal("slope", 0, 1)
+    mean = f[place] + slope * COVARIATES[:, 0]
+    pm.Normal("y", mean, pt.exp(g[place]), observed=pm.Data("data", COUNTS.astype(float)))
+
+
+MODELS = {
+    m.__name__: m for m in (mixed, two_functions, areas, bym2, walks, noise_and_mean, classes)
+}
 
 
 def made(build):
@@ -174,7 +202,7 @@ def test_a_density_gives_the_gaussian(process):
     for _ in range(3):
         theta = rng.standard_normal(joint.dim)
         joint.set_hyperparameters(theta)
-        others = joint.function.prior._others.at()
+        others = PrecisionGaussian(joint.function.prior._others.at())
         covariance = np.array([others.times_covariance(e) for e in np.eye(others.mean.size)])
         x = rng.standard_normal(others.mean.size)
         found = target.point(theta, joint.prior().variable.to_function(x))
@@ -266,10 +294,11 @@ def ends_and_fresh(name, n_sets, n_transitions, spoil=None):
     """All that moves, after frozen transitions from exact draws, and as many fresh values."""
     model = made(MODELS[name])
     joint = JointModel(model, compile_kwargs=PLAIN)
-    latents = [model.values_to_rvs[v] for v in joint.function.value_variables]
-    thetas = [model.values_to_rvs[v] for v in joint.hyperparameters]
-    parts = [unconstrained(model, v).astype("float64").ravel() for v in [*thetas, *latents]]
-    graph = pt.concatenate([*parts, model["y"].astype("float64").ravel()])
+    twin = made(partial(bym2, can_be_drawn=True)) if name == "bym2" else model
+    values = [*joint.hyperparameters, *joint.function.value_variables]
+    variables = [twin[model.values_to_rvs[v].name] for v in values]
+    parts = [unconstrained(twin, v).astype("float64").ravel() for v in variables]
+    graph = pt.concatenate([*parts, twin["y"].astype("float64").ravel()])
     rng = np.random.default_rng(7)
     rows = PriorSampler(graph)(2 * n_sets, rng)
     dim, dtype = joint.dim, model["data"].get_value().dtype

@@ -53,6 +53,12 @@ class Blocks:
         kept = (row >= column) & (rows >= 0) & (columns >= 0)
         return (block[kept], row[kept], column[kept]), rows[kept], columns[kept]
 
+    @cached_property
+    def together(self) -> np.ndarray:
+        """Pairs (k, 2) of different values that go together."""
+        _, rows, columns = self.links
+        return np.column_stack([rows, columns])[rows != columns]
+
     def matrices(self, columns: np.ndarray) -> np.ndarray:
         """Blocks (n, m, m) of a matrix of which entries (m, N) with the k-th member are known."""
         is_there = self.members >= 0
@@ -114,7 +120,7 @@ class BlockSites:
         is_own = rows == columns
         diagonal = np.empty(self.shift.size)
         diagonal[rows[is_own]] = entries[is_own]
-        return diagonal, np.column_stack([rows, columns])[~is_own], entries[~is_own]
+        return diagonal, self.blocks.together, entries[~is_own]
 
     def elementwise(self, x: np.ndarray) -> np.ndarray:
         """Log of what belongs to each value (N,) at `x` (N,)."""

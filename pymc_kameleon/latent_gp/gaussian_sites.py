@@ -46,6 +46,15 @@ class Gaussian:
         """Log determinant of the covariance."""
         return 2.0 * float(np.log(np.diagonal(self.cholesky)).sum())
 
+    @property
+    def variances(self) -> np.ndarray:
+        """Of the values (N,)."""
+        return np.diagonal(self.covariance)
+
+    def predictors(self, f: np.ndarray) -> np.ndarray:
+        """Return what observations depend on, which is `f` (N,)."""
+        return f
+
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Draw from the Gaussian: an array (N,)."""
         return self.mean + self.cholesky @ rng.standard_normal(self.size)
@@ -80,6 +89,10 @@ class Sites:
     def scaled(self, power: float) -> "Sites":
         """Every factor raised to `power`."""
         return Sites(power * self.precision, power * self.shift)
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """Return W x for `x` (N,)."""
+        return self.precision * x
 
     def elementwise(self, x: np.ndarray) -> np.ndarray:
         """Log of each factor (N,) at `x` (N,)."""

@@ -6,15 +6,14 @@ is drawn given u where it is wanted: for a draw x' of the prior,
 
 .. math:: x = x' + K A^\top (A K A^\top)^{-1} (u - A x')
 
-(Matheron's rule). Columns of A, and of the precision of x where only its density is known, are
-found from differences of what a graph of the model returns: those of elements that never meet in
-one row together.
+(Matheron's rule). Where no function has a covariance matrix, x itself is the latent vector, by its
+precision.
 """
 
 import math
+from abc import abstractmethod
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -22,176 +21,31 @@ from pymc.pytensorf import compile as compile_graph
 from pymc.pytensorf import make_shared_replacements
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from scipy.linalg import LinAlgError
-from scipy.linalg.blas import dtrmv, dtrsm
-from scipy.sparse import csr_array
+from scipy.linalg.blas import dtrmv
+from scipy.sparse import csr_array, hstack
 
+from pymc_kameleon.latent_gp.affine_graph import AffineGraph, places_of, split_vector
+from pymc_kameleon.latent_gp.blocks import Blocks
+from pymc_kameleon.latent_gp.density_prior import DensityPrior, PrecisionGaussian
 from pymc_kameleon.latent_gp.gaussian_sites import (
     cholesky_overwriting,
     factorised,
     solve_root,
 )
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.linear_predictor import (
-    density_and_gradient,
-    predictions_of,
-    shape_of,
-)
-from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, Prior, PriorAt, perturbed
+from pymc_kameleon.latent_gp.linear_predictor import predictions_of, shape_of
+from pymc_kameleon.latent_gp.precision_prior import PrecisionAt, Products
+from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, Prior, PriorAt
 from pymc_kameleon.latent_gp.reading import LatentFunction, likelihood_terms
 from pymc_kameleon.model.initial_points import reseed
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 from pymc_kameleon.model.transforms import unconstrained
-
-LOG_2PI = math.log(2.0 * math.pi)
 
 ONCE = {"mode": IN_PYTHON}
 """For graphs that are evaluated when the step is made, or when data change."""
 
 MOST_TOGETHER = 8
 """Linear predictors that an observation may depend on."""
-
-TRIES = (1.0, 0.3, 0.03, 0.0)
-"""Standard deviations of the values, about the model's start, at which a matrix is looked at."""
-
-
-class Groups(NamedTuple):
-    """Which entries of a matrix are not 0, and which of its columns are found together.
-
-    `rows`, `columns` (n,) are those of the entries; `of_column` (M,) is the group of each column.
-    """
-
-    rows: np.ndarray
-    columns: np.ndarray
-    of_column: np.ndarray
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups."""
-        return int(self.of_column.max(initial=-1)) + 1
-
-
-def grouped(is_entry: np.ndarray) -> Groups:
-    """Put columns of a pattern (N, M) together, of which none two have an entry in one row."""
-    taken: list[np.ndarray] = []
-    of_column = np.zeros(is_entry.shape[1], dtype=np.int64)
-    for j in range(is_entry.shape[1]):
-        column = is_entry[:, j]
-        group = next((k for k, rows in enumerate(taken) if not np.any(rows & column)), len(taken))
-        if group == len(taken):
-            taken.append(np.zeros(len(column), dtype=bool))
-        taken[group] |= column
-        of_column[j] = group
-    rows, columns = np.nonzero(is_entry)
-    return Groups(rows, columns, of_column)
-
-
-class AffineGraph:
-    """An affine graph (N,) of a vector (M,), other variables of the model given.
-
-    `graph` is that of `vector`, and of shared variables. `extra` scalars are returned with it at 0.
-    """
-
-    def __init__(self, model, graph, vector, size, length, compile_kwargs, extra=()):
-        outputs = [graph, *extra]
-        self.function = ModelFunction(model, outputs, vector, size, compile_kwargs)
-        self.size, self.length, self.n_extra = size, length, len(extra)
-        self.groups = grouped(np.zeros((length, size), dtype=bool))
-
-    def at(self, x: np.ndarray) -> np.ndarray:
-        """Return the graph (N,) and what is returned with it, at `x` (M,)."""
-        out = np.empty(self.length + self.n_extra)
-        self.function.into(x, out)
-        return out
-
-    def find_groups(self, matrices: list[np.ndarray]) -> None:
-        """Find which entries the matrix has, from what `matrices_about` returned."""
-        self.groups = grouped(np.any([matrix != 0.0 for matrix in matrices], axis=0))
-
-    def matrices_about(self, shared) -> list[np.ndarray]:
-        """Return the matrix (N, M) at two values of `shared` variables, near the present ones."""
-        present, found = [(v, v.get_value()) for v in shared], []
-        rng = np.random.default_rng(0)
-        for scale in TRIES:
-            for variable, value in present:
-                variable.set_value(perturbed(value, scale, rng))
-            with np.errstate(all="ignore"):
-                start = self.at(np.zeros(self.size))[: self.length]
-                columns = [self.at(x)[: self.length] - start for x in np.eye(self.size)]
-            matrix = np.array(columns).reshape(self.size, self.length).T
-            if np.all(np.isfinite(matrix)):
-                found.append(matrix)
-            if len(found) == 2:
-                break
-        for variable, value in present:
-            variable.set_value(value)
-        if not found:
-            raise ValueError("A linear predictor is not finite near the start of the model.")
-        return found
-
-    def matrix(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `at` does at 0, and the matrix (N, M)."""
-        start = self.at(np.zeros(self.size))
-        rows, columns, of_column = self.groups
-        changes = np.empty((self.groups.n_groups, self.length))
-        for k in range(self.groups.n_groups):
-            changes[k] = (self.at((of_column == k).astype(float)) - start)[: self.length]
-        matrix = np.zeros((self.length, self.size))
-        matrix[rows, columns] = changes[of_column[columns], rows]
-        return start, matrix
-
-
-class DensityPrior:
-    """N(m, K) of variables whose joint log density is quadratic in them.
-
-    `shared` are the value variables of others, with their shared variables.
-    """
-
-    def __init__(self, model, variables, shapes, shared, compile_kwargs):
-        values = [model.rvs_to_values[v] for v in variables]
-        self.size = sum(map(math.prod, shapes))
-        vector, parts = _split(values, shapes)
-        graphs = density_and_gradient(model, variables)
-        density, gradient = clone_replace(graphs, shared | parts, rebuild_strict=False)
-        self.gradient = AffineGraph(
-            model, gradient, vector, self.size, self.size, compile_kwargs, extra=[density]
-        )
-
-    def at(self) -> "PrecisionGaussian":
-        """Return the Gaussian at the present values; LinAlgError if it is none."""
-        start, negative = self.gradient.matrix()
-        return PrecisionGaussian(start[: self.size], -negative, start[self.size])
-
-
-class PrecisionGaussian:
-    """exp(constant + slope x - x^T precision x / 2), a multiple of a Gaussian.
-
-    `log_integral` is the log of that multiple.
-    """
-
-    def __init__(self, slope: np.ndarray, precision: np.ndarray, constant: float):
-        self._root = cholesky_overwriting(0.5 * (precision + precision.T))
-        half_log_determinant = float(np.log(np.diagonal(self._root)).sum())
-        if not math.isfinite(half_log_determinant):
-            raise LinAlgError("A precision is not finite.")
-        self.mean = self.times_covariance(slope)
-        self.log_integral = (
-            constant + 0.5 * float(slope @ self.mean) - half_log_determinant
-        ) + 0.5 * slope.size * LOG_2PI
-
-    def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw (M,) from the Gaussian."""
-        z = rng.standard_normal(self.mean.size)
-        return self.mean + solve_root(self._root, z, transposed=True)
-
-    def whitened(self, matrix: np.ndarray) -> np.ndarray:
-        """Return A L^-T for a matrix A (N, M), where the precision is L L^T."""
-        # In Fortran order, L^T is upper triangular.
-        return dtrsm(1.0, self._root.T, matrix, side=1, lower=0)
-
-    def times_covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return K x for `x` (M,)."""
-        return solve_root(self._root, solve_root(self._root, x), transposed=True)
 
 
 class Design:
@@ -314,28 +168,10 @@ class VectorAt:
         return np.concatenate(free), np.concatenate(natural)
 
 
-def _places(shapes):
-    """Return where values of these shapes are in a vector that holds one after the other."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    return np.split(np.arange(ends[-1]), ends[:-1])
-
-
-def _split(variables, shapes):
-    """Return a vector, and what of it stands for each of the variables, of these shapes."""
-    parts = _places(shapes)
-    vector = pt.tensor("latent", dtype="float64", shape=(sum(map(len, parts)),))
-    return vector, {
-        variable: pt.specify_shape(vector[part[0] : part[-1] + 1].reshape(shape), shape).astype(
-            variable.dtype
-        )
-        for variable, part, shape in zip(variables, parts, shapes, strict=True)
-    }
-
-
 def _natural_parts(model, linear, shapes):
     """Return a vector, and what of it stands for a model's functions and other variables."""
     values = [model.rvs_to_values[v] for v in linear.variables]
-    vector, parts = _split(values, shapes)
+    vector, parts = split_vector(values, shapes)
     natural = []
     for variable, value in zip(linear.variables, values, strict=True):
         transform, part = model.rvs_to_transforms[variable], parts[value]
@@ -352,94 +188,74 @@ def _in_values(model, graphs, replaced):
     return clone_replace(graphs, natural | replaced, rebuild_strict=False)
 
 
-class VectorPrior(Prior):
+class PredictorPrior(Prior):
     """The prior of the linear predictors of a model, as `ModelPrior` is that of a function.
 
     `size` (N) predictors differ; `inverse` is which of them each element of the nodes is, N for
-    those that are none.
+    those that are none; `blocks` are those of the likelihood. A subclass reads the `_others`, and
+    says what follows from the entries of A.
     """
+
+    _others: DensityPrior | None = None
+    blocks: Blocks | None = None
 
     def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
         self.name = name
         self._names = ", ".join(variable.name for variable in linear.variables)
-        n = len(linear.functions)
-        self._functions = []
-        for variable, function in linear.functions:
-            graph = None if function is None else model.replace_rvs_by_values([function])[0]
-            own = variable.name if function is None else function.name
-            self._functions.append(ModelPrior(model, own, variable, graph, shared, compile_kwargs))
-        self._others = None
-        if linear.others:
-            self._others = DensityPrior(model, linear.others, shapes[n:], shared, compile_kwargs)
-        self._ends = np.cumsum([math.prod(shape) for shape in shapes[:n]]).astype(int)
         self._n_elements = sum(map(math.prod, shapes))
-        self._compile_design(model, linear, shapes, shared, compile_kwargs)
-        self.refresh()
-
-    def _compile_design(self, model, linear, shapes, shared, compile_kwargs):
+        self._shared = list(shared.values())
         vector, parts = _natural_parts(model, linear, shapes)
         nodes = [node.astype("float64").ravel() for node in linear.nodes]
         nodes = _in_values(model, nodes, parts)
         graph = pt.concatenate(clone_replace(nodes, shared, rebuild_strict=False))
         length = sum(math.prod(shape) for shape in map(shape_of, linear.nodes))
         self._whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
-        self._shared = list(shared.values())
         matrices = self._whole.matrices_about(self._shared)
         self._kept, self.inverse = _distinct_rows(matrices)
         self.size = len(self._kept)
         self._check_rank(matrices, linear, shapes)
-        moves = not set(shared.values()).isdisjoint(ancestors([graph]))
-        options = compile_kwargs if moves else ONCE
+        self._moves = not set(shared.values()).isdisjoint(ancestors([graph]))
         self._design = AffineGraph(
-            model, graph[self._kept], vector, self._n_elements, self.size, options
+            model,
+            graph[self._kept],
+            vector,
+            self._n_elements,
+            self.size,
+            compile_kwargs if self._moves else ONCE,
         )
-        self._moves = moves
         self._find_entries(matrices)
+        self.refresh()
 
     def _find_entries(self, matrices):
         """Find which entries A and the precision have, where these are A's of all nodes."""
         self._design.find_groups([matrix[self._kept] for matrix in matrices])
         if self._others is not None:
-            gradient = self._others.gradient
-            gradient.find_groups(gradient.matrices_about(self._shared))
-        self._parts = None if self._moves else self._split_matrix()
+            self._others.find_entries(self._shared)
+        self._parts = None if self._moves else self._read_design()
 
     def _check_rank(self, matrices, linear, shapes):
-        """Raise `Dependent` if there are more linear predictors than variables tell apart."""
-        if _excess(matrices) == 0:
-            return
-        columns = _places(shapes)[len(linear.functions) :]
-        left = [_excess([np.delete(m, own, axis=1) for m in matrices]) for own in columns]
-        worst = linear.others[int(np.argmin(left))] if left else None
-        raise Dependent(self.size, self._n_elements, worst)
+        """Raise `Dependent` if there are too many linear predictors."""
 
-    def _split_matrix(self):
-        _, matrix = self._design.matrix()
-        designs = [Design(matrix[:, begin:end]) for begin, end in pairwise([0, *self._ends])]
-        return designs, np.asfortranarray(matrix[:, self._ends[-1] if len(self._ends) else 0 :])
+    @abstractmethod
+    def _read_design(self):
+        """Return A at the present values."""
+
+    @property
+    def design(self):
+        """A at the present values, or as it always is."""
+        return self._read_design() if self._parts is None else self._parts
 
     @property
     def functions(self) -> list[ModelFunction]:
         """What the prior is computed with."""
-        functions = [f.function for f in self._functions] + [self._design.function]
-        return functions + ([] if self._others is None else [self._others.gradient.function])
+        found = [self._design.function]
+        return found + ([] if self._others is None else [self._others.gradient.function])
 
     def _not_positive_definite(self):
         return ValueError(
             f"The joint prior of {self._names} is improper, or their precision is not positive "
             "definite: give each a proper prior."
         )
-
-    def evaluate(self) -> PriorAt:
-        """Return the prior at the present values of the other variables, but do not keep it."""
-        return self.unfactorised().factorised()
-
-    def unfactorised(self) -> VectorAt:
-        """Return what `evaluate` does, before anything is factorised."""
-        designs, matrix = self._split_matrix() if self._parts is None else self._parts
-        functions = [function.unfactorised() for function in self._functions]
-        others = None if self._others is None else self._others.at()
-        return VectorAt(self.name, designs, matrix, functions, others)
 
     def check_data(self) -> None:
         """Check shapes for data that are new, and read the design anew."""
@@ -454,6 +270,94 @@ class VectorPrior(Prior):
         self._find_entries(matrices)
 
 
+class VectorPrior(PredictorPrior):
+    """That of predictors to which functions with covariance matrices add, by a covariance."""
+
+    def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
+        n = len(linear.functions)
+        self._functions = []
+        for variable, function in linear.functions:
+            graph = None if function is None else model.replace_rvs_by_values([function])[0]
+            own = variable.name if function is None else function.name
+            self._functions.append(ModelPrior(model, own, variable, graph, shared, compile_kwargs))
+        if linear.others:
+            self._others = DensityPrior(model, linear.others, shapes[n:], shared, compile_kwargs)
+        self._ends = np.cumsum([math.prod(shape) for shape in shapes[:n]]).astype(int)
+        super().__init__(model, linear, shapes, name, shared, compile_kwargs)
+
+    def _check_rank(self, matrices, linear, shapes):
+        """Raise `Dependent` if there are more linear predictors than variables tell apart."""
+        matrices = [matrix.toarray() for matrix in matrices]
+        if self._excess(matrices) == 0:
+            return
+        columns = places_of(shapes)[len(linear.functions) :]
+        left = [self._excess([np.delete(m, own, axis=1) for m in matrices]) for own in columns]
+        worst = linear.others[int(np.argmin(left))] if left else None
+        raise Dependent(self.size, self._n_elements, worst)
+
+    def _excess(self, matrices):
+        """Return how many more distinct rows there are than their rank."""
+        kept, _ = _distinct_rows([csr_array(matrix) for matrix in matrices])
+        return len(kept) - (np.linalg.matrix_rank(matrices[0][kept]) if len(kept) else 0)
+
+    def _read_design(self):
+        _, matrix = self._design.matrix()
+        designs = [Design(matrix[:, begin:end]) for begin, end in pairwise([0, *self._ends])]
+        return designs, np.asfortranarray(matrix[:, self._ends[-1] :])
+
+    @property
+    def functions(self) -> list[ModelFunction]:
+        """What the prior is computed with."""
+        return [f.function for f in self._functions] + super().functions
+
+    def evaluate(self) -> PriorAt:
+        """Return the prior at the present values of the other variables, but do not keep it."""
+        return self.unfactorised().factorised()
+
+    def unfactorised(self) -> VectorAt:
+        """Return what `evaluate` does, before anything is factorised."""
+        designs, matrix = self.design
+        functions = [function.unfactorised() for function in self._functions]
+        others = None if self._others is None else PrecisionGaussian(self._others.at())
+        return VectorAt(self.name, designs, matrix, functions, others)
+
+
+class PrecisionPrior(PredictorPrior):
+    """That of a latent vector without such functions, by its precision."""
+
+    def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
+        self._others = DensityPrior(model, linear.others, shapes, shared, compile_kwargs)
+        super().__init__(model, linear, shapes, name, shared, compile_kwargs)
+
+    def _find_entries(self, matrices):
+        self._products = self._joined = self._density = None
+        super()._find_entries(matrices)
+
+    def _read_design(self):
+        return self._design.entries()[1]
+
+    def evaluate(self) -> PriorAt:
+        """Return the prior at the present values of the other variables, but do not keep it."""
+        found = self.unfactorised()
+        return PriorAt(found, found)
+
+    def unfactorised(self) -> PrecisionAt:
+        """Return the same once."""
+        density = self._others.at() if self._density is None else self._density
+        if self._others.is_constant:
+            self._density = density
+        if self._products is None or self._joined is not self.blocks:
+            rows, columns, _ = self._design.groups
+            shape = (self.size, self._n_elements)
+            together = np.zeros((0, 2), dtype=np.int64)
+            if self.blocks is not None:
+                together = self.blocks.together
+            prior = density.pattern.rows, density.pattern.columns
+            self._products = Products(rows, columns, shape, together, prior)
+            self._joined = self.blocks
+        return PrecisionAt(density, self._products, self.design)
+
+
 class Dependent(ValueError):
     """More linear predictors than Gaussian variables tell apart; the most without `worst`."""
 
@@ -465,24 +369,22 @@ class Dependent(ValueError):
         )
 
 
-def _excess(matrices):
-    """Return how many more distinct rows there are than their rank."""
-    kept, _ = _distinct_rows(matrices)
-    return len(kept) - (np.linalg.matrix_rank(matrices[0][kept]) if len(kept) else 0)
-
-
 def _distinct_rows(matrices):
     """Return the first of each kind of rows that are not 0, and for each row which it is."""
-    rows = np.hstack(matrices)
-    scale = np.abs(rows).max(axis=0, initial=0.0)
-    rounded = np.round(rows / np.where(scale > 0, scale, 1.0), 9) + 0.0
-    _, first, inverse = np.unique(rounded, axis=0, return_index=True, return_inverse=True)
-    inverse = inverse.ravel()
-    is_kept = np.any(rounded[first] != 0, axis=1)
-    order = np.argsort(first[is_kept])
-    number = np.full(len(first), is_kept.sum())
-    number[np.flatnonzero(is_kept)[order]] = np.arange(is_kept.sum())
-    return first[is_kept][order], number[inverse]
+    both = hstack(matrices, format="csr")
+    both.sort_indices()
+    scale = abs(both).max(axis=0).toarray().ravel()
+    rounded = np.round(both.data / scale[both.indices], 9) + 0.0
+    number: dict[bytes, int] = {}
+    kept, inverse = [], np.empty(both.shape[0], dtype=np.int64)
+    for i, (begin, end) in enumerate(pairwise(both.indptr)):
+        is_entry = rounded[begin:end] != 0.0
+        key = both.indices[begin:end][is_entry].tobytes() + rounded[begin:end][is_entry].tobytes()
+        if key and key not in number:
+            number[key] = len(kept)
+            kept.append(i)
+        inverse[i] = number[key] if key else -1
+    return np.array(kept, dtype=np.int64), np.where(inverse < 0, len(kept), inverse)
 
 
 class LatentVector(LatentFunction):
@@ -500,21 +402,29 @@ class LatentVector(LatentFunction):
         self.shared = make_shared_replacements(point, self.value_variables + predicted, model)
         compile_kwargs = compile_kwargs or None
         shapes = [np.shape(point[value.name]) for value in self.value_variables]
-        self.prior = VectorPrior(model, linear, shapes, self.name, self.shared, compile_kwargs)
+        kind = VectorPrior if linear.functions else PrecisionPrior
+        self.prior = kind(model, linear, shapes, self.name, self.shared, compile_kwargs)
         self.size = self.prior.size
         argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
         replaced = self._nodes_of(model, argument, linear, shapes)
         terms = likelihood_terms(
             model, replaced, linear.variables, predictions, self.shared, argument
         )
-        mean = self.prior.gaussian.mean
+        centre = self.prior.centre
         self.likelihood = ModelLikelihood(
-            model, self.name, terms, argument, self.size, mean, compile_kwargs, MOST_TOGETHER
+            model, self.name, terms, argument, self.size, centre, compile_kwargs, MOST_TOGETHER
         )
+        self.prior.blocks = self.likelihood.blocks
         self.predictions = None
         if predictions:
             self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
         self.follow_only(set(self.shared.values()))
+
+    def refresh(self) -> bool:
+        """Follow the other variables; return whether prior or likelihood changed."""
+        changed = super().refresh()
+        self.prior.blocks = self.likelihood.blocks
+        return changed
 
     def _nodes_of(self, model, argument, linear, shapes):
         """Graphs of the vector of predictors that stand for the nodes of the model."""

@@ -92,8 +92,13 @@ def shape_of(variable: Variable) -> tuple[int, ...]:
 
 def density_and_gradient(model, variables: list[Variable]) -> list[Variable]:
     """Return graphs of the joint log density of free variables, and of its gradient (M,)."""
+    return with_gradient(model, variables, model.logp(vars=variables))
+
+
+def with_gradient(model, variables: list[Variable], density: Variable) -> list[Variable]:
+    """Return a log density and its gradient (M,) by free variables."""
     values = [model.rvs_to_values[v] for v in variables]
-    density = model.logp(vars=variables).astype("float64")
+    density = density.astype("float64")
     gradients = grad(density, values, disconnected_inputs="ignore")
     return [density, pt.concatenate([g.astype("float64").ravel() for g in gradients])]
 

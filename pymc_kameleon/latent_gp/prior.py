@@ -140,6 +140,11 @@ class Prior(ABC):
         """N(m, K) at the values of the other variables at the last `refresh`."""
         return self.at.gaussian
 
+    @property
+    def centre(self) -> np.ndarray:
+        """What observations depend on (N,), at the prior mean."""
+        return self.gaussian.predictors(self.gaussian.mean)
+
     def refresh(self) -> None:
         """Compute the prior anew; ValueError if it is no Gaussian."""
         try:

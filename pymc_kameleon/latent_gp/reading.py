@@ -106,7 +106,7 @@ class LatentFunction:
         replaced = dict.fromkeys(copies, argument)
         terms = likelihood_terms(model, replaced, [variable], [], self.shared, argument)
         self.likelihood = ModelLikelihood(
-            model, self.name, terms, argument, self.size, self.prior.gaussian.mean, compile_kwargs
+            model, self.name, terms, argument, self.size, self.prior.centre, compile_kwargs
         )
         self.follow_only(set(self.shared.values()))
 
@@ -126,7 +126,7 @@ class LatentFunction:
             self.prior.refresh()
         likelihood_changed = self._seen_likelihood.changed()
         if self._seen_likelihood.are_data_new:
-            self.likelihood.data_changed(self.prior.gaussian.mean)
+            self.likelihood.data_changed(self.prior.centre)
             self._seen_likelihood.are_data_new = False
         return prior_changed or likelihood_changed
 

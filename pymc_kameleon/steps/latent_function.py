@@ -106,7 +106,7 @@ class LatentFunctionStep(Step):
         self._forget_model()
 
     def _fresh_state(self):
-        return {"position": np.zeros(self.function.size)}
+        return {"position": np.zeros(self.function.prior.gaussian.size)}
 
     def _forget_model(self):
         self.__dict__.update(dict.fromkeys(self._computed))
@@ -176,7 +176,8 @@ class LatentFunctionStep(Step):
         return self.function.prior.to_variable(self.position).astype(dtype)
 
     def _check_start(self):
-        name, value = self.function.name, self.function.likelihood.value(self.position)
+        name, prior = self.function.name, self.function.prior.gaussian
+        value = self.function.likelihood.value(prior.predictors(self.position))
         if not np.isfinite(value):
             raise SamplingError(
                 f"Initial evaluation of {name} failed: its log likelihood is {value} at the start. "
@@ -205,7 +206,8 @@ class LatentFunctionStep(Step):
 
     @property
     def _elements(self):
-        return np.linspace(0, self.function.size - 1, min(WATCHED, self.function.size)).astype(int)
+        size = self.function.prior.gaussian.size
+        return np.linspace(0, size - 1, min(WATCHED, size)).astype(int)
 
     def _watched(self):
         """Numbers of which it is watched how they mix."""

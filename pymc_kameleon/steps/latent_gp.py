@@ -248,19 +248,20 @@ class LatentGPStep(LatentGPTuning):
         prior = self.function.prior.at
         conditional = conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks)
         drawn = conditional.drawn(self.rng)
-        is_possible = np.isfinite(self.joint.likelihood.value(drawn))
+        is_possible = np.isfinite(self.joint.likelihood.value(conditional.predictors(drawn)))
         self.position = drawn if is_possible else conditional.mean
         return x, prior
 
     def _settle(self, x, prior):
         """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
+        conditional = conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks)
         self._point = JointPoint(
             x.copy(),
             self.position,
             prior.variable,
-            conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks),
+            conditional,
             self.joint.log_prior(x) + prior.variable.log_integral,
-            self.joint.likelihood.value(self.position),
+            self.joint.likelihood.value(conditional.predictors(self.position)),
         )
 
     def _transitions(self):

@@ -23,21 +23,25 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
     solve_root,
 )
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
-from pymc_kameleon.latent_gp.prior import UnfactorisedPrior
+from pymc_kameleon.latent_gp.precision_prior import PrecisionAt, PrecisionConditional
 
 MOST_STEPS = 100
 """Newton steps to a mode."""
 
 
-def conditional_of(prior: Gaussian, sites: Sites, blocks: Blocks | None):
+def conditional_of(prior: Gaussian | PrecisionAt, sites: Sites, blocks: Blocks | None):
     """Multiply a prior, which is kept, by sites, those of `Blocks.packed` if there are blocks."""
+    if isinstance(prior, PrecisionAt):
+        return PrecisionConditional(prior, sites if blocks is None else blocks.unpacked(sites))
     if blocks is None:
         return ConditionalGaussian.of(prior, sites)
     return BlockConditional(prior.mean, prior.cholesky, blocks.unpacked(sites))
 
 
-def conditional_in_place(prior: UnfactorisedPrior, sites: Sites, blocks: Blocks | None) -> tuple:
-    """Return the free variable and the conditional Gaussian, in the memory of the prior."""
+def conditional_in_place(prior, sites: Sites, blocks: Blocks | None) -> tuple:
+    """Return the free variables and the conditional Gaussian, in the memory of the prior."""
+    if isinstance(prior, PrecisionAt):
+        return prior, conditional_of(prior, sites, blocks)
     if blocks is not None:
         root, variable = prior.factorised_in_place()
         return variable, BlockConditional(prior.mean, root, blocks.unpacked(sites))
@@ -77,6 +81,15 @@ class BlockConditional:
         """Mean (N,) of f."""
         return self._function(self.centre)
 
+    @property
+    def of_predictors(self):
+        """The Gaussian of what observations depend on, which is the function."""
+        return self
+
+    def predictors(self, f: np.ndarray) -> np.ndarray:
+        """Return what observations depend on, which is `f` (N,)."""
+        return f
+
     def whitened(self, f: np.ndarray) -> np.ndarray:
         """Return v = C^-1 (f - m), shape (N,), of a function `f` (N,)."""
         return solve_root(self._root, f - self._prior_mean)
@@ -96,9 +109,17 @@ class BlockConditional:
         v = self.centre + solve_root(self._factor, eta[0], transposed=True)
         return self._function(v)
 
+    def restored_after(self, f: np.ndarray, eta: np.ndarray) -> np.ndarray:
+        """Return the function for the `eta` (1, N) at which it is known to be `f` (N,)."""
+        return f
+
     def drawn(self, rng: np.random.Generator) -> np.ndarray:
         """Draw f (N,)."""
         return self.restored(rng.standard_normal((self.n_sets, self.size)))
+
+    def draws(self, normals: np.ndarray) -> np.ndarray:
+        """Return functions f (n, N) of standard normals (1, n, N)."""
+        return self.mean + self.images(normals)
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return C G^-T eta, shape (n, N), the changes of f by standardised `eta` (1, n, N)."""
@@ -113,51 +134,54 @@ class BlockConditional:
 
 
 @dataclass(frozen=True)
-class BlockApproximation:
-    """Laplace's approximation with blocks: sites, `packed`, and log p(y | theta)."""
+class NewtonApproximation:
+    """Laplace's approximation: sites, `packed` if there are blocks, and log p(y | theta)."""
 
     sites: Sites
     log_evidence: float
     converged: bool
 
 
-def block_laplace(prior: Gaussian, likelihood, tolerance: float) -> BlockApproximation:
-    """Gaussian about the mode of N(f; m, K) p(y | f), by Newton's method for v = C^-1 (f - m).
+def newton_laplace(prior, likelihood, tolerance: float) -> NewtonApproximation:
+    """Gaussian about the mode of the prior times the likelihood, by Newton's method.
 
-    Blocks of the curvature that are not positive are floored in the iterations and in the sites.
+    The curvature that is not positive is floored in the iterations and in the sites. An iteration
+    begins at f, and the mean of the conditional Gaussian by sites there is where its step ends.
     """
-    root, blocks = np.tril(prior.cholesky), likelihood.blocks
-    v, residual = np.zeros(prior.size), np.inf
-    value = likelihood.value(prior.mean)
+    f, blocks, distance = prior.mean, likelihood.blocks, np.inf
+    value, prior_term = likelihood.value(prior.predictors(f)), 0.0
     for _ in range(MOST_STEPS):
-        f = prior.mean + root @ v
-        slope, curvature = likelihood.block_terms(f)
-        sites = _floored(blocks, curvature, slope, f)
-        conditional = BlockConditional(prior.mean, prior.cholesky, blocks.unpacked(sites))
-        # The mean of the product is where Newton's step ends.
-        step = conditional.centre - v
-        gradient = root.T @ slope - v
-        residual = math.sqrt(max(float(gradient @ step), 0.0))
-        if residual < tolerance:
+        sites = _sites_at(likelihood, prior.predictors(f))
+        conditional = conditional_of(prior, sites, blocks)
+        distance = float(np.linalg.norm(conditional.standardised(f, None)))
+        if distance < tolerance:
             break
-        share, before = 1.0, value - 0.5 * v @ v
+        step, share, before = conditional.mean - f, 1.0, value + prior_term
         while True:
-            new = v + share * step
-            value = likelihood.value(prior.mean + root @ new)
-            if value - 0.5 * new @ new >= before - 1e-10 * (1.0 + abs(before)):
-                v = new
+            new = f + share * step
+            value = likelihood.value(prior.predictors(new))
+            v = conditional.whitened(new)
+            prior_term = -0.5 * float(v @ v)
+            if value + prior_term >= before - 1e-10 * (1.0 + abs(before)):
+                f = new
                 break
             share *= 0.5
             if share < SMALLEST_STEP:
                 raise ArithmeticError("Newton's method makes no progress.")
-    log_evidence = value - 0.5 * v @ v + conditional.log_root_determinant
-    return BlockApproximation(sites, float(log_evidence), residual < tolerance)
+    log_evidence = value + prior_term + conditional.log_root_determinant
+    return NewtonApproximation(sites, float(log_evidence), distance < tolerance)
 
 
-def _floored(blocks, curvature, slope, f):
-    """Sites with the slope (N,) and the curvature (n, m, m), floored, of a log likelihood at f."""
+def _sites_at(likelihood, u):
+    """Sites with the slope and the floored curvature of a log likelihood at predictors `u` (N,)."""
+    blocks = likelihood.blocks
+    if blocks is None:
+        _, slope, curvature, _ = likelihood.terms(u)
+        precision = np.maximum(-curvature, 0.0)
+        return Sites(precision, slope + precision * u)
+    slope, curvature = likelihood.block_terms(u)
     values, vectors = np.linalg.eigh(-curvature)
     precision = (vectors * np.maximum(values, 0.0)[:, None, :]) @ vectors.transpose(0, 2, 1)
-    sites = blocks.packed(precision, np.zeros(f.size))
-    shift = slope + blocks.unpacked(sites).times(f)
-    return Sites(sites.precision, np.concatenate([shift, sites.shift[f.size :]]))
+    sites = blocks.packed(precision, np.zeros(u.size))
+    shift = slope + blocks.unpacked(sites).times(u)
+    return Sites(sites.precision, np.concatenate([shift, sites.shift[u.size :]]))

@@ -94,6 +94,15 @@ class ConditionalGaussian:
         """Mean (N,) of f."""
         return self._centre[0]
 
+    @property
+    def of_predictors(self):
+        """The Gaussian of what observations depend on, which is the function."""
+        return self
+
+    def predictors(self, f: np.ndarray) -> np.ndarray:
+        """Return what observations depend on, which is `f` (N,)."""
+        return f
+
     def whitened(self, f: np.ndarray) -> np.ndarray:
         """Return v = C^-1 (f - m), shape (N,), of a function `f` (N,)."""
         return solve_root(self._root, f - self._prior_mean)
@@ -118,9 +127,17 @@ class ConditionalGaussian:
         self._centre = mean, residual
         return f
 
+    def restored_after(self, f: np.ndarray, eta: np.ndarray) -> np.ndarray:
+        """Return the function for the `eta` (2, N) at which it is known to be `f` (N,)."""
+        return f
+
     def drawn(self, rng: np.random.Generator) -> np.ndarray:
         """Draw f (N,)."""
         return self.restored(rng.standard_normal((self.n_sets, self.size)))
+
+    def draws(self, normals: np.ndarray) -> np.ndarray:
+        """Return functions f (n, N) of standard normals (2, n, N)."""
+        return self.mean + self.images(normals)
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return C L eta, shape (n, N), the changes of f by standardised `eta` (2, n, N)."""

@@ -12,15 +12,16 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
 )
 from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites
 from pymc_kameleon.latent_gp.joint.block_conditional import (
-    BlockApproximation,
-    block_laplace,
+    NewtonApproximation,
     conditional_of,
+    newton_laplace,
 )
 from pymc_kameleon.latent_gp.joint.conditional import (
     SiteFunction,
     constant_sites,
     fit_sites,
 )
+from pymc_kameleon.latent_gp.precision_prior import PrecisionAt
 from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 from pymc_kameleon.surrogate.typical_set import typical_depth
@@ -111,11 +112,12 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
         is_logit = getattr(model.likelihood, "logit_labels", None) is not None
         is_curved = getattr(model.likelihood, "has_curvature", True)
         blocks = getattr(model.likelihood, "blocks", None)
-        if blocks is not None:
+        by_newton = blocks is not None or isinstance(prior, PrecisionAt)
+        if by_newton:
             method = "laplace"
         for name in dict.fromkeys([method, "laplace"] if is_curved else ["ep"]):
             try:
-                found: GaussianApproximation | BlockApproximation
+                found: GaussianApproximation | NewtonApproximation
                 if name == "ep":
                     found = expectation_propagation_approximation(
                         prior,
@@ -126,10 +128,10 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
                         moment_tolerance=TOLERANCE,
                         sites=start,
                     )
-                elif blocks is None:
-                    found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
+                elif by_newton:
+                    found = newton_laplace(prior, model.likelihood, tolerance=1e-3)
                 else:
-                    found = block_laplace(prior, model.likelihood, tolerance=1e-3)
+                    found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
             except (ArithmeticError, ValueError, NotImplementedError):
                 continue
             sites, value = found.sites, found.log_evidence + log_prior
@@ -138,8 +140,8 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
     return None
 
 
-def _are_usable(sites: Sites, prior: Gaussian) -> bool:
-    told = sites.precision * np.diagonal(prior.covariance)
+def _are_usable(sites: Sites, prior: Gaussian | PrecisionAt) -> bool:
+    told = sites.precision * prior.variances
     return bool(np.all(told < MOST_TOLD) and np.all(np.isfinite(sites.shift)))
 
 
@@ -305,8 +307,8 @@ def _acceptance(model, sites, pilots, rng):
             other = conditional_of(prior, sites(x), blocks)
         except ValueError:
             continue
-        draws = own.mean + own.images(rng.standard_normal((own.n_sets, N_DRAWS, prior.size)))
-        values = np.array([model.likelihood.value(f) for f in draws])
+        draws = own.draws(rng.standard_normal((own.n_sets, N_DRAWS, prior.size)))
+        values = np.array([model.likelihood.value(prior.predictors(f)) for f in draws])
         # The largest of these is that of a draw by the weights (Gumbel's trick).
         weights = values + [own.log_ratio(f) for f in draws] + rng.gumbel(size=N_DRAWS)
         i = int(np.argmax(weights))

@@ -31,7 +31,8 @@ from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.joint.block_conditional import BlockConditional, conditional_in_place
 from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
-from pymc_kameleon.latent_gp.prior import FreeVariable
+from pymc_kameleon.latent_gp.precision_prior import PrecisionConditional
+from pymc_kameleon.latent_gp.prior import FreeVariables
 from pymc_kameleon.latent_gp.tempered_target import MOST_EVALUATIONS, TemperedTarget, slices_along
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
 from pymc_kameleon.mcmc.loop import run_plain
@@ -44,8 +45,8 @@ class JointPoint(NamedTuple):
 
     x: np.ndarray
     function: np.ndarray
-    variable: FreeVariable
-    conditional: ConditionalGaussian | BlockConditional
+    variable: FreeVariables
+    conditional: ConditionalGaussian | BlockConditional | PrecisionConditional
     log_prior: float
     log_likelihood: float
 
@@ -93,7 +94,7 @@ class JointTarget:
             return
         log_prior += variable.log_integral
         f = conditional.restored(self.eta)
-        likelihood = self.model.likelihood.value(f)
+        likelihood = self.model.likelihood.value(conditional.predictors(f))
         self.proposed = JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
         value[:3] = log_density_terms(self.proposed)
 
@@ -101,7 +102,7 @@ class JointTarget:
         """Return the point of hyperparameters `x` (d,) and function `f` (N,)."""
         variable, conditional = self._gaussians(x)
         log_prior = self.model.log_prior(x) + variable.log_integral
-        likelihood = self.model.likelihood.value(f)
+        likelihood = self.model.likelihood.value(conditional.predictors(f))
         return JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
 
     def _gaussians(self, x):
@@ -144,7 +145,8 @@ def move_hyperparameters(
 def point_of_draw(model: JointModel, point: JointPoint, rng: np.random.Generator) -> JointPoint:
     """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
     f = point.conditional.drawn(rng)
-    return point._replace(function=f, log_likelihood=model.likelihood.value(f))
+    likelihood = model.likelihood.value(point.conditional.predictors(f))
+    return point._replace(function=f, log_likelihood=likelihood)
 
 
 def slices(
@@ -162,19 +164,22 @@ def slices(
         point.conditional.sites,
     )
     normals = rng.standard_normal((conditional.n_sets, n, conditional.size))
-    value = point.log_likelihood - float(sites.elementwise(point.function).sum())
+    u = conditional.predictors(point.function)
+    value = point.log_likelihood - float(sites.elementwise(u).sum())
     # The conditional has what slices take of a Gaussian, without a matrix.
-    f, _, n_evaluations, angles = slices_along(
-        TemperedTarget(conditional, likelihood, 1.0, sites),  # type: ignore[arg-type]
-        point.function,
+    moved, _, n_evaluations, angles = slices_along(
+        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),
+        u,
         value,
         conditional.images(normals),
         rng.random((n, 1 + MOST_EVALUATIONS)),
     )
-    if f is point.function:
+    if moved is u:
         return point, n_evaluations
     _turn(target.eta, normals, angles)
-    return point._replace(function=f, log_likelihood=likelihood.value(f)), n_evaluations + 1
+    f = conditional.restored_after(moved, target.eta)
+    value = likelihood.value(conditional.predictors(f))
+    return point._replace(function=f, log_likelihood=value), n_evaluations + 1
 
 
 @jit

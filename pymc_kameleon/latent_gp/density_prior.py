@@ -1,6 +1,8 @@
 """Gaussian variables by their joint log density: areas, walks, autoregressions, effects."""
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,8 @@ NO_PENALTY = 1e170
 """Standard deviation of a sum by which its penalty is 0, to the last bit."""
 
 
-class Density(NamedTuple):
+@dataclass(frozen=True)
+class Density:
     """exp(constant + slope x - x^T Q x / 2) at some hyperparameters, and its factor.
 
     Q has the `entries` of `pattern`, and V^T diag(weights) V for a few `rows` V (k, M) beside them.
@@ -35,6 +38,29 @@ class Density(NamedTuple):
     weights: np.ndarray
     slope: np.ndarray
     constant: float
+
+    @cached_property
+    def root(self) -> Root:
+        """Square root of Q; LinAlgError if it is not positive definite."""
+        return self.root_of(self.pattern, self.entries)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """Mean (M,) of the Gaussian of which this is a multiple."""
+        return self.root.drawn(self.root.solved(self.slope)[None])[0]
+
+    @cached_property
+    def log_integral(self) -> float:
+        """Log of that multiple."""
+        quadratic = 0.5 * float(self.slope @ self.mean)
+        normaliser = 0.5 * self.slope.size * LOG_2PI - self.root.half_log_determinant
+        return self.constant + quadratic + normaliser
+
+    @cached_property
+    def diagonal(self) -> np.ndarray:
+        """That of the entries (M,)."""
+        is_own = self.pattern.rows == self.pattern.columns
+        return np.bincount(self.pattern.rows[is_own], self.entries[is_own], self.slope.size)
 
     def root_of(self, pattern: Pattern, entries: np.ndarray) -> Root:
         """Factorise a matrix with these entries, and the `rows` beside them."""

@@ -118,6 +118,10 @@ class ModelLikelihood:
             values = self._summed(observations)
         return np.vstack([values, derivatives.reshape(3, self.size)])
 
+    def slope(self, f: np.ndarray) -> np.ndarray:
+        """Gradient (N,) at `f` (N,)."""
+        return self.terms(f)[1] if self.blocks is None else self.block_terms(f)[0]
+
     def block_terms(self, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gradient (N,) and second derivatives (n, m, m) in `blocks` at `f` (N,)."""
         if self.blocks is None:

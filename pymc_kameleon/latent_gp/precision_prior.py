@@ -18,7 +18,7 @@ import numpy as np
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon.latent_gp.blocks import BlockSites
-from pymc_kameleon.latent_gp.density_prior import LOG_2PI, Density
+from pymc_kameleon.latent_gp.density_prior import Density
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, Root
 
@@ -101,13 +101,8 @@ class PrecisionAt:
 
     def __init__(self, density: Density, products: Products, design: np.ndarray):
         self._density, self._products, self._design = density, products, design
-        self._root = density.root_of(density.pattern, density.entries)
-        self.mean = self._root.drawn(self._root.solved(density.slope)[None])[0]
-        self.half_log_determinant = self._root.half_log_determinant
-        self.log_integral = density.constant + 0.5 * (
-            float(density.slope @ self.mean) + self.mean.size * LOG_2PI
-        )
-        self.log_integral -= self.half_log_determinant
+        self.mean, self.log_integral = density.mean, density.log_integral
+        self.half_log_determinant = density.root.half_log_determinant
         if not math.isfinite(self.log_integral):
             raise LinAlgError("A prior is not finite.")
 
@@ -119,11 +114,7 @@ class PrecisionAt:
     @cached_property
     def variances(self) -> np.ndarray:
         """Those of the predictors (N,) as far as one variable at a time goes: no larger ones."""
-        pattern, entries = self._density.pattern, self._density.entries
-        diagonal = np.zeros(self.size)
-        is_own = pattern.rows == pattern.columns
-        diagonal[pattern.rows[is_own]] = entries[is_own]
-        return self._products.times(self._design**2, 1.0 / diagonal)
+        return self._products.times(self._design**2, 1.0 / self._density.diagonal)
 
     def predictors(self, x: np.ndarray) -> np.ndarray:
         """Return u = A x (N,)."""
@@ -135,7 +126,7 @@ class PrecisionAt:
 
     def whitened(self, x: np.ndarray) -> np.ndarray:
         """Return R^T (x - m), where Q = R R^T."""
-        return self._root.pulled(x - self.mean)
+        return self._density.root.pulled(x - self.mean)
 
     def root_with(self, sites: Sites | BlockSites) -> Root:
         """Factorise P = Q + A^T W A."""
@@ -212,6 +203,10 @@ class PrecisionConditional:
     def draws(self, normals: np.ndarray) -> np.ndarray:
         """Return vectors x (n, M) of standard normals (1, n, M)."""
         return self.mean + self._root.drawn(normals[0])
+
+    def pulled(self, slope: np.ndarray) -> np.ndarray:
+        """Return the slope by eta (1, M) of what has the `slope` (N,) by the predictors."""
+        return self._root.solved(self._prior.pulled(slope))[None]
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return changes (n, N) of the predictors by standardised `eta` (1, n, M)."""

@@ -18,7 +18,9 @@ from pymc_kameleon.latent_gp.joint.target import (
     JointTarget,
     move_hyperparameters,
     slices,
+    trajectory,
 )
+from pymc_kameleon.latent_gp.precision_prior import PrecisionConditional
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
 from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
@@ -32,6 +34,10 @@ APPROXIMATIONS = ("ep", "laplace")
 
 FAILURES = 0.1
 """Share of proposals without a covariance from which there is a warning."""
+
+TURN_ACCEPT, LEAST_ANGLE = 0.85, 0.05
+"""Acceptance of trajectories of the function that the length of their turns is learnt for, and the
+shortest."""
 
 
 @with_shared_parameters
@@ -271,8 +277,7 @@ class LatentGPStep(LatentGPTuning):
         n_slice_evaluations = 0
         for _ in range(self.steps_per_draw):
             self._move_hyperparameters(target)
-            self._point, n = slices(target, self._point, self.rng, self.n_slices)
-            n_slice_evaluations += n
+            n_slice_evaluations += self._move_function(target)
         chain = self.chain
         statistics = {
             "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
@@ -298,6 +303,21 @@ class LatentGPStep(LatentGPTuning):
         self.transition += 1
         if self.tune and self.history is not None:
             record(self.history, chain.position)
+
+    def _move_function(self, target):
+        """Move the function at fixed hyperparameters; return the number of evaluations."""
+        n_slices, n_more = self.n_slices, 0
+        if isinstance(self._point.conditional, PrecisionConditional) and (
+            self.joint.likelihood.has_gradient
+        ):
+            # One of thousands of values is not changed by slices of which all change.
+            n_slices = 1
+            self._point, acceptance, n_more = trajectory(target, self._point, self.rng, self.angle)
+            if self.tune:
+                self.angle *= math.exp((acceptance - TURN_ACCEPT) / math.sqrt(1 + self.transition))
+                self.angle = min(max(self.angle, LEAST_ANGLE), 0.5 * math.pi)
+        self._point, n = slices(target, self._point, self.rng, n_slices)
+        return n + n_more
 
     def _drawn(self, dtype):
         """Return theta, the free variables and the predictions as `pm.sample` has them."""

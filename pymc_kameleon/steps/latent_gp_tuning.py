@@ -1,5 +1,7 @@
 """What `LatentGPStep` learns while tuning: proposals, sites, and a surrogate from pilots."""
 
+import math
+
 import numpy as np
 from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
@@ -49,6 +51,7 @@ class LatentGPState(LatentFunctionState):
     pilots: Pilots | None
     method: str
     transition: int
+    angle: float
     next_fit: int | None
     next_lesson: int
     n_fits: float
@@ -70,6 +73,7 @@ class LatentGPTuning(LatentFunctionStep):
         self.history = self.pilots = None
         self.method = self.approximation
         self.transition = 0
+        self.angle = 0.5 * math.pi
         self.next_fit = 0
         self.next_lesson = FIRST_LESSON + MORE * self.joint.dim
         self.n_fits = 0.0

@@ -42,7 +42,7 @@ class JointModel:
     def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
         point = model.initial_point() if initial_point is None else initial_point
         functions, processes, named = named_variables(model, vars, point)
-        for variable in [*functions, *processes]:
+        for variable in functions:
             _check_size(model, variable)
         self.function = _latent(model, functions, processes, named, point, compile_kwargs)
         values = self._hyperparameters(model, named)
@@ -229,7 +229,7 @@ def _latent(model, functions, processes, named, point, compile_kwargs):
         if len(pairs) == 1 and (own == set(dict(pairs)) or own.issuperset(rest)):
             # Nothing else is linear, or there would be no hyperparameter to move.
             return LatentFunction(model, pairs[0][0], **options)
-        for variable in linear.others:
+        for variable in linear.others if pairs else []:
             _check_size(model, variable)
         try:
             return LatentVector(model, linear, **options)

@@ -26,8 +26,9 @@ from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 from pymc_kameleon.surrogate.typical_set import typical_depth
 
-MOST_PILOTS = 400
-"""Approximations that are kept; beyond, the least probable go."""
+MOST_PILOTS, LEAST_PILOTS, MOST_NUMBERS = 400, 40, 4_000_000
+"""Approximations that are kept, fewer where they would have more numbers than this; beyond, the
+least probable go."""
 
 TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17
 """Of expectation propagation: the sites are exact enough long before they have converged."""
@@ -70,7 +71,9 @@ class Pilots(NamedTuple):
             *((p.x, p.log_density, p.sites.precision, p.sites.shift) for p in new), strict=True
         )
         parts = [np.concatenate([old, row]) for old, row in zip(self, rows, strict=True)]
-        kept = np.sort(np.argsort(-parts[1])[:MOST_PILOTS])
+        n_numbers = sum(part[0].size for part in parts)
+        most = max(LEAST_PILOTS, min(MOST_PILOTS, MOST_NUMBERS // n_numbers))
+        kept = np.sort(np.argsort(-parts[1])[:most])
         return Pilots(*(np.ascontiguousarray(part[kept]) for part in parts))
 
     def among_the_best(self, depth: float) -> "Pilots":

@@ -182,6 +182,52 @@ def slices(
     return point._replace(function=f, log_likelihood=value), n_evaluations + 1
 
 
+def trajectory(
+    target: JointTarget, point: JointPoint, rng: np.random.Generator, angle: float
+) -> tuple[JointPoint, float, int]:
+    """Move the function along a trajectory of eta, at fixed theta, for a quarter of a turn.
+
+    Hamiltonian dynamics of eta, with the density N(eta; 0, I) exp(r), r the log likelihood less its
+    sites: r changes the momentum, and a turn of eta and momentum, which no r would change, is
+    exact (Neal 2010, section 5.5.1). A turn is not longer than `angle`. `target` holds an eta of
+    the point, and then of the one that is returned, with the acceptance probability and the number
+    of evaluations. For a `conditional` that pulls slopes back.
+    """
+    target.model.set_hyperparameters(point.x)
+    conditional, likelihood = point.conditional, target.model.likelihood
+    sites = conditional.sites
+
+    def slope(u):
+        by_likelihood = likelihood.slope(u)
+        return conditional.pulled(by_likelihood - sites.shift + sites.times(u))
+
+    def energy(u, value, eta, momentum):
+        kinetic = 0.5 * float(np.sum(momentum**2) + np.sum(eta**2))
+        return kinetic - value + float(sites.elementwise(u).sum())
+
+    u, eta = conditional.predictors(point.function), target.eta
+    momentum, share = rng.standard_normal(eta.shape), rng.random(2)
+    n_turns = math.ceil(0.5 * math.pi / angle)
+    step = (0.75 + 0.5 * share[0]) * 0.5 * math.pi / n_turns
+    cosine, sine = math.cos(step), math.sin(step)
+    start = energy(u, point.log_likelihood, eta, momentum)
+    pull = slope(u)
+    for _ in range(n_turns):
+        momentum = momentum + 0.5 * step * pull
+        eta, momentum = cosine * eta + sine * momentum, cosine * momentum - sine * eta
+        f = conditional.restored(eta)
+        u = conditional.predictors(f)
+        pull = slope(u)
+        momentum = momentum + 0.5 * step * pull
+    value = likelihood.value(u)
+    change = start - energy(u, value, eta, momentum)
+    acceptance = math.exp(min(0.0, change)) if np.isfinite(change) else 0.0
+    if share[1] < acceptance:
+        target.eta = eta
+        point = point._replace(function=f, log_likelihood=value)
+    return point, acceptance, n_turns + 2
+
+
 @jit
 def _turn(eta, normals, angles):
     """Turn `eta` (k, N) towards each of `normals` (k, n, N) by its angle (n,), in turn."""

@@ -373,12 +373,35 @@ def test_calibration_sees_a_determinant_that_is_missing(name, conditional, monke
     assert p_values(name).min() < FALSE_ALARM
 
 
-@pytest.mark.slow
 @pytest.mark.numerics
-def test_calibration_sees_a_trajectory_with_another_energy(monkeypatch):
-    """Of the sites, which its momentum knows."""
-    monkeypatch.setattr(Sites, "elementwise", lambda self, x: np.zeros(x.size))
-    assert p_values("areas").min() < FALSE_ALARM
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_trajectories_against_quadrature(is_spoilt, monkeypatch):
+    """Two values of a walk, with poor sites; also that an energy without the sites is seen."""
+    with pm.Model() as model:
+        spread = pm.HalfNormal("spread", 1.0)
+        x = pm.GaussianRandomWalk("x", sigma=spread, steps=1, init_dist=pm.Normal.dist(0, 1))
+        pm.Poisson("y", pt.exp(x), observed=[3, 9])
+    joint, rng = JointModel(model, compile_kwargs=PLAIN), np.random.default_rng(11)
+    sites = constant_sites(Sites(np.full(2, 12.0), np.full(2, 5.0)), 1)
+    target = JointTarget(joint, sites)
+    point = target.point(np.array([-0.2]), np.ones(2))
+    target.hold(point, rng)
+    if is_spoilt:
+        monkeypatch.setattr(Sites, "elementwise", lambda self, u: np.zeros(u.size))
+    found, acceptances = [], []
+    for _ in range(6000):
+        point, acceptance, _ = trajectory(target, point, rng, 1.0)
+        acceptances.append(acceptance)
+        found.append(point.function[1])
+    assert 0.1 < np.mean(acceptances) < 0.95
+    grid = np.linspace(-4, 5, 400)
+    first, second = np.meshgrid(grid, grid, indexing="ij")
+    log_density = stats.norm.logpdf(first) + stats.norm(first, np.exp(-0.2)).logpdf(second)
+    log_density += 3 * first - np.exp(first) + 9 * second - np.exp(second)
+    distribution = np.cumsum(np.exp(log_density).sum(axis=0))
+    distribution /= distribution[-1]
+    exact = stats.kstest(found[::10], lambda x: np.interp(x, grid, distribution)).pvalue
+    assert (exact < FALSE_ALARM) == is_spoilt, exact
 
 
 def test_blocks():

@@ -84,10 +84,9 @@ def classes(rng):
     pm.Categorical("y", p=pm.math.softmax(pt.stack(functions, axis=1), axis=1), observed=y)
 
 
-def areas(rng, intrinsic=False):
-    """Counts in 56 areas of a grid, with a covariate: CAR, or BYM2 with ICAR."""
-    n = 56
-    i, j = np.divmod(np.arange(n), 8)
+def areas(rng, intrinsic=False, width=8, n=56):
+    """Counts in areas of a grid, with a covariate: CAR, or BYM2 with ICAR."""
+    i, j = np.divmod(np.arange(n), width)
     neighbours = (abs(i[:, None] - i) + abs(j[:, None] - j) == 1).astype(float)
     expected, x = rng.gamma(5, 2, n), rng.standard_normal(n)
     y = rng.poisson(expected * np.exp(0.2 + 0.3 * x + 0.4 * rng.standard_normal(n)))
@@ -122,10 +121,12 @@ def effects(rng):
     pm.Poisson("y", pt.exp(predictor), observed=rng.poisson(np.exp(f)))
 
 
-def walk(rng):
-    y = rng.poisson(np.exp(1 + np.cumsum(0.2 * rng.standard_normal(100))))
+def walk(rng, n=100):
+    x = 1 + np.cumsum(0.2 * rng.standard_normal(n))
+    # Of a long walk what is between 0 and 2, reflected there.
+    y = rng.poisson(np.exp(x if n <= 100 else np.abs((x % 4) - 2)))
     start, sd = pm.Normal.dist(0, 2), pm.HalfNormal("sd", 1)
-    x = pm.GaussianRandomWalk("x", sigma=sd, steps=99, init_dist=start)
+    x = pm.GaussianRandomWalk("x", sigma=sd, steps=n - 1, init_dist=start)
     pm.Poisson("y", pt.exp(x), observed=y)
 
 
@@ -151,6 +152,8 @@ PROBLEMS = {
     "effects of observations": effects,
     "random walk": walk,
     "autoregression": autoregression,
+    "areas, BYM2, N = 1024": lambda rng: areas(rng, intrinsic=True, width=32, n=1024),
+    "random walk, N = 10 000": lambda rng: walk(rng, n=10_000),
 }
 
 

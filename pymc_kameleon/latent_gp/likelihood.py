@@ -108,19 +108,24 @@ class ModelLikelihood:
 
         Where the terms are known as a whole only, each value is an N-th of their sum.
         """
-        self.require_gradient()
-        out = np.empty(3 * self.size + self.n_outputs - N_TERMS)
-        self._derivatives.into(f, out)
-        derivatives, observations = np.split(out, [3 * self.size])
+        derivatives, observations = self._differentiated(f)
         if self._owners is None:
             values = np.full(self.size, observations.sum() / self.size)
         else:
             values = self._summed(observations)
-        return np.vstack([values, derivatives.reshape(3, self.size)])
+        return np.vstack([values, derivatives])
+
+    def _differentiated(self, f):
+        """First three derivatives (3, N), and each observation's value."""
+        self.require_gradient()
+        n = 3 * self.size
+        out = np.empty(n + self.n_outputs - N_TERMS)
+        self._derivatives.into(f, out)
+        return out[:n].reshape(3, self.size), out[n:]
 
     def slope(self, f: np.ndarray) -> np.ndarray:
         """Gradient (N,) at `f` (N,)."""
-        return self.terms(f)[1] if self.blocks is None else self.block_terms(f)[0]
+        return self._differentiated(f)[0][0] if self.blocks is None else self.block_terms(f)[0]
 
     def block_terms(self, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gradient (N,) and second derivatives (n, m, m) in `blocks` at `f` (N,)."""

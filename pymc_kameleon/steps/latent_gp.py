@@ -46,8 +46,9 @@ class LatentGPStep(LatentGPTuning):
 
     For functions (`pm.gp.Latent`, `pm.MvNormal`), areas (`pm.CAR`, `pm.ICAR`), random walks and
     autoregressions, with the intercepts, coefficients and effects of groups that are added to them,
-    and observations that depend on one value of the sum, or on a few that go together; up to a few
-    thousand values. Hyperparameters mix as in their marginal posterior, though the function, as
+    and observations that depend on one value of the sum, or on a few that go together. Up to a few
+    thousand values where there is a covariance matrix, tens of thousands where areas and walks are
+    known by their neighbours. Hyperparameters mix as in their marginal posterior, though the function, as
     the sum is called here, is never integrated out: it is carried along by a Gaussian that knows
     where it lies at other hyperparameters. It needs no gradient in the hyperparameters.
 
@@ -73,7 +74,8 @@ class LatentGPStep(LatentGPTuning):
     steps_per_draw : int, optional
         Transitions for each draw that is kept; default as many as hyperparameters, at least 2.
     n_slices : int
-        Elliptical slices of the function in each transition.
+        Elliptical slices of the function in each transition; without a covariance matrix one, after
+        a trajectory.
     target_accept : float, optional
         Acceptance probability that the scaling is learnt for; default 0.44 for one hyperparameter,
         else 0.234.

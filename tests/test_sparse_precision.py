@@ -6,7 +6,7 @@ from scipy import stats
 from scipy.linalg import LinAlgError
 from scipy.sparse import random_array
 
-from pymc_kameleon.latent_gp import affine_graph, sparse_cholesky
+from pymc_kameleon.latent_gp import affine_graph, precision_prior, sparse_cholesky
 from pymc_kameleon.latent_gp.affine_graph import grouped, matrix_of
 from pymc_kameleon.latent_gp.blocks import Blocks
 from pymc_kameleon.latent_gp.density_prior import Density
@@ -102,8 +102,9 @@ def test_a_matrix_is_found_from_random_groups_of_its_columns(is_dense, monkeypat
 @pytest.mark.parametrize("full", [0.0, 0.9])
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_the_conditional_gaussian(full, in_blocks, monkeypatch):
-    """Of areas and a coefficient, with a penalised sum, given sites."""
+    """Of areas and a coefficient, with a penalised sum, given sites; by entries and as a whole."""
     monkeypatch.setattr(sparse_cholesky, "FULL", full)
+    monkeypatch.setattr(precision_prior, "COST", 0 if full else 1e9)
     rng, side = np.random.default_rng(2), 5
     n, size = side**2, side**2 + 1
     prior = np.zeros((size, size))

@@ -22,6 +22,9 @@ from pymc_kameleon.latent_gp.density_prior import Density
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, Root
 
+COST = 40
+"""Of a product of two entries one by one, in those of a product of whole matrices."""
+
 
 class Predictors(NamedTuple):
     """A Gaussian of linear predictors as slices need it: its `mean` (N,)."""
@@ -46,6 +49,14 @@ class Products:
         starts = np.searchsorted(rows, np.arange(self.n + 1))
         own = np.arange(self.n)
         pairs = np.concatenate([np.column_stack([own, own]), together])
+        lengths = np.diff(starts)
+        n_products = float(np.sum(lengths[pairs[:, 0]] * lengths[pairs[:, 1]]))
+        self._is_whole = n_products * COST > self.n * float(size) ** 2
+        if self._is_whole:
+            below = np.tril_indices(size)
+            self._of_prior = prior[0] * (prior[0] + 1) // 2 + prior[1]
+            self._together, self.pattern = together, Pattern(*below, size)
+            return
         first, second, weight = _products(starts, pairs)
         low = np.maximum(columns[first], columns[second])
         high = np.minimum(columns[first], columns[second])
@@ -59,6 +70,16 @@ class Products:
 
     def entries(self, prior, matrix, precision, cross):
         """Entries of Q + A^T W A, of those of Q, A, and W: its diagonal and of pairs."""
+        if self._is_whole:
+            whole = np.zeros((self.n, self.pattern.size))
+            whole[self.rows, self.columns] = matrix
+            weighted = precision[:, None] * whole
+            i, j = self._together.T
+            np.add.at(weighted, i, cross[:, None] * whole[j])
+            np.add.at(weighted, j, cross[:, None] * whole[i])
+            out = (whole.T @ weighted)[self.pattern.rows, self.pattern.columns]
+            out[self._of_prior] += prior
+            return out
         first, second, weight, twice, target = self._products
         weights = np.concatenate([precision, cross])[weight] * twice
         out = np.bincount(target, weights * matrix[first] * matrix[second], self.pattern.rows.size)

@@ -48,9 +48,9 @@ class LatentGPStep(LatentGPTuning):
     autoregressions, with the intercepts, coefficients and effects of groups that are added to them,
     and observations that depend on one value of the sum, or on a few that go together. Up to a few
     thousand values where there is a covariance matrix, tens of thousands where areas and walks are
-    known by their neighbours. Hyperparameters mix as in their marginal posterior, though the function, as
-    the sum is called here, is never integrated out: it is carried along by a Gaussian that knows
-    where it lies at other hyperparameters. It needs no gradient in the hyperparameters.
+    known by their neighbours. Hyperparameters mix as in their marginal posterior, though the
+    function, as the sum is called here, is never integrated out: it is carried along by a Gaussian
+    that knows where it lies at other hyperparameters. It needs no gradient in the hyperparameters.
 
     ::
 
@@ -70,7 +70,8 @@ class LatentGPStep(LatentGPTuning):
     approximation : {"ep", "laplace"}
         What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
         Without a gradient of the likelihood there are none, and hyperparameters move at a fixed
-        whitened function. Always Laplace's where observations depend on several values.
+        whitened function. Always Laplace's where observations depend on several values, or no
+        function has a covariance matrix.
     steps_per_draw : int, optional
         Transitions for each draw that is kept; default as many as hyperparameters, at least 2.
     n_slices : int

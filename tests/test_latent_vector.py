@@ -295,6 +295,28 @@ def test_new_data_in_the_design():
         joint.refresh()
 
 
+def test_new_data_in_a_precision():
+    """Means, weights and a covariate are followed, though no hyperparameter changes them."""
+    with pm.Model() as model:
+        mean, x = pm.Data("mean", np.zeros(N)), pm.Data("x", np.arange(N) - 2.0)
+        phi = pm.CAR("phi", mu=mean, W=RING, alpha=0.5, tau=pm.Data("tau", 4.0))
+        noise = pm.HalfNormal("noise", 1.0)
+        pm.Normal("y", phi + pm.Normal("slope", 0, 1) * x, noise, observed=COUNTS / 5)
+    joint = JointModel(model, compile_kwargs=PLAIN)
+    joint.refresh()
+    new = {"mean": np.full(N, 2.0), "x": np.arange(N) - 1.0, "tau": 9.0}
+    with model:
+        pm.set_data(new)
+    assert joint.refresh()
+    gaussian = joint.function.prior.gaussian
+    np.testing.assert_allclose(gaussian.mean, [*new["mean"], 0.0], atol=1e-12)
+    slope = np.r_[np.zeros(N), 1.0]
+    np.testing.assert_allclose(gaussian.predictors(slope), new["x"], atol=1e-12)
+    precision = 9.0 * (2.0 * np.eye(N) - 0.5 * RING)
+    expected = 0.5 * np.linalg.slogdet(precision)[1]
+    np.testing.assert_allclose(gaussian.half_log_determinant, expected)
+
+
 # exactness ----------------------------------------------------------------------------------------
 
 

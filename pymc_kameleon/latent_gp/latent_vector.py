@@ -26,7 +26,7 @@ from scipy.sparse import csr_array, hstack
 
 from pymc_kameleon.latent_gp.affine_graph import AffineGraph, places_of, split_vector
 from pymc_kameleon.latent_gp.blocks import Blocks
-from pymc_kameleon.latent_gp.density_prior import DensityPrior, PrecisionGaussian
+from pymc_kameleon.latent_gp.density_prior import Density, DensityPrior, PrecisionGaussian
 from pymc_kameleon.latent_gp.gaussian_sites import (
     cholesky_overwriting,
     factorised,
@@ -326,11 +326,14 @@ class PrecisionPrior(PredictorPrior):
     """That of a latent vector without such functions, by its precision."""
 
     def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
-        self._others = DensityPrior(model, linear.others, shapes, shared, compile_kwargs)
+        self._own = DensityPrior(model, linear.others, shapes, shared, compile_kwargs)
+        self._others = self._own
         super().__init__(model, linear, shapes, name, shared, compile_kwargs)
 
     def _find_entries(self, matrices):
-        self._products = self._joined = self._density = None
+        self._density: Density | None = None
+        self._products: Products | None = None
+        self._joined: Blocks | None = None
         super()._find_entries(matrices)
 
     def _read_design(self):
@@ -343,9 +346,10 @@ class PrecisionPrior(PredictorPrior):
 
     def unfactorised(self) -> PrecisionAt:
         """Return the same once."""
-        density = self._others.at() if self._density is None else self._density
-        if self._others.is_constant:
-            self._density = density
+        density = self._density
+        if density is None:
+            density = self._own.at()
+            self._density = density if self._own.is_constant else None
         if self._products is None or self._joined is not self.blocks:
             rows, columns, _ = self._design.groups
             shape = (self.size, self._n_elements)

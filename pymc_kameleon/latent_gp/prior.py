@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import pytensor
@@ -91,9 +91,12 @@ class FreeVariables(Protocol):
 
 
 class PriorAt(NamedTuple):
-    """The prior of a latent function at some values of the other variables."""
+    """The prior of a latent function at some values of the other variables.
 
-    gaussian: Gaussian
+    `gaussian` is a `Gaussian`, or a `PrecisionAt`.
+    """
+
+    gaussian: Any
     variable: FreeVariables
 
 

@@ -168,7 +168,7 @@ def slices(
     value = point.log_likelihood - float(sites.elementwise(u).sum())
     # The conditional has what slices take of a Gaussian, without a matrix.
     moved, _, n_evaluations, angles = slices_along(
-        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),
+        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),  # type: ignore[arg-type]
         u,
         value,
         conditional.images(normals),

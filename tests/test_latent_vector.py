@@ -17,7 +17,6 @@ from pymc_kameleon import LatentGPStep
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.latent_gp import sparse_cholesky
 from pymc_kameleon.latent_gp.blocks import Blocks
-from pymc_kameleon.latent_gp.density_prior import PrecisionGaussian
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.joint.block_conditional import BlockConditional
 from pymc_kameleon.latent_gp.joint.conditional import constant_sites
@@ -30,6 +29,7 @@ from pymc_kameleon.latent_gp.joint.target import (
     trajectory,
 )
 from pymc_kameleon.latent_gp.precision_prior import PrecisionConditional
+from pymc_kameleon.latent_gp.sparse_cholesky import covariance_times
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.model.initial_points import PriorSampler
 from pymc_kameleon.model.transforms import unconstrained
@@ -210,8 +210,8 @@ def test_a_density_gives_the_gaussian(process):
     for _ in range(3):
         theta = rng.standard_normal(joint.dim)
         joint.set_hyperparameters(theta)
-        others = PrecisionGaussian(joint.function.prior._others.at())
-        covariance = np.array([others.times_covariance(e) for e in np.eye(others.mean.size)])
+        others = joint.function.prior._others.at()
+        covariance = np.array([covariance_times(others.root, e) for e in np.eye(others.mean.size)])
         x = rng.standard_normal(others.mean.size)
         found = target.point(theta, joint.prior().variable.to_function(x))
         value = stats.multivariate_normal(others.mean, covariance).logpdf(x)
@@ -293,6 +293,16 @@ def test_new_data_in_the_design():
         pm.set_data({"x": np.zeros(N), "place": np.zeros(N, dtype=int)})
     with pytest.raises(ValueError, match="make a new one"):
         joint.refresh()
+
+
+def test_what_is_watched_has_the_name_of_its_variable():
+    """Where variables themselves are kept; there are more of them than predictors."""
+    with made(bym2):
+        step = LatentGPStep(compile_kwargs=PLAIN)
+    expected = ["sd_log__", "share_logodds__", "own[0]", "phi[0]", "level"]
+    found = step._watched_names()
+    assert len(found) == 2 + 2 * N + 1
+    assert set(expected) < set(found)
 
 
 def test_new_data_in_a_precision():

@@ -12,7 +12,13 @@ from pymc_kameleon.latent_gp.blocks import Blocks
 from pymc_kameleon.latent_gp.density_prior import Density
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.precision_prior import PrecisionAt, PrecisionConditional, Products
-from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, SparseRoot, UpdatedRoot, WholeRoot
+from pymc_kameleon.latent_gp.sparse_cholesky import (
+    Pattern,
+    SparseRoot,
+    UpdatedRoot,
+    WholeRoot,
+    covariance_times,
+)
 
 
 def lattice(side):
@@ -45,10 +51,11 @@ def test_roots(kind, monkeypatch):
     assert isinstance(root, kind)
     x, y = rng.standard_normal((2, 36))
     close(2.0 * root.half_log_determinant, np.linalg.slogdet(matrix)[1])
-    close(root.drawn(root.solved(x)[None])[0], np.linalg.solve(matrix, x))
+    close(covariance_times(root, x), np.linalg.solve(matrix, x))
     close(root.pulled(x) @ root.pulled(y), x @ matrix @ y)
-    close(root.solved(x) @ root.pulled(y), x @ y)
-    close(root.drawn(np.stack([x, y]))[1], root.drawn(y[None])[0])
+    close(root.solved(x[None])[0] @ root.pulled(y), x @ y)
+    for many in (root.drawn, root.solved):
+        close(many(np.stack([x, y]))[1], many(y[None])[0])
 
 
 @pytest.mark.parametrize("full", [0.0, 0.9])

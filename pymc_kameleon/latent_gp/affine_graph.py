@@ -140,6 +140,7 @@ def _probed(affine, start, size):
     rng, known = np.random.default_rng(0), {}
     weights, x = 1.0 + rng.random((2, size)), rng.standard_normal(size)
     order = np.argsort(weights[0])
+    in_order = weights[0][order]
     changes = affine(x) - start
     for _ in range(ROUNDS):
         group = rng.integers(N_PROBES, size=size)
@@ -148,7 +149,7 @@ def _probed(affine, start, size):
             plain, *weighted = (affine(own * w) - start for w in (np.ones(size), *weights))
             rows = np.flatnonzero(plain)
             ratios = [w[rows] / plain[rows] for w in weighted]
-            places = np.clip(np.searchsorted(weights[0][order], ratios[0]), 1, size - 1)
+            places = np.clip(np.searchsorted(in_order, ratios[0]), 1, size - 1)
             near = order[np.stack([places - 1, places])]
             nearer = np.argmin(np.abs(weights[0][near] - ratios[0]), axis=0)
             columns = near[nearer, np.arange(rows.size)]

@@ -11,13 +11,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from scipy.linalg import LinAlgError
-from scipy.linalg.blas import dtrsm
 
 from pymc_kameleon.latent_gp.affine_graph import AffineGraph, places_of, split_vector
-from pymc_kameleon.latent_gp.gaussian_sites import cholesky_overwriting, solve_root
 from pymc_kameleon.latent_gp.linear_predictor import with_gradient
-from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, Root, UpdatedRoot
+from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, Root, UpdatedRoot, covariance_times
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -47,7 +44,7 @@ class Density:
     @cached_property
     def mean(self) -> np.ndarray:
         """Mean (M,) of the Gaussian of which this is a multiple."""
-        return self.root.drawn(self.root.solved(self.slope)[None])[0]
+        return covariance_times(self.root, self.slope)
 
     @cached_property
     def log_integral(self) -> float:
@@ -61,6 +58,10 @@ class Density:
         """That of the entries (M,)."""
         is_own = self.pattern.rows == self.pattern.columns
         return np.bincount(self.pattern.rows[is_own], self.entries[is_own], self.slope.size)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw (M,) from that Gaussian."""
+        return self.mean + self.root.drawn(rng.standard_normal((1, self.mean.size)))[0]
 
     def root_of(self, pattern: Pattern, entries: np.ndarray) -> Root:
         """Factorise a matrix with these entries, and the `rows` beside them."""
@@ -155,39 +156,3 @@ def _sum_penalty(model, variable) -> SumPenalty | None:
     density = pm.logp(free, model.rvs_to_values[variable])
     graphs = [density, (deviation * variable.shape[0]) ** -2.0, pt.log(no_penalty / deviation)]
     return SumPenalty(*model.replace_rvs_by_values([g.astype("float64") for g in graphs]))
-
-
-class PrecisionGaussian:
-    """The Gaussian of which a density is a multiple, by a whole matrix.
-
-    `log_integral` is the log of that multiple.
-    """
-
-    def __init__(self, density: Density):
-        slope, (rows, columns) = density.slope, (density.pattern.rows, density.pattern.columns)
-        precision = density.rows.T * density.weights @ density.rows
-        is_off = rows != columns
-        np.add.at(precision, (rows, columns), density.entries)
-        np.add.at(precision, (columns[is_off], rows[is_off]), density.entries[is_off])
-        self._root = cholesky_overwriting(precision)
-        half_log_determinant = float(np.log(np.diagonal(self._root)).sum())
-        if not math.isfinite(half_log_determinant):
-            raise LinAlgError("A precision is not finite.")
-        self.mean = self.times_covariance(slope)
-        self.log_integral = (
-            density.constant + 0.5 * float(slope @ self.mean) - half_log_determinant
-        ) + 0.5 * slope.size * LOG_2PI
-
-    def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw (M,) from the Gaussian."""
-        z = rng.standard_normal(self.mean.size)
-        return self.mean + solve_root(self._root, z, transposed=True)
-
-    def whitened(self, matrix: np.ndarray) -> np.ndarray:
-        """Return A L^-T for a matrix A (N, M), where the precision is L L^T."""
-        # In Fortran order, L^T is upper triangular.
-        return dtrsm(1.0, self._root.T, matrix, side=1, lower=0)
-
-    def times_covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return K x for `x` (M,)."""
-        return solve_root(self._root, solve_root(self._root, x), transposed=True)

@@ -26,17 +26,18 @@ from scipy.sparse import csr_array, hstack
 
 from pymc_kameleon.latent_gp.affine_graph import AffineGraph, places_of, split_vector
 from pymc_kameleon.latent_gp.blocks import Blocks
-from pymc_kameleon.latent_gp.density_prior import Density, DensityPrior, PrecisionGaussian
+from pymc_kameleon.latent_gp.density_prior import Density, DensityPrior
 from pymc_kameleon.latent_gp.gaussian_sites import (
     cholesky_overwriting,
     factorised,
     solve_root,
 )
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.linear_predictor import predictions_of, shape_of
+from pymc_kameleon.latent_gp.linear_predictor import element_names, predictions_of, shape_of
 from pymc_kameleon.latent_gp.precision_prior import PrecisionAt, Products
 from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, Prior, PriorAt
 from pymc_kameleon.latent_gp.reading import LatentFunction, likelihood_terms
+from pymc_kameleon.latent_gp.sparse_cholesky import covariance_times
 from pymc_kameleon.model.initial_points import reseed
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 from pymc_kameleon.model.transforms import unconstrained
@@ -103,7 +104,7 @@ class VectorAt:
         for design, function in zip(designs, functions, strict=True):
             design.add_covariance(function.covariance, self.covariance)
         if others is not None:
-            z = others.whitened(matrix)
+            z = others.root.solved(matrix)
             self.covariance += z @ z.T
 
     def _times(self, functions, others):
@@ -162,7 +163,7 @@ class VectorAt:
             natural.append(draw + function.covariance @ design.pulled(pull))
             free.append(variable.to_variable(natural[-1]))
         if self._others is not None:
-            moved = others + self._others.times_covariance(self._matrix.T @ pull)
+            moved = others + covariance_times(self._others.root, self._matrix.T @ pull)
             natural.append(moved)
             free.append(moved)
         return np.concatenate(free), np.concatenate(natural)
@@ -318,7 +319,7 @@ class VectorPrior(PredictorPrior):
         """Return what `evaluate` does, before anything is factorised."""
         designs, matrix = self.design
         functions = [function.unfactorised() for function in self._functions]
-        others = None if self._others is None else PrecisionGaussian(self._others.at())
+        others = None if self._others is None else self._others.at()
         return VectorAt(self.name, designs, matrix, functions, others)
 
 
@@ -405,7 +406,7 @@ class LatentVector(LatentFunction):
         point = model.initial_point() if initial_point is None else initial_point
         self.shared = make_shared_replacements(point, self.value_variables + predicted, model)
         compile_kwargs = compile_kwargs or None
-        shapes = [np.shape(point[value.name]) for value in self.value_variables]
+        self.shapes = shapes = [np.shape(point[value.name]) for value in self.value_variables]
         kind = VectorPrior if linear.functions else PrecisionPrior
         self.prior = kind(model, linear, shapes, self.name, self.shared, compile_kwargs)
         self.size = self.prior.size
@@ -423,6 +424,12 @@ class LatentVector(LatentFunction):
         if predictions:
             self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
         self.follow_only(set(self.shared.values()))
+
+    def element_name(self, i: int) -> str:
+        """Name of the i-th of the values that a step keeps: variables if there is a precision."""
+        if isinstance(self.prior, VectorPrior):
+            return super().element_name(i)
+        return element_names(self.value_variables, self.shapes)[i]
 
     def refresh(self) -> bool:
         """Follow the other variables; return whether prior or likelihood changed."""

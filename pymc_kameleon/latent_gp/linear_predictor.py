@@ -90,9 +90,13 @@ def shape_of(variable: Variable) -> tuple[int, ...]:
     return variable.type.shape
 
 
-def density_and_gradient(model, variables: list[Variable]) -> list[Variable]:
-    """Return graphs of the joint log density of free variables, and of its gradient (M,)."""
-    return with_gradient(model, variables, model.logp(vars=variables))
+def element_names(variables: list[Variable], shapes: list[tuple[int, ...]]) -> list[str]:
+    """Names of the elements of variables of these shapes, in the order of raveled values."""
+    return [
+        variable.name + (str(list(index)) if index else "")
+        for variable, shape in zip(variables, shapes, strict=True)
+        for index in np.ndindex(shape)
+    ]
 
 
 def with_gradient(model, variables: list[Variable], density: Variable) -> list[Variable]:
@@ -117,7 +121,7 @@ def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
     values = [model.rvs_to_values[v] for v in variables]
     rest = {v: pt.constant(start[v.name]) for v in model.value_vars if v not in values}
     try:
-        graphs = density_and_gradient(model, variables)
+        graphs = with_gradient(model, variables, model.logp(vars=variables))
         evaluate = model.compile_fn(
             clone_replace(graphs, replace=rest, rebuild_strict=False),
             inputs=values,

@@ -20,7 +20,7 @@ from scipy.linalg import LinAlgError
 from pymc_kameleon.latent_gp.blocks import BlockSites
 from pymc_kameleon.latent_gp.density_prior import Density
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, Root
+from pymc_kameleon.latent_gp.sparse_cholesky import Pattern, Root, covariance_times
 
 COST = 40
 """Of a product of two entries one by one, in those of a product of whole matrices."""
@@ -180,7 +180,7 @@ class PrecisionConditional:
         self._root = prior.root_with(sites)
         self.log_root_determinant = prior.half_log_determinant - self._root.half_log_determinant
         pull = prior.pulled(sites.shift - sites.times(prior.predictors(prior.mean)))
-        self.mean = prior.mean + self._root.drawn(self._root.solved(pull)[None])[0]
+        self.mean = prior.mean + covariance_times(self._root, pull)
 
     @property
     def size(self) -> int:
@@ -227,7 +227,7 @@ class PrecisionConditional:
 
     def pulled(self, slope: np.ndarray) -> np.ndarray:
         """Return the slope by eta (1, M) of what has the `slope` (N,) by the predictors."""
-        return self._root.solved(self._prior.pulled(slope))[None]
+        return self._root.solved(self._prior.pulled(slope)[None])
 
     def images(self, eta: np.ndarray) -> np.ndarray:
         """Return changes (n, N) of the predictors by standardised `eta` (1, n, M)."""

@@ -110,6 +110,10 @@ class LatentFunction:
         )
         self.follow_only(set(self.shared.values()))
 
+    def element_name(self, i: int) -> str:
+        """Name of the i-th of the values that a step keeps."""
+        return f"{self.name}[{i}]"
+
     def follow_only(self, others: set, ignored: Set = frozenset()) -> None:
         """Let `refresh` follow the shared variables of `others`, and leave those of `ignored`."""
         self._seen_prior = [SharedValues(f, others, ignored) for f in self.prior.functions]

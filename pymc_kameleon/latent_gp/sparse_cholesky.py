@@ -15,7 +15,7 @@ from scipy.linalg.blas import dtrmv, dtrsm
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.linalg import splu
 
-from pymc_kameleon.latent_gp.gaussian_sites import cholesky_overwriting, solve_root
+from pymc_kameleon.latent_gp.gaussian_sites import cholesky_overwriting
 from pymc_kameleon.mcmc.numba_bridge import jit
 
 FULL = 0.25
@@ -27,14 +27,19 @@ class Root(Protocol):
 
     half_log_determinant: float
 
-    def solved(self, x: np.ndarray) -> np.ndarray:
-        """Return F^-1 x for `x` (M,)."""
+    def solved(self, rows: np.ndarray) -> np.ndarray:
+        """Return F^-1 x for the rows x of an array (n, M)."""
 
     def drawn(self, rows: np.ndarray) -> np.ndarray:
         """Return F^-T x for the rows x of an array (n, M)."""
 
     def pulled(self, x: np.ndarray) -> np.ndarray:
         """Return F^T x for `x` (M,)."""
+
+
+def covariance_times(root: Root, x: np.ndarray) -> np.ndarray:
+    """Return P^-1 x for `x` (M,)."""
+    return root.drawn(root.solved(x[None]))[0]
 
 
 class Pattern:
@@ -83,12 +88,6 @@ class Pattern:
             raise LinAlgError("A precision is not positive definite.")
         return SparseRoot(self.order, starts, rows, found)
 
-    def times(self, values: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return the matrix with these entries times `x` (M,)."""
-        out = np.zeros(self.size)
-        _symmetric_times(self.rows, self.columns, values, x, out)
-        return out
-
 
 class WholeRoot:
     """That of a matrix whose entries on and below the diagonal are given; it is overwritten."""
@@ -99,9 +98,10 @@ class WholeRoot:
         if not math.isfinite(self.half_log_determinant):
             raise LinAlgError("A precision is not finite.")
 
-    def solved(self, x: np.ndarray) -> np.ndarray:
-        """Return F^-1 x."""
-        return solve_root(self._root, x)
+    def solved(self, rows: np.ndarray) -> np.ndarray:
+        """Return F^-1 x for each row."""
+        # In Fortran order, F^T is upper triangular.
+        return dtrsm(1.0, self._root.T, rows, side=1, lower=0)
 
     def drawn(self, rows: np.ndarray) -> np.ndarray:
         """Return F^-T x for each row."""
@@ -121,18 +121,17 @@ class SparseRoot:
         if not math.isfinite(self.half_log_determinant):
             raise LinAlgError("A precision is not finite.")
 
-    def solved(self, x: np.ndarray) -> np.ndarray:
-        """Return F^-1 x, which is L^-1 x in the order of L."""
-        out = np.empty(x.size)
-        out[self._order] = x
+    def solved(self, rows: np.ndarray) -> np.ndarray:
+        """Return F^-1 x for each row, which is L^-1 x in the order of L."""
+        out = np.empty(rows.shape)
+        out[:, self._order] = rows
         _solve(*self._lower, out)
         return out
 
     def drawn(self, rows: np.ndarray) -> np.ndarray:
         """Return F^-T x for each row."""
-        out = np.ascontiguousarray(rows).copy()
-        for row in out:
-            _solve_transposed(*self._lower, row)
+        out = np.array(rows, order="C")
+        _solve_transposed(*self._lower, out)
         return out[:, self._order]
 
     def pulled(self, x: np.ndarray) -> np.ndarray:
@@ -152,7 +151,7 @@ class UpdatedRoot:
 
     def __init__(self, root: Root, rows: np.ndarray, weights: np.ndarray):
         self._root = root
-        self._basis, upper = np.linalg.qr(np.array([root.solved(row) for row in rows]).T)
+        self._basis, upper = np.linalg.qr(root.solved(rows).T)
         inner = np.eye(len(weights)) + (upper * weights) @ upper.T
         values, vectors = np.linalg.eigh(inner)
         if not values[0] > 0:
@@ -161,14 +160,16 @@ class UpdatedRoot:
         self._more = (vectors * (np.sqrt(values) - 1.0)) @ vectors.T
         self._less = (vectors * (1.0 / np.sqrt(values) - 1.0)) @ vectors.T
 
-    def solved(self, x: np.ndarray) -> np.ndarray:
-        """Return F^-1 x."""
-        z = self._root.solved(x)
-        return z + self._basis @ (self._less @ (self._basis.T @ z))
+    def solved(self, rows: np.ndarray) -> np.ndarray:
+        """Return F^-1 x for each row."""
+        return self._less_along(self._root.solved(rows))
 
     def drawn(self, rows: np.ndarray) -> np.ndarray:
         """Return F^-T x for each row."""
-        return self._root.drawn(rows + ((rows @ self._basis) @ self._less) @ self._basis.T)
+        return self._root.drawn(self._less_along(rows))
+
+    def _less_along(self, rows):
+        return rows + ((rows @ self._basis) @ self._less) @ self._basis.T
 
     def pulled(self, x: np.ndarray) -> np.ndarray:
         """Return F^T x."""
@@ -208,30 +209,24 @@ def _factor_into(
 
 
 @jit
-def _symmetric_times(rows, columns, values, x, out):
-    for k in range(rows.size):
-        out[rows[k]] += values[k] * x[columns[k]]
-        if rows[k] != columns[k]:
-            out[columns[k]] += values[k] * x[rows[k]]
+def _solve(starts, rows, values, vectors):
+    """L^-1 x for each of `vectors` (n, M), in place."""
+    for x in vectors:
+        for j in range(x.size):
+            x[j] /= values[starts[j]]
+            for p in range(starts[j] + 1, starts[j + 1]):
+                x[rows[p]] -= values[p] * x[j]
 
 
 @jit
-def _solve(starts, rows, values, x):
-    """L^-1 x, in place."""
-    for j in range(x.size):
-        x[j] /= values[starts[j]]
-        for p in range(starts[j] + 1, starts[j + 1]):
-            x[rows[p]] -= values[p] * x[j]
-
-
-@jit
-def _solve_transposed(starts, rows, values, x):
-    """L^-T x, in place."""
-    for j in range(x.size - 1, -1, -1):
-        total = x[j]
-        for p in range(starts[j] + 1, starts[j + 1]):
-            total -= values[p] * x[rows[p]]
-        x[j] = total / values[starts[j]]
+def _solve_transposed(starts, rows, values, vectors):
+    """L^-T x for each of `vectors` (n, M), in place."""
+    for x in vectors:
+        for j in range(x.size - 1, -1, -1):
+            total = x[j]
+            for p in range(starts[j] + 1, starts[j + 1]):
+                total -= values[p] * x[rows[p]]
+            x[j] = total / values[starts[j]]
 
 
 @jit

@@ -214,7 +214,7 @@ class LatentFunctionStep(Step):
         return self.position[self._elements]
 
     def _watched_names(self):
-        return [f"{self.function.name}[{i}]" for i in self._elements]
+        return [self.function.element_name(i) for i in self._elements]
 
     def _warn_once(self, name, kind, message):
         """Give a warning with the next statistics, if none of this name was given in the chain."""

@@ -20,6 +20,7 @@ from pymc_kameleon.latent_gp.joint.target import (
     slices,
     trajectory,
 )
+from pymc_kameleon.latent_gp.linear_predictor import element_names
 from pymc_kameleon.latent_gp.precision_prior import PrecisionConditional
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
 from pymc_kameleon.mcmc.history import record
@@ -344,12 +345,8 @@ class LatentGPStep(LatentGPTuning):
         return np.concatenate([self.chain.position, super()._watched()])
 
     def _watched_names(self):
-        elements = [
-            value.name + (str(list(index)) if index else "")
-            for value, shape in zip(self.joint.hyperparameters, self.joint.shapes, strict=True)
-            for index in np.ndindex(shape)
-        ]
-        return elements + super()._watched_names()
+        own = element_names(self.joint.hyperparameters, self.joint.shapes)
+        return own + super()._watched_names()
 
     def _count_failures(self, n_failed):
         self.report.failed += int(n_failed)

@@ -189,9 +189,9 @@ def trajectory(
 
     Hamiltonian dynamics of eta, with the density N(eta; 0, I) exp(r), r the log likelihood less its
     sites: r changes the momentum, and a turn of eta and momentum, which no r would change, is
-    exact (Neal 2010, section 5.5.1). A turn is not longer than `angle`. `target` holds an eta of
-    the point, and then of the one that is returned, with the acceptance probability and the number
-    of evaluations. For a `conditional` that pulls slopes back.
+    exact (Neal 2010, section 5.5.1). A turn is at most `angle`, give or take a quarter of it.
+    `target` holds an eta of the point, and then of the one that is returned, with the acceptance
+    probability and the number of evaluations. For a `conditional` that pulls slopes back.
     """
     target.model.set_hyperparameters(point.x)
     conditional, likelihood = point.conditional, target.model.likelihood

@@ -116,6 +116,107 @@ def supernovae() -> pm.Model:
     return model
 
 
+def concentration(excess, clearance, volume, lag, times):
+    """Concentration of a unit dose, taken by mouth at time 0, in one compartment; 0 before `lag`.
+
+    Absorption is faster by `excess` than elimination, lest the two can be exchanged.
+    """
+    rate = clearance / volume
+    absorption, since = rate + excess, np.maximum(times - lag, 0.0)
+    decays = np.exp(-rate * since) - np.exp(-absorption * since)
+    return absorption / (volume * excess) * decays
+
+
+def pharmacokinetics() -> pm.Model:
+    """Build the model of one patient's concentrations after a dose of 100, five parameters."""
+    rng = np.random.default_rng(SEED)
+    times = np.array([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0])
+    exact = 100.0 * concentration(1.2, 3.0, 30.0, 0.3, times)
+    observed = exact * np.exp(rng.normal(0.0, 0.15, len(times)))
+
+    @wrap_py(itypes=[pt.dscalar] * 4, otypes=[pt.dvector])
+    def log_concentration(excess, clearance, volume, lag):
+        with np.errstate(all="ignore"):
+            return np.log(100.0 * concentration(excess, clearance, volume, lag, times))
+
+    with pm.Model() as model:
+        excess = pm.LogNormal("excess", 0.0, 1.0)
+        clearance = pm.LogNormal("clearance", 1.0, 1.0)
+        volume = pm.LogNormal("volume", 3.0, 1.0)
+        lag = pm.Uniform("lag", 0.0, 0.5)
+        scatter = pm.HalfNormal("scatter", 0.5)
+        mean = log_concentration(excess, clearance, volume, lag)
+        pm.Normal("y", mean, scatter, observed=np.log(observed))
+    return model
+
+
+class Oscillation:
+    """A wave of unknown frequency, seen at nearly regular times: an alias is likely too."""
+
+    dim = 3
+    noise, amplitude, frequencies = 0.5, 2.0, (0.1, 0.9)
+
+    def __init__(self):
+        rng = np.random.default_rng(SEED)
+        self.times = np.arange(10.0) + rng.normal(0.0, 0.05, 10)
+        basis = self.basis(0.3)
+        self.observed = basis @ [1.0, -0.5] + rng.normal(0.0, self.noise, 10)
+
+    def basis(self, frequency):
+        """Cosine and sine at the times: (n, 2)."""
+        angles = 2.0 * np.pi * frequency * self.times
+        return np.column_stack([np.cos(angles), np.sin(angles)])
+
+    def model(self) -> pm.Model:
+        """Build the model, whose curve is a black box."""
+
+        @wrap_py(itypes=[pt.dvector, pt.dscalar], otypes=[pt.dvector])
+        def curve(amplitudes, frequency):
+            return self.basis(float(frequency)) @ amplitudes
+
+        with pm.Model() as model:
+            amplitudes = pm.Normal("amplitudes", 0.0, self.amplitude, shape=2)
+            frequency = pm.Uniform("frequency", *self.frequencies)
+            pm.Normal("y", curve(amplitudes, frequency), self.noise, observed=self.observed)
+        return model
+
+    def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw (n, 3) in unconstrained coordinates; exact but for a grid of 20 000 frequencies."""
+        low, high = self.frequencies
+        grid = np.linspace(low, high, 20_001)[1:-1]
+        log_weights = np.empty(len(grid))
+        means, factors = np.empty((len(grid), 2)), np.empty((len(grid), 2, 2))
+        for i, frequency in enumerate(grid):
+            basis = self.basis(frequency) / self.noise
+            precision = basis.T @ basis + np.eye(2) / self.amplitude**2
+            moment = basis.T @ self.observed / self.noise
+            means[i] = np.linalg.solve(precision, moment)
+            log_weights[i] = 0.5 * (moment @ means[i] - np.linalg.slogdet(precision)[1])
+            factors[i] = np.linalg.cholesky(np.linalg.inv(precision))
+        weights = np.exp(log_weights - log_weights.max())
+        chosen = rng.choice(len(grid), n, p=weights / weights.sum())
+        normals = rng.standard_normal((n, 2, 1))
+        amplitudes = means[chosen] + (factors[chosen] @ normals)[..., 0]
+        share = (grid[chosen] - low) / (high - low)
+        return np.column_stack([amplitudes, np.log(share / (1.0 - share))])
+
+
+def threshold() -> pm.Model:
+    """Build a model of 40 failure times that begin at an unknown one: an edge of the likelihood."""
+    rng = np.random.default_rng(SEED)
+    failures = 10.0 + 5.0 * rng.weibull(1.3, 40)
+
+    @wrap_py(itypes=[pt.dscalar] * 3, otypes=[pt.dscalar])
+    def log_likelihood(begin, scale, shape):
+        return np.asarray(stats.weibull_min.logpdf(failures, shape, begin, scale).sum())
+
+    with pm.Model() as model:
+        begin = pm.Normal("begin", 8.0, 3.0)
+        scale, shape = pm.HalfNormal("scale", 10.0), pm.HalfNormal("shape", 2.0)
+        pm.Potential("log_likelihood", log_likelihood(begin, scale, shape))
+    return model
+
+
 DENSITIES: dict[str, Target | TwoModes] = {
     "banana-2": Banana(0.03, dim=2),
     "banana-8": Banana(0.03, dim=8),
@@ -129,6 +230,9 @@ MODELS: dict[str, Callable[[], pm.Model]] = {
     "sir": lambda: sir_epidemic(simulate_sir_epidemic(random_seed=SEED)),
     "supernova": supernovae,
     "lynx-hare": lynx_hare_model,
+    "pharmacokinetics": pharmacokinetics,
+    "oscillation": lambda: Oscillation().model(),
+    "threshold": threshold,
 }
 
 

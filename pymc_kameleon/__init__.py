@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from pymc_kameleon.evidence import compare_evidence, log_evidence
     from pymc_kameleon.kernels import random_features
+    from pymc_kameleon.learnt_posterior import surrogate_posterior
     from pymc_kameleon.model.initial_points import dispersed_starts
     from pymc_kameleon.steps import (
         AdaptiveMetropolisStep,
@@ -58,6 +59,7 @@ __all__ = [
     "pseudo_marginal",
     "random_features",
     "register",
+    "surrogate_posterior",
     "targets",
     "unregister",
 ]
@@ -70,6 +72,7 @@ _WHERE = {
     "log_evidence": "evidence",
     "random_features": "kernels",
     "register": "steps.kameleon",
+    "surrogate_posterior": "learnt_posterior",
     "unregister": "steps.kameleon",
 } | {name: "steps" for name in __all__ if name.endswith("Step")}
 

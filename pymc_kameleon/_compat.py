@@ -6,7 +6,7 @@ there is a slower way that is right, or an error that names it.
 
 import inspect
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import numpy as np
@@ -15,7 +15,7 @@ from pymc.backends.base import MultiTrace
 from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import CompoundStep
 from pytensor.compile.builders import OpFromGraph
-from rich.progress import TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 _log = logging.getLogger("pymc.kameleon")
@@ -94,11 +94,11 @@ def arviz_statistics():
 def pareto_k(log_weights: np.ndarray) -> float:
     """Shape k of the generalised Pareto distribution of the largest importance weights (n,).
 
-    NaN where no tail can be fitted: fewer than 25 weights, or a tail of equal ones. See A. Vehtari,
+    NaN where no tail can be fitted: fewer than 30 weights, or a tail of equal ones. See A. Vehtari,
     D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance sampling", Journal of
     Machine Learning Research 25, 2024. arXiv:1507.02646
     """
-    if len(log_weights) < 25 or not np.isfinite(np.max(log_weights)):
+    if len(log_weights) < 30 or not np.isfinite(np.max(log_weights)):
         return float("nan")
     statistics = arviz_statistics()
     if hasattr(statistics, "psislw"):
@@ -108,7 +108,8 @@ def pareto_k(log_weights: np.ndarray) -> float:
 
         try:
             # It takes log-likelihoods, whose negatives are the log weights of leaving one out.
-            k = float(array_stats.psislw(-log_weights)[1])
+            lowest = np.where(np.isfinite(log_weights), log_weights, log_weights.max() - 700.0)
+            k = float(array_stats.psislw(-lowest)[1])
         except ValueError:
             k = float("nan")
     return k if np.isfinite(k) else float("nan")
@@ -226,6 +227,20 @@ def progress_bars(step, chains: int, draws: int, tune: int, progressbar, progres
     return manager(
         step_method=step, chains=chains, draws=draws, tune=tune, progressbar=progressbar, **options
     )
+
+
+@contextmanager
+def evaluation_bar(total: int, shown: bool):
+    """Give a function that shows how many of `total` evaluations are made, and an error."""
+    columns = [
+        TextColumn("Evaluations {task.completed:.0f} of {task.total:.0f}"),
+        BarColumn(),
+        TextColumn("predicted error {task.fields[error]:.3f}"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, disable=not shown) as progress:
+        task = progress.add_task("", total=total, error=float("nan"))
+        yield lambda done, error: progress.update(task, completed=done, error=error)
 
 
 def result_of_traces(traces: list, *, tune: int, seconds: float, model, **options):

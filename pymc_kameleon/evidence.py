@@ -1,6 +1,5 @@
 """Log evidence from the statistics that draws of `ParallelTemperingStep` carry."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,22 +9,30 @@ import xarray as xr
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
-from pymc_kameleon._compat import group_dataset
-from pymc_kameleon.latent_gp.latent_evidence import Estimate, from_series
+from pymc_kameleon._compat import group_dataset, pareto_k
+from pymc_kameleon._warnings import warn_user
+from pymc_kameleon.latent_gp.latent_evidence import LARGEST_PARETO_K, Estimate, from_series
 
 DISAGREEMENT = 1.0
 """Difference of the log evidence between chains that is told of."""
+
+EVEN = 0.7
+"""Effective share of weights from which they are so even that the shape of their tail is noise."""
 
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
 
 
 def log_evidence(result: Any) -> Estimate:
-    r"""Log evidence log p(y) of a model that was sampled with `ParallelTemperingStep`.
+    r"""Log evidence log p(y) of a model, from draws of one of three kinds.
+
+    Those of `ParallelTemperingStep`, of `SurrogateHMCStep`, where it costs no evaluation, and,
+    approximately, of `surrogate_posterior`.
 
     Parameters
     ----------
     result : InferenceData or DataTree
-        What `pm.sample(step=ParallelTemperingStep())` returned.
+        What `pm.sample(step=ParallelTemperingStep())`, `pm.sample(step=SurrogateHMCStep())` or
+        `surrogate_posterior()` returned.
 
     Returns
     -------
@@ -35,7 +42,14 @@ def log_evidence(result: Any) -> Estimate:
     Raises
     ------
     ValueError
-        If the draws are not those of that step alone, or the prior is improper.
+        If the draws are not those of one of these steps alone, or of an approximation that was
+        checked, or the prior is improper.
+
+    Warns
+    -----
+    UserWarning
+        If the chains disagree, an approximation should not be believed, or a surrogate is far too
+        large in a tail.
 
     Notes
     -----
@@ -44,9 +58,15 @@ def log_evidence(result: Any) -> Estimate:
     normalisers solves :math:`\sum_k \sigma(u - c) = \sum_{k+1} \sigma(c - u)`, where
     :math:`\sigma` is the logistic function: bridge sampling, which has the smallest error of all
     estimates from these draws [1]_ [2]_. The sum over temperatures is log p(y), as the reference is
-    normalised. Each chain has temperatures of its own. The standard error is the larger
-    of two: from the autocorrelation within chains, with the correlation between temperatures
-    counted, and from the spread of the chains.
+    normalised. Each chain has temperatures of its own.
+
+    A chain of `SurrogateHMCStep` has a surrogate of its own. Its density s is normalised without
+    the model, and :math:`1 / p(y) = E[s(x) / (p(y \mid x) p(x))]` over its draws, whatever s is
+    where the chain comes. Mass of the surrogate where the chain never comes makes it too large:
+    the chains then disagree.
+
+    The standard error is the larger of two: from the autocorrelation within chains, with the
+    correlation between temperatures counted, and from the spread of the chains.
 
     References
     ----------
@@ -61,6 +81,12 @@ def log_evidence(result: Any) -> Estimate:
     ...     idata = pm.sample(step=ParallelTemperingStep())
     >>> log_evidence(idata).log_evidence
     """
+    posterior = group_dataset(result, "posterior")
+    if posterior is not None and "log_evidence_error" in posterior.attrs:
+        return _of_approximation(posterior.attrs)
+    statistics = group_dataset(result, "sample_stats")
+    if statistics is not None and "evidence_ratio" in statistics:
+        return _of_chains_on_a_surrogate(statistics)
     statistics, ladders = ladders_of_chains(result)
     if not has_evidence(statistics):
         raise ValueError(
@@ -69,14 +95,56 @@ def log_evidence(result: Any) -> Estimate:
             "prior, and ParallelTemperingStep() all of them."
         )
     found, estimate = combined(ladders)
+    _warn_of_disagreement(found, "plots.plot_tempering(result)")
+    return estimate
+
+
+def _warn_of_disagreement(found, plot):
     if np.ptp(found) > DISAGREEMENT:
-        warnings.warn(
+        warn_user(
             f"The chains disagree about the log evidence: {', '.join(f'{v:.2f}' for v in found)}. "
             "They have not found the same modes, or tuning was too short: tune longer, and look at "
-            "plots.plot_tempering(result).",
-            stacklevel=2,
+            f"{plot}."
         )
-    return estimate
+
+
+def _of_chains_on_a_surrogate(statistics):
+    """Return 1 / mean(exp(-r)), r the log density minus that of the normalised surrogate."""
+    log_weights = -statistics["evidence_ratio"].transpose("chain", "draw").values
+    if np.isnan(log_weights).any():
+        raise ValueError(
+            "There is no evidence: a prior is improper (Flat, HalfFlat, ICAR), so that p(y) has no "
+            "meaning, or other steps sampled some of the variables, or SurrogateHMCStep had no "
+            "surrogate when tuning ended. Give every variable a proper prior, SurrogateHMCStep() "
+            "all of them, and tune longer."
+        )
+    means = logsumexp(log_weights, axis=1) - np.log(log_weights.shape[1])
+    weights = np.exp(log_weights - means[:, None])
+    k, share = pareto_k((log_weights - means[:, None]).ravel()), 1.0 / np.mean(weights**2)
+    if k > LARGEST_PARETO_K and share < EVEN:
+        warn_user(
+            "The surrogate of SurrogateHMCStep is far too large somewhere in the posterior's tail: "
+            f"do not trust this log evidence. Pareto k is {k:.2f}, above 0.7. Tune longer."
+        )
+    _warn_of_disagreement(-means, "plots.plot_surrogate(result)")
+    return _of_chains(-means, 1.0 - weights)
+
+
+def _of_approximation(found):
+    """Return what `surrogate_posterior` found, of the attributes of its posterior."""
+    if not np.isfinite(found["log_evidence"]):
+        raise ValueError(
+            "There is no evidence: a prior is improper (Flat, HalfFlat, ICAR), so that p(y) has no "
+            "meaning, or surrogate_posterior was interrupted before it checked its draws."
+        )
+    if not found["believable"]:
+        warn_user(
+            "This log evidence is that of an approximation that should not be believed yet, as "
+            "surrogate_posterior warned: its standard error does not say how wrong it may be. Take "
+            "more evaluations."
+        )
+    names = "log_evidence", "log_evidence_error", "log_evidence_size"
+    return Estimate(*(float(found[name]) for name in names))
 
 
 def ladders_of_chains(result: Any) -> tuple[xr.Dataset, list[tuple[np.ndarray, np.ndarray]]]:
@@ -124,12 +192,17 @@ def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray
 def combined(ladders: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, Estimate]:
     """Log evidence by each of several chains (m,), and one estimate from all of them."""
     values, series = zip(*(bridge(*ladder) for ladder in ladders), strict=True)
-    found, value = np.array(values), float(np.mean(values))
+    return np.array(values), _of_chains(np.array(values), np.array(series))
+
+
+def _of_chains(found, series):
+    """Mean over chains (m,), with the larger of the errors within them (m, n) and between them."""
+    value = float(np.mean(found))
     if not np.isfinite(value):
-        return found, Estimate(value, float("nan"), 0.0)
-    estimate = from_series(value, np.array(series))
+        return Estimate(value, float("nan"), 0.0)
+    estimate = from_series(value, series)
     between = float(np.std(found, ddof=1)) / np.sqrt(len(found)) if len(found) > 1 else 0.0
-    return found, estimate._replace(standard_error=float(max(estimate.standard_error, between)))
+    return estimate._replace(standard_error=float(max(estimate.standard_error, between)))
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.black_box import BANDWIDTH, marginal_total_variation
+from pymc_kameleon.surrogate.trust import BANDWIDTH, marginal_total_variation
 
 REFERENCE = np.random.default_rng(1).standard_normal((400_000, 2))
 

@@ -22,6 +22,7 @@ OF_ANY_MODEL = [
     pymc_kameleon.PCAKameleonStep,
     pymc_kameleon.SurrogateHMCStep,
     pymc_kameleon.dispersed_starts,
+    pymc_kameleon.surrogate_posterior,
 ]
 OF_THEIR_OWN_MODEL = [
     pymc_kameleon.EllipticalSliceStep,

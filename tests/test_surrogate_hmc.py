@@ -29,6 +29,7 @@ from pymc_kameleon.surrogate.mean import Mean, confined, fit_quadratic, mean_val
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     PosteriorSurrogate,
+    everywhere,
     find_modes,
     nearest_mode,
     new_workspace,
@@ -60,7 +61,8 @@ BANANA = Banana(bananicity=0.1, variance=100.0, dim=2)
 def without_prior(gp):
     nowhere = np.zeros(len(gp.mean.linear), dtype=np.bool_)
     bends = gp.triangular_map
-    return PosteriorSurrogate(gp.standardization, bends, gp.mean_function(), nowhere, NO_PRIOR)
+    mean, support = gp.mean_function(), everywhere(len(nowhere))
+    return PosteriorSurrogate(gp.standardization, bends, mean, nowhere, NO_PRIOR, support)
 
 
 def fitted(target=BANANA, n=80, max_centers=500, seed=0):
@@ -824,7 +826,7 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
         fits.append(learner.evaluations.count[0])
         return fit(learner, rng)
 
-    def predicted(surrogate, x):
+    def predicted(surrogate, x, radius):
         return BANANA.log_density(x[None])[0] + error
 
     monkeypatch.setattr(trajectory_adaptation, "SURE", 0.0)

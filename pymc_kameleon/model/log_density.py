@@ -34,6 +34,9 @@ LONGEST_LOG = 3.0
 """A factor of 20 for a positive parameter. That of a prior that is meant to say nothing, as
 InverseGamma(0.01, 0.01), is 1e33: no first move or search should be as long."""
 
+IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
+"""Names of PyMC's improper distributions."""
+
 
 def continuous_variables(model) -> list:
     """Value variables that are continuous; all of them if none is."""
@@ -181,6 +184,11 @@ class LogDensity:
         """Log densities of the observed variables and potentials that depend on `vars`."""
         own = set(self.vars)
         return [logp for _, logp in likelihood_terms(self.model) if _names_among(own, [logp])]
+
+    @property
+    def has_proper_prior(self) -> bool:
+        """Whether no free variable of the model has an improper distribution."""
+        return not any(getattr(rv.owner.op, "name", None) in IMPROPER for rv in self.model.free_RVs)
 
     def has_two_bounds(self) -> np.ndarray:
         """Whether each raveled coordinate (d,) has two bounds in its natural space."""

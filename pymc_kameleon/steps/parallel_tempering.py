@@ -21,9 +21,6 @@ LARGEST_REJECTION = 0.85
 SCANS_BEFORE_TRIPS, FEWEST_TRIPS = 2000, 4
 """After so many scans, so many round trips at least are expected: ten in a chain of 1000 draws."""
 
-IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
-"""Names of PyMC's improper distributions."""
-
 
 @with_shared_parameters
 class ParallelTemperingStep(MetropolisHastingsStep):
@@ -158,9 +155,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
             )
         else:
             learner.prior_sampler = prior_sampler(self.target.model, self.target.names)
-        self._is_proper = not self.target.shared and not any(
-            getattr(rv.owner.op, "name", None) in IMPROPER for rv in self.target.model.free_RVs
-        )
+        self._is_proper = not self.target.shared and self.target.has_proper_prior
 
     def _chosen_steps_per_draw(self):
         return 5 if self.runs_compiled else 1

@@ -10,6 +10,8 @@ from pymc.model import modelcontext
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
+from pymc_kameleon._threads import one_thread
+from pymc_kameleon.latent_gp.latent_evidence import Estimate
 from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import prior_draws
@@ -21,6 +23,7 @@ from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import are_enough, least_typical, point_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.mean import n_coefficients
+from pymc_kameleon.surrogate.normaliser import N_DRAWN, log_normaliser
 from pymc_kameleon.surrogate.posterior import predicted_at
 from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryLearner
 
@@ -32,6 +35,8 @@ POOL = 8
 MOST_CHECKS, GROSS = 5, 5.0
 """Surrogates that are checked at the end of tuning, and the error at their own draws that asks for
 one more fit."""
+
+NO_ESTIMATE = Estimate(float("nan"), float("nan"), 0.0)
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""
@@ -106,8 +111,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     `n_evals`, `n_nonfinite`, `n_transitions`, as for `KameleonStep`; `n_leapfrog` (steps on the
     surrogate), `n_centers`, `surrogate_error` (log density minus surrogate where the model was last
     evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the draw is nearest
-    to, the largest is 0; NaN while tuning), `calls_made` (evaluations of the chain so far,
-    without those that a store knew).
+    to, the largest is 0; NaN while tuning), `evidence_ratio` (log density minus that of the
+    normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning, and where the
+    evidence has no meaning), `calls_made` (evaluations of the chain so far, without those that a
+    store knew).
 
     After tuning surrogate, mass matrix, step size and length stand still, so the target is exactly
     invariant whatever the surrogate is; a poor one is rejected often, and a warning says so. A
@@ -129,9 +136,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     """
 
     name = "surrogate_hmc"
+    called = "SurrogateHMCStep"
+    """What messages call it."""
     _not_arguments = ("learner", "surrogate", "pseudo_marginal", "adapt_after_tune")
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
-        "n_leapfrog", "n_centers", "surrogate_error", "mode", "calls_made"
+        "n_leapfrog", "n_centers", "surrogate_error", "mode", "evidence_ratio", "calls_made"
     )
 
     def __init__(
@@ -160,13 +169,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if self.target.estimated_terms:
             raise ValueError(
                 f"The likelihood term {', '.join(self.target.estimated_terms)} is an estimate: the "
-                "surrogate of SurrogateHMCStep takes the log density for exact, and an estimate is "
+                f"surrogate of {self.called} takes the log density for exact, and an estimate is "
                 "noisy. Take KameleonStep(pseudo_marginal=True)."
             )
         if self.dim > MANY_DIMENSIONS:
             _log.warning(
-                "SurrogateHMCStep in %d dimensions: a surrogate takes more evaluations there than "
-                "it saves. Take KameleonStep, or NUTS where there is a gradient.",
+                "%s in %d dimensions: a surrogate takes more evaluations there than it saves. Take "
+                "KameleonStep, or NUTS where there is a gradient.",
+                self.called,
                 self.dim,
             )
         if self.takes_gradients:
@@ -240,12 +250,17 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             super()._end_learning(position)
             surrogate = self.learner.surrogate
             errors = [
-                self._evaluate_as_proposal(point) - predicted_at(surrogate, point)
+                self._evaluate_as_proposal(point) - predicted_at(surrogate, point, np.inf)
                 for point in self.learner.acquisition_points
             ]
             if min(errors, default=0.0) > -GROSS:
-                return
-        super()._end_learning(position)
+                break
+        else:
+            super()._end_learning(position)
+        if self.learner.has_learnt:
+            random_state = self.rng.bit_generator.state
+            self.learner.log_normaliser = self.normaliser().log_evidence
+            self.rng.bit_generator.state = random_state  # draws do not depend on it
 
     def _keep_to_one_period(self):
         super()._keep_to_one_period()
@@ -316,19 +331,66 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             learner.fit(self.rng)
         return learner
 
+    # the surrogate as a density ------------------------------------------------------------------
+
+    def is_allowed(self, v: np.ndarray) -> np.ndarray:
+        """Whether the rows of `v` (n, d), in coordinates of moves, are in the surrogate's domain.
+
+        That is the ball of its trajectories, and one period of each angle.
+        """
+        inside = np.sum(v**2, axis=1) <= self.learner.integrator.radius[0] ** 2
+        angles = self.target.is_circular
+        if angles.any():
+            points = self.learner.surrogate.to_points(v.T)[:, angles]
+            low, high = self.chain.bounds[:, angles]
+            inside &= np.all((points >= low) & (points <= high), axis=1)
+        return inside
+
+    def draw_surrogate(self, n: int) -> np.ndarray:
+        """Draw from the surrogate: (n, d), in coordinates of moves, in random order."""
+        return self._allowed(self.learner.draw(n, self.rng), n)
+
+    def _allowed(self, drawn, n):
+        drawn = drawn[self.is_allowed(drawn)]
+        order = self.rng.permutation(len(drawn))
+        if len(order) < n:  # of an angle, beyond the period
+            order = np.append(order, self.rng.integers(len(drawn), size=n - len(order)))
+        return np.ascontiguousarray(drawn[order])
+
+    @one_thread()
+    def normaliser(self, drawn: np.ndarray | None = None) -> Estimate:
+        """Log normaliser of the surrogate, from draws (n, d); from its population by default.
+
+        NaN where the evidence has none: an improper prior, or variables of other steps.
+        """
+        if self.target.shared or not self.target.has_proper_prior:
+            return NO_ESTIMATE
+        if drawn is None:
+            drawn = self._allowed(self.learner.draw_on(N_DRAWN, self.rng), N_DRAWN)
+        return log_normaliser(self.learner.surrogate, drawn, self.is_allowed, self.rng)
+
     # what is shown --------------------------------------------------------------------------------
 
     def _learnt_statistics(self, n_evals):
-        chain, error = self.chain, np.nan
+        chain, surrogate, error = self.chain, self.learner.surrogate, np.nan
         if n_evals and self.learner.has_learnt:
-            expected = predicted_at(self.learner.surrogate, chain.proposal)
+            expected = predicted_at(surrogate, chain.proposal, np.inf)
             if expected > -np.inf:
                 error = chain.proposed_value[:N_TERMS].sum() - expected
         return super()._learnt_statistics(n_evals) | {
             "surrogate_error": error,
             "mode": self.learner.mode_of(chain.position),
+            "evidence_ratio": self._evidence_ratio(surrogate),
             "calls_made": float(self.report.evaluations + n_evals),
         }
+
+    def _evidence_ratio(self, surrogate):
+        """Log density minus that of the normalised surrogate, where the chain is."""
+        learner, chain = self.learner, self.chain
+        if self.tune or np.isnan(learner.log_normaliser):
+            return np.nan
+        expected = predicted_at(surrogate, chain.position, learner.integrator.radius[0])
+        return chain.value[:N_TERMS].sum() - expected + learner.log_normaliser
 
     def _complaint_of_acceptance(self):
         learner = self.learner

@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import expit
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
-from pymc_kameleon.mcmc.linalg import add_into, factor_times, solve_upper
+from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
 from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
 from pymc_kameleon.surrogate.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
@@ -25,13 +25,46 @@ NO_PRIOR = np.zeros(0, dtype=np.int64)
 """Stands for a log prior of 0: all of the log density is learnt."""
 
 
+class Support(NamedTuple):
+    """Where there is a density: where the nearest of some points has one, within a box.
+
+    `points` (n, d) are in coordinates of moves, and `has_density` (n,); with none it is in the
+    whole box, of half widths `extent` (d,).
+    """
+
+    points: np.ndarray
+    has_density: np.ndarray
+    extent: np.ndarray
+
+
+def everywhere(dim: int) -> Support:
+    """Return the support of a density that is positive everywhere."""
+    return Support(np.zeros((0, dim)), np.zeros(0, dtype=np.bool_), np.full(dim, np.inf))
+
+
+@jit
+def is_inside(support, v):
+    """Whether there is a density at `v` (d,), as far as is known."""
+    for k in range(v.size):
+        if not abs(v[k]) <= support.extent[k]:
+            return False
+    nearest, found = np.inf, True
+    for i in range(support.has_density.size):
+        distance = 0.0
+        for k in range(v.size):
+            distance += (v[k] - support.points[i, k]) ** 2
+        if distance < nearest:
+            nearest, found = distance, support.has_density[i]
+    return found
+
+
 class PosteriorSurrogate(NamedTuple):
     """A surrogate of the log density; fixed until the next fit.
 
     Moves are in v(u) of u = factor^-1 (x - location); the map's determinant is constant, so the
     density of v is proportional to that of u. The process has its own standardised coordinates of
     w(x). `log_prior` is what `evaluate` takes of the log prior with its gradient, or `NO_PRIOR`; it
-    is valid until a shared variable gets another array.
+    is valid until a shared variable gets another array. Outside of the `support` it is -inf.
     """
 
     standardization: Standardization
@@ -39,6 +72,7 @@ class PosteriorSurrogate(NamedTuple):
     gp: MeanFunction
     is_bounded: np.ndarray
     log_prior: np.ndarray
+    support: Support
 
     def to_moves(self, points: np.ndarray) -> np.ndarray:
         """Coordinates of moves (d, n) of the rows of `points` (n, d)."""
@@ -134,7 +168,7 @@ def surrogate_value(surrogate, v, workspace):
     if surrogate.log_prior.size > 0:
         evaluate(surrogate.log_prior, workspace.raw, workspace.prior, workspace.counts)
         value += workspace.prior[0]
-    return value if np.isfinite(value) else -np.inf
+    return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
 
 
 @jit(allocates=True)
@@ -174,15 +208,17 @@ def surrogate_value_and_gradient(surrogate, v, workspace, out):
         for j in range(i, v.size):
             out[i] += factor[j, i] * slopes[j]
     gradient_in_v(surrogate.triangular_map, workspace.standardised, out)
-    return value if np.isfinite(value) else -np.inf
+    return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
 
 
 @resolved_once
 @jit(allocates=True)
-def predicted_at(surrogate, x):
-    """Surrogate at `x` (d,), in raw coordinates."""
+def predicted_at(surrogate, x, radius):
+    """Surrogate at `x` (d,), in raw coordinates; -inf beyond a `radius` in those of moves."""
     v = np.empty(x.size)
     move_coordinates(surrogate, x, np.empty(x.size), v)
+    if not dot(v, v, v.size) <= radius * radius:
+        return -np.inf
     return surrogate_value(surrogate, v, new_workspace(surrogate))
 
 

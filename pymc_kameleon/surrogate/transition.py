@@ -214,6 +214,34 @@ def _move_all(proposal, temperature, particles, values, normals, uniforms):
             values[k] = call_for_value(proposal.move, arguments)
 
 
+def _move_many(surrogate, integrator, temperature, particles, values, rng):
+    """Make `MOVES` moves of each of the `particles` (n, d) and their `values` (n,), in place."""
+    n, dim = particles.shape
+    points = np.ascontiguousarray(particles.T)
+    move = move_routine(surrogate, integrator)
+    _move_all(
+        SurrogateTransition(surrogate, integrator, points, move, None),
+        temperature,
+        particles,
+        values,
+        rng.standard_normal((n, MOVES, dim)),
+        rng.random((n, MOVES, UNIFORMS)),
+    )
+
+
+def moved(
+    surrogate: PosteriorSurrogate,
+    integrator: Integrator,
+    particles: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Return `particles` (n, d) after `MOVES` moves each, which leave exp(s) invariant."""
+    particles = particles.copy()
+    values = surrogate_values(surrogate, particles)
+    _move_many(surrogate, integrator, 1.0, particles, values, rng)
+    return particles
+
+
 def anneal(
     surrogate: PosteriorSurrogate,
     integrator: Integrator,
@@ -241,15 +269,6 @@ def anneal(
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
         particles, values, before = particles[kept], values[kept], temperature
         integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
-        points = np.ascontiguousarray(particles.T)
-        move = move_routine(surrogate, integrator)
-        _move_all(
-            SurrogateTransition(surrogate, integrator, points, move, None),
-            temperature,
-            particles,
-            values,
-            rng.standard_normal((n, MOVES, dim)),
-            rng.random((n, MOVES, UNIFORMS)),
-        )
+        _move_many(surrogate, integrator, temperature, particles, values, rng)
         found.append(particles.copy())
     return found, tuned_integrator(surrogate, integrator, particles, target_accept, rng)

@@ -181,7 +181,7 @@ class EvidenceLearner(TrajectoryLearner):
         At most `n` are where it is uncertain; the others are on the axes, where its trajectories
         end.
         """
-        return np.concatenate([self._points_to_explore(fitted, n), self._open_ends()])
+        return np.concatenate([self.points_to_explore(fitted, n), self._open_ends()])
 
     def _open_ends(self):
         """Return the ends of axes, but those in whose direction a very low density is known."""

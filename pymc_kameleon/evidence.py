@@ -1,4 +1,4 @@
-"""Log evidence from the statistics that draws of `ParallelTemperingStep` carry."""
+"""Log evidence from the statistics that draws carry."""
 
 from collections.abc import Mapping
 from typing import Any

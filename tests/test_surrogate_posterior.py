@@ -234,6 +234,7 @@ def test_deterministics_that_hold_a_black_box_are_not_called_for_each_draw(caplo
     assert list(group_dataset(named, "posterior").data_vars) == ["seen"]
 
 
+@pytest.mark.numerics
 def test_one_seed_is_one_result():
     model, _ = models.black_box()
     first, again = (
@@ -413,6 +414,7 @@ def test_a_density_that_is_not_smooth_is_told_of():
         log_evidence(result)
 
 
+@pytest.mark.numerics
 def test_a_random_density_is_told_of():
     operation = BlackBox(lambda x: float(-0.5 * np.sum(x**2)), noise=3.0)
     with pm.Model() as model:

@@ -445,7 +445,7 @@ def test_progress_bars(name, capsys, monkeypatch):
 
 
 MAY_BE_NAN = {
-    *("bandwidth", "component", "component_scaling", "surrogate_error", "mode"),
+    *("bandwidth", "component", "component_scaling", "surrogate_error", "mode", "evidence_ratio"),
     *("beta", "log_ratio", "swapped", "barrier"),
 }
 """Statistics that are NaN until a proposal is learnt, or where no move of its kind was made."""

@@ -11,6 +11,7 @@ import pandas as pd
 from benchmarks.black_box import reference_draws
 from benchmarks.black_box_targets import DENSITIES, MODELS, model_of
 from benchmarks.common import heading, show, write
+from benchmarks.compare_targets import unconstrained
 from pymc_kameleon import surrogate_posterior
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.surrogate.trust import marginal_total_variation
@@ -18,6 +19,9 @@ from pymc_kameleon.surrogate.trust import marginal_total_variation
 __all__ = ["TARGETS", "add_arguments", "run"]
 
 TARGETS = ["banana-2", "banana-8", "two-modes", *MODELS]
+
+N_DRAWS = 4000
+"""Of the plain call."""
 
 FACTOR, LARGE = 2.0, 0.1
 """By which predicted and true error are to agree, and a true error that is to be warned of."""
@@ -29,20 +33,6 @@ def add_arguments(parser):
     )
     parser.add_argument("--budgets", nargs="+", type=int, default=[100, 170, 250])
     parser.add_argument("--seeds", type=int, default=10)
-
-
-def raveled(result, model) -> np.ndarray:
-    """Draws (n, d) in unconstrained coordinates, as references are."""
-    posterior = group_dataset(result, "posterior")
-    columns = []
-    for variable in model.free_RVs:
-        draws = posterior[variable.name].values
-        draws = draws.reshape(-1, *draws.shape[2:])
-        transform = model.rvs_to_transforms[variable]
-        if transform is not None:
-            draws = transform.forward(draws, *variable.owner.inputs).eval()
-        columns.append(draws.reshape(len(draws), -1))
-    return np.column_stack(columns)
 
 
 def measure(name: str, budget: int, seed: int) -> dict:
@@ -58,7 +48,7 @@ def measure(name: str, budget: int, seed: int) -> dict:
     found = group_dataset(result, "posterior").attrs
     told = ["predicted_error", "believable", "effective_share", "pareto_k"]
     evidence = ["log_evidence", "log_evidence_error"]
-    error = marginal_total_variation(raveled(result, model), reference_draws(name))
+    error = marginal_total_variation(unconstrained(model, result, N_DRAWS), reference_draws(name))
     return (
         {"target": name, "budget": budget, "seed": seed, "error": error}
         | {key: found[key] for key in (*told, *evidence)}

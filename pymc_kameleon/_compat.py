@@ -108,8 +108,8 @@ def pareto_k(log_weights: np.ndarray) -> float:
 
         try:
             # It takes log-likelihoods, whose negatives are the log weights of leaving one out.
-            lowest = np.where(np.isfinite(log_weights), log_weights, log_weights.max() - 700.0)
-            k = float(array_stats.psislw(-lowest)[1])
+            finite = np.where(np.isfinite(log_weights), log_weights, log_weights.max() - 700.0)
+            k = float(array_stats.psislw(-finite)[1])
         except ValueError:
             k = float("nan")
     return k if np.isfinite(k) else float("nan")

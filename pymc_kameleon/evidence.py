@@ -11,7 +11,12 @@ from scipy.special import expit, logsumexp
 
 from pymc_kameleon._compat import group_dataset, pareto_k
 from pymc_kameleon._warnings import warn_user
-from pymc_kameleon.latent_gp.latent_evidence import LARGEST_PARETO_K, Estimate, from_series
+from pymc_kameleon.latent_gp.latent_evidence import (
+    LARGEST_PARETO_K,
+    Estimate,
+    from_series,
+    importance_sampling,
+)
 
 DISAGREEMENT = 1.0
 """Difference of the log evidence between chains that is told of."""
@@ -99,6 +104,11 @@ def log_evidence(result: Any) -> Estimate:
     return estimate
 
 
+def is_heavy_tailed(k: float, share: float) -> bool:
+    """Whether weights with this Pareto k and effective share have a mean that is unreliable."""
+    return k > LARGEST_PARETO_K and share < EVEN
+
+
 def _warn_of_disagreement(found, plot):
     if np.ptp(found) > DISAGREEMENT:
         warn_user(
@@ -120,8 +130,9 @@ def _of_chains_on_a_surrogate(statistics):
         )
     means = logsumexp(log_weights, axis=1) - np.log(log_weights.shape[1])
     weights = np.exp(log_weights - means[:, None])
-    k, share = pareto_k((log_weights - means[:, None]).ravel()), 1.0 / np.mean(weights**2)
-    if k > LARGEST_PARETO_K and share < EVEN:
+    pooled = (log_weights - means[:, None]).ravel()
+    k, share = pareto_k(pooled), importance_sampling(pooled).effective_size / pooled.size
+    if is_heavy_tailed(k, share):
         warn_user(
             "The surrogate of SurrogateHMCStep is far too large somewhere in the posterior's tail: "
             f"do not trust this log evidence. Pareto k is {k:.2f}, above 0.7. Tune longer."

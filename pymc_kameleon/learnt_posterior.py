@@ -15,8 +15,7 @@ from pymc.vartypes import discrete_types
 from pymc_kameleon._compat import result_of_traces
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.distributed.parcel import traced
-from pymc_kameleon.evidence import EVEN
-from pymc_kameleon.latent_gp.latent_evidence import LARGEST_PARETO_K
+from pymc_kameleon.evidence import is_heavy_tailed
 from pymc_kameleon.model.black_box import has_black_box
 from pymc_kameleon.steps.checked_exploration import FEWEST_CHECKED, CheckedExploration
 from pymc_kameleon.steps.exploration import Explorer
@@ -322,6 +321,6 @@ def _reasons(found, dim):
             f"of {found['n_checked']} draws whose true log density was evaluated only "
             f"{found['effective_share'] * found['n_checked']:.0f} count after weighting"
         )
-    if found["pareto_k"] > LARGEST_PARETO_K and found["effective_share"] < EVEN:
+    if is_heavy_tailed(found["pareto_k"], found["effective_share"]):
         reasons.append(f"Pareto k of these weights is {found['pareto_k']:.2f}, above 0.7")
     return reasons

@@ -278,28 +278,18 @@ def test_a_tolerance_ends_it_early():
     assert attributes(result)["predicted_error"] < 0.05
 
 
-@functools.cache
-def chains_of(function):
-    model, operation = of_function(function)
+def exact_chains(model, store=None, **sizes):
     with model:
-        result = pm.sample(
-            step=SurrogateHMCStep(),
-            tune=400,
-            draws=200,
-            chains=3,
-            cores=1,
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
-    return result, operation
+        step = SurrogateHMCStep(store=store)
+        return pm.sample(step=step, cores=1, compute_convergence_checks=False, **RUN, **sizes)
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("function", [_two_modes, _bent])
 def test_exact_chains_have_the_evidence_at_no_evaluation(function):
     """Six standard errors, and .02 for the normalisers, which are known to a hundredth each."""
-    result, operation = chains_of(function)
+    model, operation = of_function(function)
+    result = exact_chains(model, tune=400, draws=200, chains=3)
     before = operation.calls
     found = log_evidence(result)
     assert operation.calls == before
@@ -337,19 +327,9 @@ def test_exact_chains_begin_from_it(tmp_path):
     store = EvaluationStore(tmp_path / "run.sqlite")
     surrogate_posterior(model, n_evaluations=120, draws=20, store=store, **RUN)
     before = operation.calls
-    with model, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        step = SurrogateHMCStep(store=store)
-        result = pm.sample(
-            step=step,
-            draws=10,
-            tune=20,
-            chains=2,
-            cores=1,
-            random_seed=1,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
+        result = exact_chains(model, store, tune=20, draws=10, chains=2)
     made = operation.calls - before
     density = model.compile_logp()
     values = np.array([density({"x": x}) for x in draws_of(result, "x")])

@@ -458,10 +458,10 @@ class TrajectoryLearner(Learner):
     @one_thread()
     def draw_on(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Draw likewise, from where the last fit ended: at a fifth of the price."""
+        surrogate, found = self.surrogate, []
         particles = np.ascontiguousarray(self.population[:, N_BEST:].T)
-        found = []
         for _ in range(math.ceil(n / len(particles))):
-            particles = moved(self.surrogate, self.integrator, particles, rng)
+            particles = moved(surrogate, self.integrator, particles, rng)
             found.append(particles)
         return np.concatenate(found)
 

@@ -5,11 +5,9 @@ The first stage of delayed acceptance then screens proposals from the start.
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
-from pytensor.compile.ops import wrap_py
 from scipy.stats import qmc
 
-from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate
+from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, black_box
 
 
 def log_likelihood(x):
@@ -33,17 +31,11 @@ def fitted_surrogate(n=64):
     return GPSurrogate(kernel="matern52").fit(points, values)
 
 
-@wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
-def black_box(x):
-    """Make the simulator a term of a model."""
-    return np.asarray(log_likelihood(x))
-
-
 def model():
     """Return the model; its two parameters have no transform, so unconstrained is natural."""
     with pm.Model() as found:
         x = pm.Normal("x", 0, 2, shape=2)
-        pm.Potential("log_likelihood", black_box(x))
+        pm.Potential("log_likelihood", black_box(log_likelihood)(x))
     return found
 
 

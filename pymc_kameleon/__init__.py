@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pymc_kameleon.kernels import random_features
     from pymc_kameleon.learnt_posterior import surrogate_posterior
     from pymc_kameleon.model.initial_points import dispersed_starts
+    from pymc_kameleon.model.simulator import black_box
     from pymc_kameleon.steps import (
         AdaptiveMetropolisStep,
         EllipticalSliceStep,
@@ -48,6 +49,7 @@ __all__ = [
     "ParallelTemperingStep",
     "RiemannianHMCStep",
     "SurrogateHMCStep",
+    "black_box",
     "compare_evidence",
     "diagnostics",
     "dispersed_starts",
@@ -67,6 +69,7 @@ __all__ = [
 _WHERE = {
     "EvaluationStore": "store",
     "GPSurrogate": "surrogate",
+    "black_box": "model.simulator",
     "compare_evidence": "evidence",
     "dispersed_starts": "model.initial_points",
     "log_evidence": "evidence",

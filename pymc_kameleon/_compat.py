@@ -6,8 +6,13 @@ there is a slower way that is right, or an error that names it.
 
 import inspect
 import logging
+import multiprocessing
+import os
+import signal
+import traceback
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from typing import NoReturn
 
 import numpy as np
 import pymc as pm
@@ -174,6 +179,27 @@ def complete_step(model, step, compile_kwargs: dict | None, step_kwargs: dict):
     if not isinstance(steps, list):
         return steps
     return steps[0] if len(steps) == 1 else CompoundStep(steps)
+
+
+def is_in_worker() -> bool:
+    """Whether this is a process of `pymc.sample`, with one chain."""
+    return multiprocessing.current_process().name.startswith("worker_chain_")
+
+
+def can_interrupt_sampling() -> bool:
+    """Whether the caller is called by `pymc.sample`, which can be ended from there."""
+    if is_in_worker():
+        return os.name != "nt"  # a signal would end the process of the user there
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    where = ("pymc.sampling.mcmc", "_sample")
+    return any((f.f_globals.get("__name__"), f.f_code.co_name) == where for f in frames)
+
+
+def interrupt_sampling() -> NoReturn:
+    """End `pymc.sample` as Ctrl-C does, with the draws so far; a step has no public way."""
+    if is_in_worker():
+        os.kill(os.getppid(), signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 class CalledByPyMC:

@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from pytensor.compile.ops import wrap_py
 from scipy.integrate import ODEintWarning, odeint
 from scipy.stats import gaussian_kde
 
 from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.model.initial_points import dispersed_starts
+from pymc_kameleon.model.simulator import black_box
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.plots.common import INK, STYLE
 from pymc_kameleon.steps import KameleonStep
@@ -89,7 +89,7 @@ def log_populations(parameters: np.ndarray, times: np.ndarray) -> np.ndarray:
     return log_solution(_log_derivative, (hares, lynx), times, rates)
 
 
-@wrap_py(itypes=[pt.dvector], otypes=[pt.dmatrix])
+@black_box(shape=(len(YEARS), 2))
 def log_trajectory(parameters):
     """Return log populations in all years: to PyTensor a black box without a gradient."""
     return log_populations(parameters, YEARS - YEARS[0])

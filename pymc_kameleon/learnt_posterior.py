@@ -17,6 +17,7 @@ from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.evidence import is_heavy_tailed
 from pymc_kameleon.model.black_box import has_black_box
+from pymc_kameleon.model.simulator import CALLS
 from pymc_kameleon.steps.checked_exploration import FEWEST_CHECKED, CheckedExploration
 from pymc_kameleon.steps.exploration import Explorer
 from pymc_kameleon.store import EvaluationStore
@@ -160,7 +161,7 @@ def surrogate_posterior(
         budget=n_evaluations, model=model, store=store, compile_kwargs=compile_kwargs
     )
     _refuse_too_few(explorer, n_evaluations)
-    begin = time.time()
+    begin, calls_before = time.time(), CALLS.begun()
     run = CheckedExploration(explorer, tolerance)
     is_complete = run.learn(get_random_generator(random_seed), progressbar)
     approximation = run.draw(chains * draws)
@@ -174,6 +175,9 @@ def surrogate_posterior(
         _warn_of_interrupt(found)
     elif reasons:
         _warn_of(", ".join(explorer.target.names), found, reasons, is_random)
+    failures = CALLS.complaint(calls_before)
+    if failures is not None:
+        warn_user(failures)
     return result
 
 

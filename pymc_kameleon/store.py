@@ -27,6 +27,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pymc_kameleon.mcmc.numba_bridge import parts_of
 from pymc_kameleon.model.black_box import CheckedOperation
 from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.model.simulator import CALLS
 
 __all__ = ["EvaluationStore"]
 
@@ -44,7 +45,9 @@ CREATE TABLE IF NOT EXISTS evaluations (
 CREATE INDEX IF NOT EXISTS by_point ON evaluations (model, point);
 """
 
-AT_POINT = "FROM evaluations WHERE model = ? AND point = ? AND failure IS NULL"
+AT_POINT = (
+    "FROM evaluations WHERE model = ? AND point = ? AND (failure IS NULL OR value IS NOT NULL)"
+)
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
@@ -57,9 +60,10 @@ class StoredEvaluation(NamedTuple):
     """One evaluation of a likelihood.
 
     `number` increases in the order of storing, over all chains. `point` (d,) is raveled and
-    unconstrained, `value` the log-likelihood there, NaN where it was and where the evaluation
-    failed. `failure` has name and message of the exception, and `gradient` (d,) is that of the
-    log-likelihood; each is None if there was none.
+    unconstrained, `value` the log-likelihood there, NaN where it was and where the evaluation ended
+    with an error, -inf where it ended with one of the `failures` of a `black_box`. `failure` has
+    name and message of the exception, and `gradient` (d,) is that of the log-likelihood; each is
+    None if there was none.
     """
 
     number: int
@@ -67,6 +71,11 @@ class StoredEvaluation(NamedTuple):
     value: float
     failure: str | None
     gradient: np.ndarray | None
+
+
+def is_known(evaluation) -> bool:
+    """Whether a `StoredEvaluation`, or another one with its fields, has a value."""
+    return evaluation.failure is None or evaluation.value == -np.inf
 
 
 class EvaluationStore:
@@ -312,7 +321,8 @@ class EvaluationStore:
         chain : str
         point : array, shape (d,)
         evaluate : callable
-            An exception is stored, and raised again.
+            An exception is stored, and raised again. Where a `black_box` failed, and the value is
+            not finite, -inf is stored with the reason.
         gradient : array, shape (d,), optional
             Where `evaluate` writes the gradient.
 
@@ -321,14 +331,16 @@ class EvaluationStore:
         float
             The log-likelihood.
         """
-        begin = time.perf_counter()
+        begin, n_failed = time.perf_counter(), CALLS.n_failed
         try:
             value = evaluate()
         except Exception as error:
-            failure, seconds = f"{type(error).__name__}: {error}", time.perf_counter() - begin
-            self.add(model, chain, point, np.nan, seconds, failure)
+            told, seconds = f"{type(error).__name__}: {error}", time.perf_counter() - begin
+            self.add(model, chain, point, np.nan, seconds, told)
             raise
-        self.add(model, chain, point, value, time.perf_counter() - begin, None, gradient)
+        failure = CALLS.last if CALLS.n_failed > n_failed and not np.isfinite(value) else None
+        value = value if failure is None else -np.inf
+        self.add(model, chain, point, value, time.perf_counter() - begin, failure, gradient)
         return value
 
     def to_dataset(self, model: pm.Model, vars: Sequence[Variable] | None = None) -> xr.Dataset:

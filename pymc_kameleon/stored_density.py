@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.store import EvaluationStore, describe
+from pymc_kameleon.store import EvaluationStore, describe, is_known
 
 
 class FromOthers(NamedTuple):
@@ -123,9 +123,7 @@ class StoredDensity:
             self._last = read[-1].number
         self._next_reading = max(self.n_evaluated + 1, growth * self.n_evaluated)
         usable = [
-            one
-            for one in read
-            if one.failure is None and not (self.gradients and one.gradient is None)
+            one for one in read if is_known(one) and not (self.gradients and one.gradient is None)
         ]
         dim = self.target.dim
         points = np.array([found.point for found in usable]).reshape(-1, dim)

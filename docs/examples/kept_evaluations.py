@@ -5,15 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
-from pytensor.compile.ops import wrap_py
 
-from pymc_kameleon import EvaluationStore, SurrogateHMCStep
+from pymc_kameleon import EvaluationStore, SurrogateHMCStep, black_box
 
 file = Path(tempfile.mkdtemp()) / "run.sqlite"  # a path of your own
 
 
-@wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
+@black_box
 def log_likelihood(x):  # any function without a gradient
     return np.asarray(-0.5 * ((x[0] - 1) ** 2 / 0.1 + (x[1] - x[0] ** 2) ** 2 / 0.2))
 

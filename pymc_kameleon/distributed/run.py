@@ -14,6 +14,7 @@ from pymc.sampling.parallel import ParallelSamplingError
 from pymc_kameleon._compat import progress_bars
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.distributed.worker import Found, Part, Task, run_round, same, stop, topic
+from pymc_kameleon.store import is_known
 
 PATIENCE = 0.5
 """Seconds after which the client looks whether it was interrupted."""
@@ -56,7 +57,7 @@ class ClientStore:
         self.known = [
             Found.of(known.point, known.value, gradient=known.gradient)
             for known in store.read(model)
-            if known.failure is None
+            if is_known(known)
         ]
         self._stored: dict[int, tuple[int, int]] = {}  # chain -> its round, and how many of it
 
@@ -73,7 +74,7 @@ class ClientStore:
 
     def learn(self, parts: list[Part]) -> None:
         """Let the next round know what the chains found in this one, in the order of chains."""
-        self.known += [one for part in parts for one in part.found if one.failure is None]
+        self.known += [one for part in parts for one in part.found if is_known(one)]
 
 
 class Progress:

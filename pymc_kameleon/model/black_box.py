@@ -53,7 +53,8 @@ def operation_name(op: Op) -> str:
         return operation_name(op.op)
     if isinstance(op, FromFunctionOp):
         return str(op).removeprefix("FromFunctionOp{").removesuffix("}")
-    return type(op).__name__
+    name = getattr(op, "name", None)
+    return name if isinstance(name, str) else type(op).__name__
 
 
 # what is returned ---------------------------------------------------------------------------------

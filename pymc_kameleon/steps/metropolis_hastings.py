@@ -29,6 +29,7 @@ from pymc_kameleon.steps.report import (
     Report,
     check_tuning,
     complaint_of_acceptance,
+    end_with_draws,
     next_warning,
     watched,
 )
@@ -410,8 +411,11 @@ class MetropolisHastingsStep(Step):
             if self.target.function.has_black_box:
                 error.add_note(
                     f"The log density failed at a proposal of the chain, {self._failure(error)}. "
-                    "Where the model is impossible, let the function return -np.inf."
+                    "Where the model is impossible, let the function return -np.inf, or name the "
+                    "exception in black_box(failures=...)."
                 )
+                if self.draws.n_draws:
+                    end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
             raise
         self._learn_from_evaluations()
 

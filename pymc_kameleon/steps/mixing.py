@@ -44,6 +44,11 @@ class KeptDraws:
         self.history: History | None = None
         self._is_told = False
 
+    @property
+    def n_draws(self) -> int:
+        """Draws after tuning so far."""
+        return 0 if self.history is None else int(self.history.cursor[SEEN])
+
     def record(self, draw: np.ndarray) -> None:
         """Keep a draw (d,)."""
         if self.history is None:
@@ -59,7 +64,7 @@ class KeptDraws:
         """
         if self.history is None or self._is_told:
             return None
-        n_draws = int(self.history.cursor[SEEN])
+        n_draws = self.n_draws
         if n_draws not in (USUAL_ENDS if step.expected_draws is None else (step.expected_draws,)):
             return None
         kept = self.history.points[: self.history.cursor[STORED]]

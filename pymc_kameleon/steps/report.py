@@ -1,13 +1,18 @@
 """What a chain keeps of itself, and the warnings that it gives of that."""
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
 from pymc.stats.convergence import WarningType
 
+from pymc_kameleon._compat import can_interrupt_sampling, interrupt_sampling
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
+from pymc_kameleon.model.simulator import CALLS
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER
+
+_log = logging.getLogger("pymc.kameleon")
 
 
 @dataclass
@@ -18,7 +23,8 @@ class Report:
     rejected in a row while tuning where the likelihood is an estimate; `acceptance` is the mean
     acceptance of late. `evaluations` counts those of the log density, `known` log densities that a
     store had, and `nonfinite` those of both that were NaN or +inf. At `failed` points of start and
-    tuning the log density raised an error; `first_failure` says where, and which. `foreign_seed` is
+    tuning the log density raised an error; `first_failure` says where, and which. `calls_before`
+    is what black boxes were called for before this chain. `foreign_seed` is
     `kept_estimate.foreign_seed` at the start of the chain, and `is_examined` says whether the
     estimate that the chain stands on has been compared with others. With a surrogate, `calls_made`
     counts evaluations, `calls_saved` transitions without one, and `screened` proposals that the
@@ -33,6 +39,7 @@ class Report:
     nonfinite: float = 0.0
     failed: int = 0
     first_failure: str | None = None
+    calls_before: tuple = field(default_factory=CALLS.begun)
     known: float = 0.0
     foreign_seed: float = 0.0
     calls_made: int = 0
@@ -56,6 +63,14 @@ def next_warning(step, statistics):
     report.evaluations += statistics["n_evals"]
     report.nonfinite += statistics["n_nonfinite"]
     return kept_estimate.overestimate(step, statistics) or _complaint(step)
+
+
+def end_with_draws(error: Exception, n_draws: int, names: str) -> None:
+    """Log an error and end `pymc.sample` as an interrupt does, if it is what runs."""
+    if can_interrupt_sampling():
+        told = "The chain of %s ends here, after %d draws, which are kept."
+        _log.error(told, names, n_draws, exc_info=error)
+        interrupt_sampling()
 
 
 def _complaint(step):
@@ -84,10 +99,16 @@ def _complaint(step):
             f"which count as impossible. The first was {report.first_failure}. After tuning "
             "such a proposal ends the chain: let the function return -np.inf there.",
         )
+    if not step.tune and "black box" not in report.told:
+        told = CALLS.complaint(report.calls_before)
+        if told is not None:
+            report.told.add("black box")
+            return WarningType.BAD_PARAMS, told
     found = report.evaluations + report.known
-    if found >= 500 and report.nonfinite > 0.1 * found and "nonfinite" not in report.told:
+    nonfinite = report.nonfinite - CALLS.n_failed_since(report.calls_before)
+    if found >= 500 and nonfinite > 0.1 * found and "nonfinite" not in report.told:
         report.told.add("nonfinite")
-        share = report.nonfinite / found
+        share = nonfinite / found
         return (
             WarningType.BAD_PARAMS,
             f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "

@@ -1,0 +1,328 @@
+"""Any Python function as a term of a model: a log-likelihood, or a curve for one of PyMC's."""
+
+import functools
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.initial_point import make_initial_point_fn
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+
+from pymc_kameleon.guarded_call import GuardedCall, TimedCall
+from pymc_kameleon.model.black_box import converted
+from pymc_kameleon.validation import checked_integer, checked_number
+
+if TYPE_CHECKING:
+    from pymc_kameleon.store import EvaluationStore
+
+__all__ = ["black_box"]
+
+
+def black_box(
+    function: Callable | None = None,
+    *,
+    failures: type[Exception] | Sequence[type[Exception]] = (),
+    timeout: float | None = None,
+    store: "EvaluationStore | None" = None,
+    shape: int | Sequence[int] | None = None,
+) -> Any:
+    """Make a Python function a term of PyMC models, called with their variables.
+
+    Parameters
+    ----------
+    function : callable
+        Takes numbers and arrays, in the natural coordinates of the variables that it is called
+        with, and returns one number, a log-likelihood for ``pymc.Potential``, or an array of
+        numbers, a curve for an ordinary likelihood of PyMC. A list, an int or a float32 will do.
+    failures : exception class or several
+        What the function raises where it cannot run. There the posterior is 0: such points are
+        rejected, and counted, and a warning says how many and where the first was. Other exceptions
+        are errors.
+    timeout : float, optional
+        Seconds after which a call is ended, and counts as such a failure. Calls are then made in a
+        process beside each chain, which takes about a tenth of a millisecond a call; also a
+        function in compiled code, or one that waits for a program, is ended.
+    store : EvaluationStore, optional
+        Keep each value in this file, and look there first. For functions that return one number.
+    shape : int or tuple of ints, optional
+        Shape of what the function returns, () for one number, as with a store. By default it is
+        called once, at the starting point of the model.
+
+    Returns
+    -------
+    callable
+        With a model's variables it returns a variable of the model, with numbers what `function`
+        returns, an array of float64. Without `function`, a decorator that makes it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of another kind or value than above. When it is called, if `function` does
+        not take these arguments; if it returns no numbers, or not as many as at first; or if it
+        raises at the starting point.
+
+    Notes
+    -----
+    No gradient is known: sample with a step of this package, or one of PyMC that takes none. A
+    function that fails where it returns an array gives NaN, which ``pymc.Slice`` does not reject.
+    Failures that depend on chance or on the load of the machine, such as `timeout` near the usual
+    time of a call, make the posterior depend on them too.
+
+    Examples
+    --------
+    >>> @black_box(failures=ArithmeticError, timeout=60)
+    ... def curve(absorption, elimination):
+    ...     return simulate(absorption, elimination, days)
+    >>> with pm.Model():
+    ...     absorption, elimination = pm.LogNormal("absorption"), pm.LogNormal("elimination")
+    ...     pm.Normal("measured", curve(absorption, elimination), 0.3, observed=measured)
+    ...     idata = pm.sample(step=SurrogateHMCStep())
+    """
+    if function is None:
+        return functools.partial(
+            BlackBox, failures=failures, timeout=timeout, store=store, shape=shape
+        )
+    return BlackBox(function, failures, timeout, store, shape)
+
+
+class BlackBox:
+    """What `black_box` returns: the function, and an operation of it for each call in a model."""
+
+    def __init__(self, function, failures=(), timeout=None, store=None, shape=None):
+        if not callable(function):
+            raise TypeError(f"function={function!r}: pass a Python function.")
+        self.failures = _exceptions(failures)
+        self._timeout = timeout
+        if timeout is not None:
+            timeout = checked_number("timeout", timeout, above=0)
+        if store is not None and not hasattr(store, "wrap"):
+            raise TypeError(f"store={store!r}: take an EvaluationStore.")
+        self.shape = _checked_shape(shape, store)
+        self.function, self.store = function, store
+        functools.update_wrapper(self, function)
+        self.name = getattr(function, "__name__", type(function).__name__)
+        call = GuardedCall(function, self.failures)
+        self._call = call if timeout is None else TimedCall(call, timeout)
+
+    def __repr__(self):
+        return f"black_box({self.name})"
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        # By its name where that finds it, as functions are; else with the function.
+        module = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
+        if getattr(module, self.__qualname__, None) is self:
+            return self.__qualname__
+        return type(self), (self.function, self.failures, self._timeout, self.store, self.shape)
+
+    def __call__(self, *arguments, **named):
+        given = [*arguments, *named.values()]
+        self._check_arguments(arguments, named)
+        if not any(isinstance(value, Variable) for value in given):
+            outcome = self.outcome([np.asarray(value) for value in given], tuple(named))
+            if outcome.failed is not None:
+                raise RuntimeError(f"{self.name} failed: {outcome.failed}")
+            return self._numbers(outcome.returned)
+        inputs = [self._tensor(value, i) for i, value in enumerate(given)]
+        shape = self._shape_at_start(inputs, tuple(named)) if self.shape is None else self.shape
+        operation = Simulator(self, tuple(named), shape)
+        if self.store is not None:
+            operation = self.store.wrap(operation, f"{self.__module__}.{self.__qualname__}")
+        return operation(*inputs)
+
+    def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]):
+        """Call the function with copies of `values`, the last of them by `names`; count it."""
+        copies = [value.copy()[()] for value in values]
+        n = len(copies) - len(names)
+        try:
+            outcome = self._call(*copies[:n], **dict(zip(names, copies[n:], strict=True)))
+        except Exception as error:
+            error.add_note(f"{self.name} was called with {self.described(values, names)}.")
+            raise
+        CALLS.count(self, values, names, outcome)
+        return outcome
+
+    def described(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> str:
+        """Values of the arguments, by the function's own names for them."""
+        n = len(values) - len(names)
+        try:
+            bound = inspect.signature(self.function).bind(*values[:n]).arguments
+            first = [name for name, value in bound.items() if not isinstance(value, tuple)]
+        except (TypeError, ValueError):
+            first = []
+        labels = [*(first if len(first) == n else [f"argument {i + 1}" for i in range(n)]), *names]
+        shown = [np.array2string(np.asarray(value), precision=6, threshold=10) for value in values]
+        return ", ".join(f"{label} = {text}" for label, text in zip(labels, shown, strict=True))
+
+    def _check_arguments(self, arguments, named):
+        if not arguments and not named:
+            raise ValueError(f"{self.name} got no arguments: name what it depends on.")
+        try:
+            inspect.signature(self.function).bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{self.name} does not take these arguments: {error}.") from error
+        except ValueError:  # of C, without a signature
+            pass
+
+    def _tensor(self, value, i):
+        try:
+            return pt.as_tensor_variable(value)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise TypeError(
+                f"Argument {i + 1} of {self.name} is of type {type(value).__name__}: pass "
+                "variables, numbers and arrays, and let the function find the rest itself, as in "
+                "black_box(functools.partial(function, settings=settings))."
+            ) from error
+
+    def _numbers(self, returned):
+        return converted(returned, _float_tensor((None,) * np.ndim(returned)), self.name)
+
+    def _shape_at_start(self, inputs, names):
+        """Shape of what the function returns at the starting point of the model."""
+        try:
+            model = pm.modelcontext(None)
+        except TypeError:
+            raise TypeError(
+                f"{self.name} is called outside of a model: call it inside `with pm.Model():`, or "
+                "give the shape of what it returns, black_box(shape=()) for one number."
+            ) from None
+        values = _values_at_start(model, inputs)
+        where = f"at the starting point of the model, {self.described(values, names)}"
+        advice = (
+            "Take other starting points, as in pm.Normal(..., initval=...), or give the shape of "
+            "what it returns, black_box(shape=())."
+        )
+        try:
+            outcome = self.outcome(values, names)
+        except Exception as error:
+            error.add_note(f"It is called {where}, to find the shape of what it returns. {advice}")
+            raise
+        if outcome.failed is not None:
+            raise ValueError(f"{self.name} failed {where}: {outcome.failed}. {advice}")
+        return self._numbers(outcome.returned).shape
+
+
+class Simulator(Op):
+    """Operation of a `black_box`; its last inputs go to the function by `names`."""
+
+    __props__ = ("black_box", "names", "shape")
+
+    def __init__(self, black_box: BlackBox, names: tuple[str, ...], shape: tuple[int, ...]):
+        self.black_box, self.names, self.shape = black_box, names, shape
+        self.name = black_box.name
+
+    def __str__(self):
+        return f"{type(self).__name__}({self.black_box.name})"
+
+    def make_node(self, *inputs):
+        return Apply(self, list(inputs), [_float_tensor(self.shape)()])
+
+    def perform(self, node, inputs, outputs):
+        """Call the function; -inf or an array of NaN stands for a failure."""
+        outcome = self.black_box.outcome(inputs, self.names)
+        if outcome.failed is not None:
+            value = np.full(self.shape, np.nan if self.shape else -np.inf)
+        else:
+            value = converted(outcome.returned, node.outputs[0].type, self.black_box.name)
+        outputs[0][0] = value
+
+    def do_constant_folding(self, fgraph, node):
+        """Never: a call may be expensive."""
+        return False
+
+
+def _float_tensor(shape):
+    return pt.TensorType("float64", shape=shape)
+
+
+def _exceptions(failures):
+    classes = failures if isinstance(failures, list | tuple) else [failures]
+    if not all(isinstance(c, type) and issubclass(c, Exception) for c in classes):
+        raise TypeError(
+            f"failures={failures!r}: take classes of exceptions, as in failures=(ValueError, "
+            "ArithmeticError)."
+        )
+    return tuple(classes)
+
+
+def _checked_shape(shape, store):
+    if shape is None:
+        return None if store is None else ()
+    if store is not None and shape != ():
+        raise ValueError(f"shape={shape!r}: a store keeps functions of one number; take shape=().")
+    sizes = shape if isinstance(shape, list | tuple) else [shape]
+    return tuple(checked_integer("shape", size, 0) for size in sizes)
+
+
+def _values_at_start(model, inputs):
+    """Values of variables of a model at its starting point."""
+    point = make_initial_point_fn(model=model, return_transformed=False)(0)
+    variables = model.free_RVs
+    evaluate = pytensor.function(variables, inputs, mode="FAST_COMPILE", on_unused_input="ignore")
+    return evaluate(*(point[variable.name] for variable in variables))
+
+
+# what was called ----------------------------------------------------------------------------------
+
+
+class Calls:
+    """Calls of the black boxes in this process, and their failures.
+
+    By name of the function, `made` counts the calls and `first` describes the first failure since
+    the last chain began; `failed` counts by name and kind. `n_failed` are all failures, `last`
+    describes the last one.
+    """
+
+    def __init__(self):
+        self.made: Counter = Counter()
+        self.failed: Counter = Counter()
+        self.first: dict[str, str] = {}
+        self.n_failed, self.last = 0, None
+
+    def count(self, black_box: BlackBox, values, names, outcome) -> None:
+        """Count a call and what it came to."""
+        self.made[black_box.name] += 1
+        if outcome.failed is None:
+            return
+        self.n_failed += 1
+        self.failed[black_box.name, outcome.kind] += 1
+        self.last = f"{black_box.described(values, names)}: {outcome.failed}"
+        self.first.setdefault(black_box.name, self.last)
+
+    def begun(self) -> tuple[Counter, Counter]:
+        """Return what there was before a chain, for the other methods to compare with."""
+        self.first.clear()
+        return self.made.copy(), self.failed.copy()
+
+    def n_failed_since(self, begun: tuple[Counter, Counter]) -> int:
+        """Count the failures since `begun` was called."""
+        return (self.failed - begun[1]).total()
+
+    def complaint(self, begun: tuple[Counter, Counter]) -> str | None:
+        """Say what has failed since `begun` was called; None if nothing has."""
+        made, failed = self.made - begun[0], self.failed - begun[1]
+        if not failed:
+            return None
+        parts = []
+        for name in sorted({name for name, _ in failed}):
+            kinds = {kind: count for (of, kind), count in failed.items() if of == name}
+            listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+            share = sum(kinds.values()) / made[name]
+            parts.append(
+                f"{name} failed in {share:.1%} of {made[name]} calls so far ({listed}), first at "
+                f"{self.first[name]}."
+            )
+        return f"{' '.join(parts)} Such points count as impossible: the posterior is 0 there."
+
+
+CALLS = Calls()
+"""Those of this process."""

@@ -1,0 +1,422 @@
+"""`black_box`: functions as terms of a model, which may fail, hang, print, or end their process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pymc as pm
+import pytest
+from models import begin
+
+from pymc_kameleon import EvaluationStore, KameleonStep, SurrogateHMCStep, black_box
+from pymc_kameleon.model.simulator import CALLS
+
+WEIGHTS = np.array([1.0, 2.0, 4.0])
+
+
+class SolverError(Exception):
+    """Of a class that cannot be made anew from what it holds."""
+
+    def __init__(self, code, text):
+        super().__init__(f"{text} ({code})")
+
+
+def only_positive(a):
+    if a < 0:
+        raise SolverError(3, "no solution")
+    return -0.5 * a * a
+
+
+# what it takes, and what it returns ---------------------------------------------------------------
+
+RETURNED = {
+    "float": (lambda a: -0.5 * float(a) ** 2, ()),
+    "int": (lambda a: -2, ()),
+    "float32": (lambda a: np.float32(-0.5), ()),
+    "list": (lambda a: [a, 2.0 * a, 4.0 * a], (3,)),
+    "integers": (lambda a: np.array([1, 2, 4]), (3,)),
+    "matrix": (lambda a: np.outer(WEIGHTS, [a, a]), (3, 2)),
+    "array of one": (lambda a: np.array([a]), (1,)),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_shape_is_found_at_the_start(kind):
+    function, shape = RETURNED[kind]
+    with pm.Model() as model:
+        a = pm.LogNormal("a", initval=0.5)
+        found = pm.Deterministic("found", black_box(function)(a))
+    assert found.type.shape == shape and found.dtype == "float64"
+    value = model.compile_fn(found, inputs=[a], point_fn=False)(0.5)
+    np.testing.assert_array_equal(value, function(0.5))
+
+
+def test_arguments_are_natural_values_in_their_shapes():
+    seen = []
+
+    @black_box
+    def log_likelihood(rate, weights, data, scale):
+        seen.append((rate, weights, data, scale))
+        weights *= 2.0  # a copy
+        return 0.0
+
+    data = np.arange(6.0).reshape(2, 3)
+    with pm.Model():
+        rate = pm.Uniform("rate", 1, 3, initval=1.5)
+        weights = pm.Dirichlet("weights", np.ones(3), initval=np.array([0.2, 0.3, 0.5]))
+        pm.Potential("p", log_likelihood(rate, weights, data, scale=2 * rate))
+        step = KameleonStep()
+    step.target(step.target.default_start)
+    assert len(seen) == 2
+    for rate, weights, given, scale in seen:
+        assert np.shape(rate) == () and rate == pytest.approx(1.5) and scale == pytest.approx(3.0)
+        np.testing.assert_allclose(weights, [0.4, 0.6, 1.0])
+        np.testing.assert_array_equal(given, data)
+
+
+def test_with_numbers_it_is_the_function():
+    curve = black_box(lambda a, b=1: [a, b], failures=ZeroDivisionError)
+    np.testing.assert_array_equal(curve(1, b=2), [1.0, 2.0])
+    assert black_box(only_positive).__name__ == "only_positive"
+    with pytest.raises(RuntimeError, match=r"only_positive failed: SolverError: no solution \(3\)"):
+        black_box(only_positive, failures=SolverError)(-1)
+
+
+def test_it_is_not_called_where_the_shape_is_given():
+    with pm.Model():
+        curve = black_box(lambda a: pytest.fail("called"), shape=3)(pm.Normal("a"))
+    assert curve.type.shape == (3,)
+    assert curve.shape.eval().tolist() == [3]
+
+
+def test_equal_calls_are_made_once():
+    calls = []
+    curve = black_box(lambda a: calls.append(a) or [a, a], shape=2)
+    with pm.Model() as model:
+        a = pm.Normal("a")
+        pm.Normal("x", curve(a), 1.0, observed=[0.0, 0.0])
+        pm.Normal("y", curve(a).sum(), 1.0, observed=0.0)
+        model.compile_logp()({"a": 1.0})
+    assert len(calls) == 1
+
+
+REFUSED = [
+    (lambda: black_box(3), TypeError, "function=3: pass a Python function"),
+    (lambda: black_box(len, failures="x"), TypeError, "take classes of exceptions"),
+    (lambda: black_box(len, failures=[3]), TypeError, "take classes of exceptions"),
+    (lambda: black_box(len, timeout=0), ValueError, "timeout=0: take a finite number above 0"),
+    (lambda: black_box(len, store="x.sqlite"), TypeError, "take an EvaluationStore"),
+    (lambda: black_box(len, shape=(2, -1)), ValueError, "shape=-1"),
+    (lambda: black_box(len, shape=2, store=EvaluationStore()), ValueError, "of one number"),
+    (lambda: black_box(only_positive)(), ValueError, "only_positive got no arguments"),
+    (lambda: black_box(only_positive)(1, 2), TypeError, "only_positive does not take these"),
+    (lambda: black_box(only_positive)(pm.Normal.dist()), TypeError, "outside of a model"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "words"), REFUSED)
+def test_refusals(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_what_does_not_work_at_the_start():
+    with pm.Model():
+        a = pm.Normal("a", initval=-2)
+        told = "only_positive failed at the starting point of the model, a = -2.: SolverError"
+        with pytest.raises(ValueError, match=told):
+            black_box(only_positive, failures=SolverError)(a)
+        with pytest.raises(SolverError) as raised:
+            black_box(only_positive)(a)
+        assert "only_positive was called with a = -2." in raised.value.__notes__[0]
+        with pytest.raises(TypeError, match="<lambda> returned None: return"):
+            black_box(lambda a: None)(a)
+        with pytest.raises(TypeError, match="Argument 2 of <lambda> is of type dict: pass"):
+            black_box(lambda a, b: 0.0)(a, {})
+
+
+def test_another_shape_later_is_an_error():
+    curve = black_box(lambda a: np.zeros(3 if a == 0 else 4))
+    with pm.Model() as model:
+        pm.Potential("p", curve(pm.Normal("a")).sum())
+    logp = model.compile_logp()
+    with pytest.raises(ValueError, match=r"<lambda> returned an array of shape \(4,\)"):
+        logp({"a": 1.0})
+
+
+# failures -----------------------------------------------------------------------------------------
+
+
+def half_normal_model(make):
+    """A half-normal posterior of `a`, by a function that fails where it is negative."""
+    with pm.Model() as model:
+        a = pm.Flat("a", initval=1.0)
+        pm.Potential("p", make(only_positive)(a))
+    return model
+
+
+@pytest.mark.parametrize("make", [KameleonStep, SurrogateHMCStep])
+def test_failures_are_rejected_counted_and_told_once(make):
+    model = half_normal_model(lambda f: black_box(f, failures=SolverError))
+    step = begin(make(model=model), 1, tune=400, draws=1000)
+    point, told, draws = model.initial_point(), [], []
+    for i in range(1400):
+        if i == 400:
+            step.stop_tuning()
+        point, (statistics,) = step.step(point)
+        told += [statistics["warning"].message] if "warning" in statistics else []
+        draws.append(float(point["a"]))
+    (message,) = [text for text in told if "failed" in text or "NaN" in text]
+    assert "only_positive failed in" in message and "(SolverError " in message
+    assert "first at a = -" in message and "no solution (3)" in message
+    kept = np.array(draws[400:])
+    assert kept.min() > 0
+    # 200 effective draws at least: a half normal has mean .798 and sd .603, six errors are .26.
+    assert abs(kept.mean() - np.sqrt(2 / np.pi)) < 0.26
+
+
+def test_failures_of_a_curve_are_not_finite_and_counted():
+    def shifted(a):
+        return WEIGHTS + only_positive(a)
+
+    curve = black_box(shifted, failures=(ZeroDivisionError, SolverError))
+    with pm.Model() as model:
+        mu = curve(pm.Normal("a", initval=1.0))
+        pm.Normal("y", mu, 1.0, observed=WEIGHTS)
+    before = CALLS.begun()
+    assert not np.isfinite(model.compile_logp()({"a": -1.0}))
+    assert CALLS.n_failed_since(before) == 1
+    assert "first at a = -1.: SolverError" in CALLS.complaint(before)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_what_was_drawn_is_kept_when_the_function_raises(cores, caplog):
+    """It is an error of each chain, after about 50 draws that each keeps."""
+
+    @black_box
+    def log_likelihood(a):
+        log_likelihood.calls = getattr(log_likelihood, "calls", 0) + 1
+        if log_likelihood.calls > 700:
+            raise SolverError(3, "no licence")
+        return -0.5 * a * a
+
+    with pm.Model():
+        pm.Potential("p", log_likelihood(pm.Flat("a", initval=0.5)))
+        idata = pm.sample(
+            step=KameleonStep(steps_per_draw=5),
+            tune=50,
+            draws=1000,
+            chains=cores,
+            cores=cores,
+            mp_ctx="fork",
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    n = idata["posterior"].sizes["draw"]
+    assert 0 < n < 200
+    assert np.isfinite(idata["posterior"]["a"].values).all()
+    if cores == 1:  # workers write to the standard error
+        said = caplog.text
+        assert "ends here, after" in said and "no licence (3)" in said and "with a = " in said
+
+
+def test_failures_are_stored_as_such(tmp_path):
+    """And are not asked for again, where other errors are."""
+    store = EvaluationStore(tmp_path / "run.sqlite")
+    calls = []
+
+    @black_box(failures=SolverError)
+    def log_likelihood(a):
+        calls.append(a)
+        if a > 2:
+            raise OSError("no disk")
+        return only_positive(a)
+
+    with pm.Model() as model:
+        pm.Potential("p", log_likelihood(pm.Flat("a", initval=1.0)))
+        step = begin(SurrogateHMCStep(store=store), 1, tune=10, draws=1)
+    step.step(model.initial_point())
+    value = np.empty(3)
+    for a in (-1.0, -1.0, 1.5, 3.0, 3.0):
+        try:
+            step.stored.into(np.array([a]), value)
+        except OSError:
+            assert a == 3.0
+    assert [a for a in calls if a in (-1.0, 3.0)] == [-1.0, 3.0, 3.0]
+    rows = {float(one.point[0]): one for one in store.read(step.stored.model)}
+    assert rows[-1.0].value == -np.inf and rows[-1.0].failure.endswith("no solution (3)")
+    assert np.isnan(rows[3.0].value) and rows[3.0].failure == "OSError: no disk"
+    assert rows[1.5].failure is None
+    found = step.stored.store.summary()
+    assert found["failed"] >= 3
+
+
+def test_store_of_a_function(tmp_path):
+    calls = []
+
+    def log_likelihood(a):
+        calls.append(a)
+        return only_positive(a)
+
+    for _ in range(2):
+        store = EvaluationStore(tmp_path / "run.sqlite")
+        with pm.Model() as model:
+            wrapped = black_box(log_likelihood, failures=SolverError, store=store)
+            pm.Potential("p", wrapped(pm.Flat("a", initval=1.0)))
+        assert model.compile_logp()({"a": 2.0}) == -2.0
+        assert model.compile_logp()({"a": -2.0}) == -np.inf
+    assert calls == [2.0, -2.0]
+    with pytest.raises(ValueError, match="has evaluations of another model: function"):
+        half_normal_model(lambda f: black_box(f, store=store))
+
+
+# processes ----------------------------------------------------------------------------------------
+
+
+def test_a_call_that_takes_too_long_is_a_failure():
+    def slow(a):
+        if a < 0:
+            time.sleep(60.0)
+        print("printed, and not taken for an answer")
+        return -0.5 * a * a
+
+    begun = time.monotonic()
+    model = half_normal_model(lambda _: black_box(slow, timeout=0.5))
+    logp = model.compile_logp()
+    assert [logp({"a": a}) for a in (1.0, -1.0, 2.0, -3.0)] == [-0.5, -np.inf, -2.0, -np.inf]
+    assert time.monotonic() - begun < 50.0
+    assert CALLS.last == "a = -3.: longer than 0.5 s"
+
+
+def test_errors_and_ends_of_the_process_of_a_function():
+    def dies(a):
+        if a < -1:
+            os._exit(7)
+        if a < 0:
+            raise SolverError(3, "no solution")
+        return float(os.getpid())
+
+    wrapped = black_box(dies, timeout=60.0)
+    first = wrapped(1.0)
+    assert first not in (os.getpid(), wrapped(-0.0) + 1) and wrapped(2.0) == first
+    with pytest.raises(RuntimeError, match="SolverError: no solution") as raised:
+        wrapped(-0.5)
+    assert "In a process of its own" in raised.value.__notes__[0]
+    with pytest.raises(ChildProcessError, match="ended with status 7"):
+        wrapped(-2.0)
+    assert wrapped(1.0) != first  # a new one
+    listed = black_box(dies, timeout=60.0, failures=(SolverError, ChildProcessError), shape=())
+    with pm.Model() as model:
+        pm.Potential("p", listed(pm.Normal("a")))
+    logp = model.compile_logp()
+    assert logp({"a": -0.5}) == logp({"a": -2.0}) == -np.inf
+
+
+def test_nothing_is_left_of_processes(tmp_path):
+    """Neither when the program ends, nor when it is killed within a call."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys, time
+        from pymc_kameleon import black_box
+
+        def tell(a):
+            if a > 1:
+                print(os.getpid(), file=sys.stderr, flush=True)
+                time.sleep(60)
+            return os.getpid()
+
+        wrapped = black_box(tell, timeout=100)
+        print(int(wrapped(0.0)), flush=True)
+        if sys.argv[1] == "hang":
+            wrapped(2.0)
+        """)
+    )
+    done = subprocess.run([sys.executable, script, "end"], capture_output=True, text=True)
+    assert done.returncode == 0 and _has_ended(int(done.stdout))
+    with subprocess.Popen(
+        [sys.executable, script, "hang"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as killed:
+        child = int(killed.stdout.readline())
+        assert int(killed.stderr.readline()) == child
+        killed.kill()
+        assert _has_ended(child)
+
+
+def _has_ended(process):
+    for _ in range(200):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True)
+        if state.stdout.strip().startswith(b"Z"):  # whoever adopted it has not looked yet
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("mp_ctx", ["fork", "spawn"])
+def test_chains_in_processes(mp_ctx):
+    """Each with a process beside it; what the parent has begun is not theirs."""
+    wrapped = black_box(only_positive, failures=SolverError, timeout=60.0)
+    with pm.Model():
+        pm.Potential("p", wrapped(pm.Flat("a", initval=1.0)))
+        idata = pm.sample(
+            step=KameleonStep(),
+            tune=50,
+            draws=50,
+            chains=2,
+            cores=2,
+            mp_ctx=mp_ctx,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    draws = idata["posterior"]["a"].values
+    assert draws.min() > 0 and len(np.unique(draws[0])) > 10 and not np.allclose(*draws)
+
+
+# simulators as they are ---------------------------------------------------------------------------
+
+
+def test_posterior_of_a_simulator_that_raises_hangs_and_returns_nan():
+    """One run in twenty raises, one in fifty hangs, one in twenty returns NaN, at random points.
+
+    Whether is decided by the point, so the posterior is a normal one without these points; they lie
+    in bands far narrower than a standard deviation, which leave mean and sd as they are.
+    """
+    rng = np.random.default_rng(1)
+    data = rng.normal(0.4, 1.0, size=20)
+
+    def fate(a):
+        return int(abs(a) * 1e4) % 100
+
+    @black_box(failures=SolverError, timeout=0.2)
+    def mean(a):
+        if fate(a) < 5:
+            raise SolverError(1, "mesh")
+        if fate(a) < 7:
+            time.sleep(100.0)
+        return np.full(20, np.nan if fate(a) < 12 else a)
+
+    with pm.Model():
+        a = pm.Normal("a", 0.0, 10.0, initval=0.4555)
+        pm.Normal("y", mean(a), 1.0, observed=data)
+        idata = pm.sample(
+            step=KameleonStep(steps_per_draw=3),
+            tune=100,
+            draws=300,
+            chains=1,
+            random_seed=1,
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+    draws = idata["posterior"]["a"].values.ravel()
+    assert all(fate(a) >= 12 for a in draws)
+    sd = 1 / np.sqrt(20.01)
+    # With 30 effective draws the bounds are more than five standard errors.
+    assert abs(draws.mean() - data.sum() / 20.01) < sd
+    assert 0.4 * sd < draws.std() < 1.8 * sd

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
 QUESTIONS = [
-    ("Is the likelihood\nitself an estimate?", "KameleonStep(\n pseudo_marginal=True)"),
+    ("Is the likelihood\nitself an estimate?", "SurrogateHMCStep(\n pseudo_marginal=True)"),
     ("A latent Gaussian process,\nhyperparameters unknown?", "LatentGPStep"),
     ("A latent Gaussian process,\nhyperparameters fixed?", "EllipticalSliceStep"),
     ("Are there gradients,\nand they are cheap?", "NUTS of PyMC"),

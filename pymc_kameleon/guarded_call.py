@@ -106,7 +106,7 @@ class TimedCall:
         return _value_of(reply)
 
     def _running(self):
-        """Return the process that calls the function; one that a fork has copied is the parent's."""
+        """Return the process that calls the function; a copy by a fork is the parent's."""
         if self._process is not None and self._owner != os.getpid():
             for pipe in (self._process.stdin, self._process.stdout):
                 pipe.close()

@@ -388,7 +388,7 @@ def screened():
         (in_a_prior, None, ValueError, r"free variable x .*pm\.Potential"),
         (of_a_latent_function, None, ValueError, "loglike is an estimate"),
         (an_estimate, MALAStep, NotImplementedError, "gradient"),
-        (an_estimate, screened, ValueError, r"estimated_loglikelihood.*noisy"),
+        (an_estimate, screened, ValueError, "loglike is an estimate.*pseudo_marginal=True"),
         (a_simulator, SurrogateHMCStep, ValueError, "y is an estimate"),
         (a_simulator, ParallelTemperingStep, ValueError, "y is an estimate"),
         (a_simulator, screened, ValueError, "an estimate"),

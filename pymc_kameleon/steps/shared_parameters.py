@@ -54,7 +54,8 @@ pseudo_marginal : bool
     "surrogate": """\
 surrogate : GPSurrogate, optional
     Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
-    the log-likelihood screens proposals, and a second stage keeps the posterior exact.""",
+    the log-likelihood screens proposals, and a second stage keeps the posterior exact. With
+    `pseudo_marginal` it learns from the estimates, and how noisy they are.""",
     "warm_start": """\
 warm_start : result of `pm.sample` or array (n, d), optional
     Earlier draws of this model (or raveled unconstrained points) to learn from at every chain

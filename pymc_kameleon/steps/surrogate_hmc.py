@@ -87,7 +87,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         evaluations; `n_evals` counts value and gradient as one.
     %(start)s
         Some draws from the prior are evaluated first; the search begins at the best of them if the
-        chain starts at the model's default.
+        chain starts at the model's default. By default "optimize", and "here" of estimates.
+    %(pseudo_marginal)s
+        The surrogate learns from all estimates, and how noisy they are.
     steps_per_draw : int
         Transitions a draw, each of one evaluation at most.
     store : EvaluationStore, optional
@@ -138,7 +140,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     name = "surrogate_hmc"
     called = "SurrogateHMCStep"
     """What messages call it."""
-    _not_arguments = ("learner", "surrogate", "pseudo_marginal", "adapt_after_tune")
+    _not_arguments = ("learner", "surrogate", "adapt_after_tune")
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
         "n_leapfrog", "n_centers", "surrogate_error", "mode", "evidence_ratio", "calls_made"
     )
@@ -150,27 +152,38 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         max_centers: int = 500,
         target_accept: float = 0.9,
         gradients: bool = False,
-        start: str = "optimize",
+        start: str | None = None,
         store: EvaluationStore | None = None,
         steps_per_draw: int = 1,
+        pseudo_marginal: bool = False,
         **options: Any,
     ) -> None:
-        self.takes_gradients = bool(gradients)
+        self.takes_gradients, is_noisy = bool(gradients), bool(pseudo_marginal)
+        if is_noisy and (self.takes_gradients or store is not None):
+            other = "gradients" if self.takes_gradients else "store"
+            raise ValueError(
+                f"pseudo_marginal=True with {other}=: an estimate has no gradient, and is another "
+                "one each time. Leave it out."
+            )
+        if start is None:
+            start = "here" if is_noisy else "optimize"
         super().__init__(
             vars,
-            learner=TrajectoryLearner(max_centers=max_centers, gradients=self.takes_gradients),
+            learner=TrajectoryLearner(
+                max_centers=max_centers, gradients=self.takes_gradients, is_noisy=is_noisy
+            ),
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,
             start=start,
             store=store,
-            pseudo_marginal=None,
+            pseudo_marginal=is_noisy or None,
             **options,
         )
-        if self.target.estimated_terms:
+        if self.target.estimated_terms and not is_noisy:
             raise ValueError(
-                f"The likelihood term {', '.join(self.target.estimated_terms)} is an estimate: the "
-                f"surrogate of {self.called} takes the log density for exact, and an estimate is "
-                "noisy. Take KameleonStep(pseudo_marginal=True)."
+                f"The likelihood term {', '.join(self.target.estimated_terms)} is an estimate. "
+                f"Write {self.called}(pseudo_marginal=True): the surrogate then learns with its "
+                "noise."
             )
         if self.dim > MANY_DIMENSIONS:
             _log.warning(
@@ -253,7 +266,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 self._evaluate_as_proposal(point) - predicted_at(surrogate, point, np.inf)
                 for point in self.learner.acquisition_points
             ]
-            if min(errors, default=0.0) > -GROSS:
+            if min(errors, default=0.0) > -GROSS - 3.0 * self.learner.gp.noise[0]:
                 break
         else:
             super()._end_learning(position)

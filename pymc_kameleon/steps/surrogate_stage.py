@@ -45,7 +45,7 @@ def screening(surrogate, target, pseudo_marginal: bool, gradients: bool):
     if surrogate is None:
         return NoScreening()
     _check(surrogate, target, pseudo_marginal, gradients)
-    return Screening(surrogate, target, gradients)
+    return Screening(surrogate, target, gradients, pseudo_marginal)
 
 
 class NoScreening:
@@ -82,15 +82,19 @@ class NoScreening:
 
 
 class Screening(NoScreening):
-    """The surrogate of a step, which learns `gradients` too or not; stages belong to its chains."""
+    """The surrogate of a step, which learns `gradients` too, or from estimates, or neither.
+
+    Stages belong to its chains.
+    """
 
     statistics_dtypes = dict.fromkeys(
         ("surrogate_accept", "surrogate_sd", "n_points", "calls_made", "calls_saved"),
         (np.float64, []),
     )
 
-    def __init__(self, surrogate, target, gradients):
+    def __init__(self, surrogate, target, gradients, is_noisy):
         self.settings, self.gradients, self.dim = configuration(surrogate), gradients, target.dim
+        self.is_noisy = is_noisy
         self.prior = target.prior_with_gradient if gradients else target.prior
         self.fitted = surrogate if isinstance(surrogate, FittedSurrogate) else None
         self.store = self.settings.store
@@ -102,7 +106,7 @@ class Screening(NoScreening):
         if self.fitted is not None:
             process, known = copy.deepcopy(self.fitted.process), len(self.fitted.values)
         else:
-            process, known = settings.new_process(dim, gradients), 0
+            process, known = settings.new_process(dim, gradients, self.is_noisy), 0
         size, derivatives = settings.n_kept(dim, gradients), dim if gradients else 0
         stage = FirstStage(
             routines=None,
@@ -276,11 +280,21 @@ def _check(surrogate, target, pseudo_marginal, gradients):
             "surrogate= needs a likelihood, the observed variables and potentials of the model, "
             "and this model has neither: leave surrogate out, or give a variable observed=..."
         )
-    if pseudo_marginal or target.estimated_terms:
+    settings = configuration(surrogate)
+    if target.estimated_terms and not pseudo_marginal:
         raise ValueError(
-            "surrogate= with pseudo_marginal=True or an estimated_loglikelihood: the Gaussian "
-            "process takes the log-likelihood for exact, and an estimate is noisy. Leave surrogate "
-            "out."
+            f"surrogate=: the likelihood term {', '.join(target.estimated_terms)} is an estimate. "
+            "Write pseudo_marginal=True too: the Gaussian process then learns with its noise."
+        )
+    if pseudo_marginal and (isinstance(surrogate, FittedSurrogate) or settings.mean == "current"):
+        raise ValueError(
+            "surrogate= with pseudo_marginal=True: take GPSurrogate() that is not fitted yet, with "
+            'mean="quadratic" or "constant".'
+        )
+    if pseudo_marginal and settings.store is not None:
+        raise ValueError(
+            "GPSurrogate(store=...) with pseudo_marginal=True: a store keeps one value of a point, "
+            "and an estimate is another one each time. Leave store out."
         )
     if target.others_in_likelihood:
         raise ValueError(

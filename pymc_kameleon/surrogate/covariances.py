@@ -156,15 +156,17 @@ def log_marginal_likelihood(
     hyperparameters: np.ndarray,
     noise: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray]:
-    """Log marginal likelihood of values, or values and gradients, and its gradient (1 + d,).
+    """Log marginal likelihood of values, or values and gradients, and its gradient.
 
     `residuals` (1, t) or (1 + d, t) are values, and gradients in the standardised coordinates `u`
     (d, t), minus those of the prior mean; `hyperparameters` (1 + d,) are logs of the amplitude and
     of the lengthscales; `noise` (t,) are standard deviations of the values (Rasmussen & Williams
-    2006, section 5.4.1).
+    2006, section 5.4.1). One more hyperparameter is the log of a standard deviation of all values,
+    beside that.
     """
     size, count = residuals.shape
-    rows, lengthscales = count * size, np.exp(hyperparameters[1:, None])
+    dim, is_noisy = len(u), hyperparameters.size > 1 + len(u)
+    rows, lengthscales = count * size, np.exp(hyperparameters[1 : 1 + dim, None])
     coordinates = u / lengthscales
     # In z, gradients are multiplied by the lengthscales.
     target = np.concatenate([residuals[:1], lengthscales[: size - 1] * residuals[1:]]).T.ravel()
@@ -173,8 +175,10 @@ def log_marginal_likelihood(
     matrix[np.abs(matrix) < NEGLIGIBLE] = 0.0
     matrix[np.diag_indices(rows)] *= 1 + JITTER
     variance = math.exp(2 * hyperparameters[0])
-    if noise is not None:
-        relative = noise**2 / variance
+    common = math.exp(2 * hyperparameters[-1]) if is_noisy else 0.0
+    if is_noisy or noise is not None:
+        known = np.zeros(count) if noise is None else noise**2
+        relative = (known + common) / variance
         matrix[np.diag_indices(rows)] += np.repeat(relative, size) * (np.arange(rows) % size == 0)
     lower = linalg.cholesky(matrix, lower=True, check_finite=False)
     weights = linalg.cho_solve((lower, True), target, check_finite=False)
@@ -184,15 +188,17 @@ def log_marginal_likelihood(
     inverse = linalg.lapack.dpotri(lower.T, lower=0)[0].T
     slopes = np.empty(hyperparameters.size)
     slopes[0] = fit - rows
-    if noise is not None:
-        slopes[0] += relative @ (np.diagonal(inverse) - weights**2 / variance)[::size]
     of_matrix = np.outer(weights / variance, weights) - inverse
-    lengthscale_slopes(kernel, coordinates, size, of_matrix, slopes[1:])
+    if is_noisy or noise is not None:
+        of_noise = np.diagonal(of_matrix)[::size]
+        slopes[0] -= relative @ of_noise
+        slopes[1 + dim :] = common / variance * of_noise.sum()
+    lengthscale_slopes(kernel, coordinates, size, of_matrix, slopes[1 : 1 + dim])
     if size > 1:
         # The density is that of gradients in u.
-        value += count * hyperparameters[1:].sum()
+        value += count * hyperparameters[1 : 1 + dim].sum()
         explained = (weights * target).reshape(count, size)[:, 1:].sum(axis=0)
-        slopes[1:] += count - explained / variance
+        slopes[1 : 1 + dim] += count - explained / variance
     return value, slopes
 
 
@@ -204,11 +210,14 @@ def fit_hyperparameters(
     noise: np.ndarray | None = None,
     max_iterations: int = 60,
     n_rows: int = N_ROWS,
+    noise_start: float | None = None,
 ) -> tuple[np.ndarray, float]:
     """Maximise the log marginal likelihood by L-BFGS-B; hyperparameters (1 + d,), and its value.
 
     The search starts from `previous` ones, or from several lengthscales. At most `n_rows` values
-    and derivatives, of points evenly spaced in the order that they came, are fitted to.
+    and derivatives, of points evenly spaced in the order that they came, are fitted to. With
+    `noise_start`, a standard deviation that all values have beside `noise`, one more hyperparameter
+    is found, its log.
     """
     size, count = residuals.shape
     chosen = np.linspace(0, count - 1, min(count, max(2, n_rows // size))).round().astype(int)
@@ -218,7 +227,9 @@ def fit_hyperparameters(
     scale = max(math.sqrt(np.mean(residuals[0] ** 2)), SMALLEST_AMPLITUDE)
     lengths = (math.log(LENGTHSCALES[0] * root), math.log(LENGTHSCALES[1] * root))
     amplitude = (math.log(SMALLEST_AMPLITUDE), math.log(1e3 * scale))
-    lowest, highest = np.array([amplitude, *[lengths] * len(u)]).T
+    noises = [] if noise_start is None else [math.log(noise_start)]
+    bounds = [(math.log(SMALLEST_AMPLITUDE), math.log(scale) + 1.0)] * len(noises)
+    lowest, highest = np.array([amplitude, *[lengths] * len(u), *bounds]).T
 
     def negative(hyperparameters):
         try:
@@ -227,8 +238,9 @@ def fit_hyperparameters(
             return 1e25, np.zeros(hyperparameters.size)
         return -value, -gradient
 
-    starts = [previous] if previous is not None else []
-    starts += [np.log([scale, *[s * root] * len(u)]) for s in STARTS if previous is None]
+    starts = [np.log([scale, *[s * root] * len(u)]) for s in STARTS]
+    starts = starts if previous is None else [previous]
+    starts = [np.append(start, noises) for start in starts]
     results = [
         scipy.optimize.minimize(
             negative,

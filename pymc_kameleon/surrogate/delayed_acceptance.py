@@ -126,6 +126,12 @@ def is_screened(stage, chain, uniforms):
     return stage.is_open[0] and uniforms[2] >= stage.one_stage_share[0] and chain.value[0] > -np.inf
 
 
+@jitable
+def _log_likelihood(value):
+    """Sum of its exact terms and of its kept estimate, 0 if there is none."""
+    return value[1] + value[2]
+
+
 def learn(stage, chain, moved_unscreened):
     """Learn the log-likelihood, and its gradient if there is one, found at `chain.proposal`.
 
@@ -137,7 +143,7 @@ def learn(stage, chain, moved_unscreened):
         return
     dim = chain.position.size
     i = stage.count[0] % stage.values.size
-    value = chain.proposed_value[1]
+    value = _log_likelihood(chain.proposed_value)
     # It is stored after the terms of the log density and the gradient of the log prior, if at all.
     gradient = chain.proposed_value[N_TERMS + dim :]
     for k in range(dim):
@@ -206,7 +212,12 @@ def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
         acceptance = probability(corrected_second_stage(total + log_ratio, log_first, log_reverse))
     elif total > -np.inf:
         acceptance = probability(
-            second_stage(chain.proposed_value[1], chain.value[1], proposed, current)
+            second_stage(
+                _log_likelihood(chain.proposed_value),
+                _log_likelihood(chain.value),
+                proposed,
+                current,
+            )
         )
     accepted = settle(chain, acceptance, uniforms[1])
     if accepted:

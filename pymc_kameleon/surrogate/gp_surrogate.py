@@ -174,11 +174,13 @@ class GPSurrogate:
         """Whether enough points have been learnt since the last fit; both counts are of all."""
         return n_learnt >= self.refit * n_at_last_fit
 
-    def new_process(self, dim: int, gradients: bool = False) -> SparseGP:
-        """Return a process in `dim` dimensions, for values or with gradients, without points."""
+    def new_process(self, dim: int, gradients: bool = False, is_noisy: bool = False) -> SparseGP:
+        """Return a process in `dim` dimensions, without points; values are estimates if noisy."""
         depth = 10.0 * dim + 50.0 if self.depth is None else self.depth
         kernel, capacity = COVARIANCES[self.kernel], self.capacity(gradients)
-        return new_sparse_gp(kernel, dim, capacity, depth, has_variance=True)
+        process = new_sparse_gp(kernel, dim, capacity, depth, has_variance=True)
+        process.noise[0] = float(is_noisy)
+        return process
 
     def fit_into(
         self,
@@ -232,6 +234,7 @@ class GPSurrogate:
             kernel=process.kernel,
             constant=constant,
             noise_share=NOISE_SHARE,
+            noise_start=process.noise[0] or None,
             max_iterations=(60, 60) if searches else (0, 0),
         )
         count = found.count[0]
@@ -243,7 +246,7 @@ class GPSurrogate:
         for name in ("standardization", "mean"):
             for own, part in zip(getattr(process, name), getattr(found, name), strict=True):
                 own[:] = part
-        for name in ("hyperparameters", "inverse_lengthscales", "jitter"):
+        for name in ("hyperparameters", "noise", "inverse_lengthscales", "jitter"):
             getattr(process, name)[:] = getattr(found, name)
 
     def fit(self, X: ArrayLike, values: ArrayLike) -> "FittedSurrogate":

@@ -71,7 +71,8 @@ class SparseGP(NamedTuple):
     """Centres with their weights; arrays have room for as many as there may be.
 
     `count` centres are in use, divided by the lengthscales; the mean is that of v; hyperparameters
-    are logs of the amplitude and of the lengthscales. `values` are those of the process at the
+    are logs of the amplitude and of the lengthscales; `noise` (1,) is the standard deviation of
+    values that are estimates, 0 of exact ones. `values` are those of the process at the
     centres, and `factor` is the Cholesky factor of the correlations of these, with `jitter` on the
     diagonal; it is empty where no variance is asked for. `censoring` has the largest value that was
     learnt, and the depth below it from which values are censored.
@@ -83,6 +84,7 @@ class SparseGP(NamedTuple):
     triangular_map: TriangularMap
     mean: Mean
     hyperparameters: np.ndarray
+    noise: np.ndarray
     inverse_lengthscales: np.ndarray
     centres: np.ndarray
     values: np.ndarray
@@ -134,6 +136,7 @@ def new_sparse_gp(
         triangular_map=identity_map(dim),
         mean=constant_mean(0.0, dim),
         hyperparameters=np.zeros(1 + dim),
+        noise=np.zeros(1),
         inverse_lengthscales=np.ones(dim),
         centres=np.zeros((dim, capacity)),
         values=np.zeros(capacity),
@@ -296,7 +299,8 @@ def add_centre(gp, x, value):
     # Not the opposite test: it must fail for NaN.
     if not 1.0 - explained > KNOWN * gp.jitter[0]:
         return False
-    pivot = 1.0 + gp.jitter[0] - explained
+    relative_noise = gp.noise[0] ** 2 * math.exp(-2.0 * gp.hyperparameters[0])
+    pivot = 1.0 + gp.jitter[0] + relative_noise - explained
     weight = (value - mean) / pivot
     for j in range(count):
         gp.factor[count, j] = basis[j]

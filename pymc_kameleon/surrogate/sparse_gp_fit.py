@@ -122,6 +122,7 @@ def fit_sparse_gp(
     kernel: int = RATIONAL,
     constant: float | None = None,
     noise_share: float | None = None,
+    noise_start: float | None = None,
     max_iterations: tuple[int, int] = (60, 20),
 ) -> tuple[SparseGP, Uncertainty]:
     """Fit a sparse Gaussian process to all evaluations, and say how uncertain it is.
@@ -135,7 +136,8 @@ def fit_sparse_gp(
     The search for hyperparameters begins with `previous` ones (1 + d,); `max_iterations` are those
     of a first search, and of one that begins with others. The prior mean is `constant`, or a
     concave quadratic. A `noise_share` is for values that are to be met exactly, and are not
-    straightened: noise of the typical ones, relative to what the prior mean leaves of them.
+    straightened: noise of the typical ones, relative to what the prior mean leaves of them. With
+    `noise_start` they are estimates, whose standard deviation is found from there.
 
     Raises a ValueError if no value is finite, and a LinAlgError if the points cannot be told apart.
     """
@@ -156,14 +158,15 @@ def fit_sparse_gp(
     data = _Data(
         u, values, known, slopes, weights, typical, is_typical, kernel, constant, noise_share
     )
-    residuals, start, iterations = _straightest(data, previous, max_iterations)
-    hyperparameters = start
-    if start is None or iterations > 0:
-        hyperparameters, _ = residuals.hyperparameters(kernel, start, iterations)
+    residuals, start, iterations = _straightest(data, previous, noise_start, max_iterations)
+    hyperparameters, sd = start
+    if hyperparameters is None or iterations > 0:
+        hyperparameters, sd, _ = residuals.hyperparameters(kernel, *start, iterations)
     amplitude, inverse = math.exp(hyperparameters[0]), np.exp(-hyperparameters[1:])
     z = np.ascontiguousarray(residuals.v * inverse[:, None])
     noise, near = residuals.noise, residuals.near
     importance = 1.0 / noise
+    noise = np.hypot(noise, 0.0 if sd is None else sd)
     if noise_share is not None:
         noise = np.maximum(noise, SMALLEST_NOISE[1] * amplitude)
         importance = weights / noise
@@ -188,6 +191,7 @@ def fit_sparse_gp(
         triangular_map=residuals.triangular_map,
         mean=residuals.mean,
         hyperparameters=hyperparameters,
+        noise=np.array([0.0 if sd is None else sd]),
         inverse_lengthscales=inverse,
         centres=centres,
         values=_mean_values(residuals.mean, centres / inverse[:, None]) + factor @ whitened,
@@ -243,13 +247,18 @@ class _Residuals(NamedTuple):
     near: np.ndarray
     slopes: np.ndarray
 
-    def hyperparameters(self, kernel, start, iterations, n_rows=N_ROWS):
-        """Return the most likely ones, and their log marginal likelihood."""
+    def hyperparameters(self, kernel, start, noise_start, iterations, n_rows=N_ROWS):
+        """Return the most likely ones, noise of estimates, and their log marginal likelihood."""
         at, rows, noise = self.v, self.values[None], self.noise
         if len(self.near) > 1:
             at, noise = self.v[:, self.near], self.noise[self.near]
             rows = np.concatenate([rows[:, self.near], self.slopes])
-        return fit_hyperparameters(kernel, at, rows, start, noise, iterations, n_rows)
+        found, value = fit_hyperparameters(
+            kernel, at, rows, start, noise, iterations, n_rows, noise_start
+        )
+        if noise_start is None:
+            return found, None, value
+        return found[:-1], math.exp(found[-1]), value
 
 
 def _residuals(data, triangular_map):
@@ -289,22 +298,23 @@ def _mean_values(mean, v):
     return np.array([mean_value(mean, row) for row in np.ascontiguousarray(v.T)])
 
 
-def _straightest(data, previous, max_iterations):
-    """Straighten if that makes the evaluations more likely; say how to search then."""
+def _straightest(data, previous, noise_start, max_iterations):
+    """Straighten if that makes the evaluations more likely; say how to search then, from where."""
     iterations = max_iterations[previous is not None]
     unbent = _residuals(data, identity_map(len(data.u)))
+    start = previous, noise_start
     if data.noise_share is not None:
-        return unbent, previous, iterations
+        return unbent, start, iterations
     found = typical_map(data.u, data.values, data.typical)
     if found.mapped.size == 0:
-        return unbent, previous, iterations
+        return unbent, start, iterations
     rivals = unbent, _residuals(data, found)
     # From values alone: the density of a gradient depends on the coordinates.
     alone = [rival._replace(near=rival.near[:0]) for rival in rivals]
     few = max_iterations[1]
-    fits = [rival.hyperparameters(data.kernel, previous, few, FEW_ROWS) for rival in alone]
-    best = int(fits[1][1] > fits[0][1])
-    return rivals[best], fits[best][0], few
+    fits = [rival.hyperparameters(data.kernel, *start, few, FEW_ROWS) for rival in alone]
+    best = int(fits[1][2] > fits[0][2])
+    return rivals[best], fits[best][:2], few
 
 
 def _with_shifted(z, importance, near):

@@ -143,9 +143,9 @@ class TrajectoryLearner(Learner):
     )
     varying = {"differences": 1, "population": 1, "modes": 0}
 
-    def __init__(self, *, max_centers: int, gradients: bool = False):
+    def __init__(self, *, max_centers: int, gradients: bool = False, is_noisy: bool = False):
         self.max_centers = checked_integer("max_centers", max_centers, 1)
-        self.gradients = gradients
+        self.gradients, self.is_noisy = gradients, is_noisy
         self.options = {"max_centers": self.max_centers, "gradients": gradients}
 
     def _begin(self, position, rng, warm):
@@ -378,9 +378,17 @@ class TrajectoryLearner(Learner):
             points, past = (natural_where(self.is_bounded, x) for x in (points, self._past()))
             coordinates = self._coordinates(points, values, gradients, past)
         previous = self.gp.hyperparameters if self.has_learnt else None
-        size = self.max_centers
+        noise = (self.gp.noise[0] or 1.0) if self.is_noisy else None
         return fit_sparse_gp(
-            points, values, coordinates, size, previous, not_learnt, learnt, typical
+            points,
+            values,
+            coordinates,
+            self.max_centers,
+            previous,
+            not_learnt,
+            learnt,
+            typical,
+            noise_start=noise,
         )
 
     def _map_of_moves(self, points, values, coordinates, gp, typical):

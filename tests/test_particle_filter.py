@@ -94,6 +94,41 @@ def volatility():
     return StateSpaceModel(y, parameters, functions, on_grid(y, *parameters))
 
 
+def both_started(matrix, sd, n_particles, rng):
+    return rng.standard_normal((n_particles, 2))
+
+
+def both_moved(x, t, matrix, sd, rng):
+    return x @ matrix.T + rng.standard_normal(x.shape)
+
+
+def log_sum(y_t, x, t, matrix, sd):
+    return -0.5 * ((y_t - x[:, 0] - x[:, 1]) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2 * np.pi)
+
+
+def two_levels():
+    """A state of two numbers, of which the sum is observed."""
+    y, parameters = np.array([0.3, 2.1, np.nan, 0.4]), (np.array([[0.8, 0.3], [-0.2, 0.6]]), 0.7)
+    functions = (both_started, both_moved, log_sum)
+    return StateSpaceModel(y, parameters, functions, kalman_of_two(y, *parameters)[0])
+
+
+def kalman_of_two(y, matrix, sd, n_ahead=0):
+    """Log-likelihood, and means (T, 2) and variances (T, 2) of filtered states and forecasts."""
+    mean, covariance, total, found = np.zeros(2), np.eye(2), 0.0, []
+    for t, y_t in enumerate([*y, *[np.nan] * n_ahead]):
+        if t > 0:
+            mean, covariance = matrix @ mean, matrix @ covariance @ matrix.T + np.eye(2)
+        if not np.isnan(y_t):
+            variance = covariance.sum() + sd**2
+            total += norm.logpdf(y_t, mean.sum(), np.sqrt(variance))
+            gain = covariance.sum(axis=1) / variance
+            mean = mean + gain * (y_t - mean.sum())
+            covariance = covariance - np.outer(gain, covariance.sum(axis=0))
+        found.append((mean, np.diag(covariance)))
+    return total, *map(np.array, zip(*found, strict=True))
+
+
 PARAMETERS = (-1.0, 0.97, 0.2)
 
 
@@ -107,7 +142,9 @@ def simulated_volatility(n_times):
 
 
 COMPILED = {
-    function: numba.njit(function) for make in (linear, volatility) for function in make().functions
+    function: numba.njit(function)
+    for make in (linear, volatility, two_levels)
+    for function in make().functions
 }
 
 
@@ -122,11 +159,29 @@ def estimate(y, functions, parameters, n_particles):
 
 @numba.njit
 def repeated(
-    run, y, is_observed, initial, transition, log_observation, parameters, n_particles, rng, out
+    run,
+    y,
+    is_observed,
+    initial,
+    transition,
+    log_observation,
+    parameters,
+    n_particles,
+    rng,
+    no_states,
+    out,
 ):
     for i in range(len(out)):
         out[i] = run(
-            y, is_observed, initial, transition, log_observation, parameters, n_particles, rng
+            y,
+            is_observed,
+            initial,
+            transition,
+            log_observation,
+            parameters,
+            n_particles,
+            rng,
+            no_states,
         )
 
 
@@ -134,7 +189,9 @@ def compiled_estimates(model, n_particles, run=module._run_compiled):
     functions, estimates = compiled(model.functions), np.empty(100_000)
     log_estimate, rng = BootstrapFilter(model.y, *functions), np.random.default_rng(n_particles)
     data = log_estimate.y, log_estimate.is_observed
-    repeated(run, *data, *functions, model.parameters, n_particles, rng, estimates)
+    shape = functions[0](*model.parameters, n_particles, rng).shape
+    no_states = np.empty((0, *shape[1:]))
+    repeated(run, *data, *functions, model.parameters, n_particles, rng, no_states, estimates)
     return estimates
 
 
@@ -146,7 +203,7 @@ def standardised_error(log_estimates, exact):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_particles", SIZES)
-@pytest.mark.parametrize("make", [linear, volatility])
+@pytest.mark.parametrize("make", [linear, volatility, two_levels])
 def test_unbiased(make, n_particles):
     """Of the compiled form; the plain one has the same value."""
     model = make()
@@ -321,6 +378,31 @@ def test_pickles_for_another_process(tmp_path):
     np.testing.assert_allclose(np.array(printed.split(), dtype=float), values, rtol=1e-12)
 
 
+@pytest.mark.parametrize("form", [tuple, compiled])
+def test_filtered_states_and_forecasts(form):
+    """Of one draw of the parameters, 2000 times; 300 particles have no bias that is seen here."""
+    model, n = two_levels(), 2000
+    _, means, variances = kalman_of_two(model.y, *model.parameters, n_ahead=2)
+    log_estimate = BootstrapFilter(model.y, *form(model.functions))
+    draws = [np.tile(p, (n, *[1] * np.ndim(p))) for p in model.parameters]
+    draws[1] = draws[1].ravel()
+    states = log_estimate.filtered_states(*draws, n_particles=300, n_ahead=2, random_seed=1)
+    assert states.shape == (n, 6, 2)
+    errors = (states.mean(axis=0) - means) / np.sqrt(variances / n)
+    assert np.abs(errors).max() < STANDARD_ERRORS + 0.5
+    ratios = states.var(axis=0, ddof=1) / variances - 1
+    assert np.abs(ratios).max() < (STANDARD_ERRORS + 0.5) * np.sqrt(2 / n)
+
+
+def test_filtered_states_of_a_number():
+    model = volatility()
+    log_estimate = BootstrapFilter(model.y, *model.functions)
+    draws = [np.full(3, p) for p in model.parameters]
+    assert log_estimate.filtered_states(*draws, n_ahead=1).shape == (3, 5)
+    with pytest.raises(ValueError, match=r"parameters have shapes \(3,\), \(3,\), \(\): take"):
+        log_estimate.filtered_states(*draws[:2], 0.8)
+
+
 def test_in_a_model():
     model, names = volatility(), ("initial", "transition", "log_observation")
     functions = compiled(model.functions)
@@ -344,7 +426,7 @@ def test_in_a_model():
         (lambda x: x, TypeError, r"NAME does not take .* write it as NAME\(.* 3 par"),
         (lambda *_: np.full(5, 1j), TypeError, "NAME returned complex128 values"),
         (lambda *_: np.ones(4), ValueError, r"NAME returned an array of shape \(4,\): .* \(5,\)"),
-        (lambda *_: np.ones((5, 1)), ValueError, r"NAME returned an array of shape \(5, 1\): "),
+        (lambda *_: np.ones((5, 1, 1)), ValueError, r"NAME returned an array of shape \(5, 1, 1"),
         (lambda *_: np.float64(1.0), ValueError, r"NAME returned an array of shape \(\): "),
         (lambda *_: None, ValueError, "NAME returned a NoneType: "),
         (lambda *_: [1.0] * 5, ValueError, "NAME returned a list: "),

@@ -33,7 +33,7 @@ def particle_filter_loglikelihood(
     log_observation: Callable,
     n_particles: int = 200,
 ) -> Variable:
-    """Estimated log-likelihood of a state-space model whose state is a number, for a PyMC model.
+    """Estimated log-likelihood of a state-space model, for a PyMC model.
 
     Parameters
     ----------
@@ -44,13 +44,14 @@ def particle_filter_loglikelihood(
         Random variables of the model, or anything made of them; the three functions get all of
         them, in this order.
     initial : callable
-        ``initial(*parameters, n_particles, rng)``: draws of the first state, (n_particles,).
+        ``initial(*parameters, n_particles, rng)``: draws of the first state, (n_particles,), or
+        (n_particles, m) of a state that is a vector.
     transition : callable
-        ``transition(x, t, *parameters, rng)``: a draw of the state at time t given each state `x`
-        (n_particles,) at time t - 1. t is the row of `y`, from 1 on.
+        ``transition(x, t, *parameters, rng)``: a draw of the state at time t given each state `x`,
+        of the shape that `initial` returned, at time t - 1. t is the row of `y`, from 1 on.
     log_observation : callable
-        ``log_observation(y_t, x, t, *parameters)``: log density of ``y_t = y[t]`` given each state
-        `x` (n_particles,), every constant that a parameter enters included.
+        ``log_observation(y_t, x, t, *parameters)``: log density (n_particles,) of ``y_t = y[t]``
+        given each state `x`, every constant that a parameter enters included.
     n_particles : int
         The standard deviation of the log estimate falls as its inverse root. Pseudo-marginal chains
         are most efficient when it is between 1 and 1.7 [4]_; `diagnostics.estimator_sd` finds the
@@ -166,7 +167,7 @@ class BootstrapFilter:
                 raise TypeError(f"{name}={function!r}: pass a function {signature}.")
         self.initial, self.transition, self.log_observation = functions
         self.is_compiled = all(map(is_jitted, functions))
-        self._checked_sizes: set[int] = set()
+        self._checked_shapes: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, *arguments) -> float:
         """Log of the estimate, as ``log_estimate(*parameters, n_particles, rng)``."""
@@ -176,33 +177,82 @@ class BootstrapFilter:
                 "numpy.random.Generator, as from numpy.random.default_rng()."
             )
         *values, n_particles, rng = arguments
-        parameters = tuple(_parameter(value) for value in values)
+        return self._run(values, checked_integer("n_particles", n_particles, 1), rng, 0)[0]
+
+    def filtered_states(
+        self,
+        *parameters: ArrayLike,
+        n_particles: int = 200,
+        n_ahead: int = 0,
+        random_seed: int | np.random.Generator | None = None,
+    ) -> np.ndarray:
+        """Draw states given the observations up to each time, and forecast them.
+
+        Parameters
+        ----------
+        *parameters : array, shape (n, ...)
+            Draws of each parameter from the posterior, in the order that the functions take them,
+            as ``stacked["phi"].values`` of an `arviz.extract`.
+        n_particles : int
+        n_ahead : int
+            Times after the last observation for which states are forecast; `transition` is called
+            with t up to T + n_ahead - 1.
+        random_seed : int or numpy.random.Generator, optional
+
+        Returns
+        -------
+        array, shape (n, T + n_ahead) or (n, T + n_ahead, m)
+            For each draw of the parameters a state at each time. Those of different times are no
+            path: each is drawn anew from the particles. NaN from where an estimate is 0.
+
+        Raises
+        ------
+        ValueError
+            If the parameters have different numbers of draws.
+        """
+        draws = [np.asarray(parameter) for parameter in parameters]
+        if len({len(draw) if draw.ndim else None for draw in draws}) != 1 or not draws[0].ndim:
+            shapes = ", ".join(str(draw.shape) for draw in draws)
+            raise ValueError(
+                f"parameters have shapes {shapes}: take arrays with the draws along the first axis."
+            )
         n_particles = checked_integer("n_particles", n_particles, 1)
+        length = len(self.y) + checked_integer("n_ahead", n_ahead, 0)
+        rng = np.random.default_rng(random_seed)
+        found = [self._run(values, n_particles, rng, length)[1] for values in zip(*draws)]
+        return np.array(found)
+
+    def _run(self, values, n_particles, rng, length):
+        """Log of the estimate, and a state at each of the first `length` times."""
+        parameters = tuple(_parameter(value) for value in values)
         run = _run_compiled if self.is_compiled else _run_plain
+        states = None
         try:
-            if n_particles not in self._checked_sizes:
-                self._check_functions(parameters, n_particles)
-                self._checked_sizes.add(n_particles)
-            return run(
+            if n_particles not in self._checked_shapes:
+                self._checked_shapes[n_particles] = self._check_functions(parameters, n_particles)
+            states = np.full((length, *self._checked_shapes[n_particles][1:]), np.nan)
+            log_estimate = run(
                 self.y, self.is_observed, self.initial, self.transition, self.log_observation,
-                parameters, n_particles, rng,
+                parameters, n_particles, rng, states,
             )  # fmt: skip
         except ZeroDivisionError:
             # Numba raises where NumPy goes on with infinity or NaN.
             if not self.is_compiled:
                 raise
-            return math.nan
+            log_estimate = math.nan
+        return log_estimate, states
 
     def _check_functions(self, parameters, n_particles):
-        """Call each function once, with draws of its own."""
+        """Call each function once, with draws of its own; return the shape of the states."""
         rng = np.random.default_rng(0)
-        x = _checked_states("initial", self.initial, (*parameters, n_particles, rng), n_particles)
+        x = _checked_values("initial", self.initial, (*parameters, n_particles, rng), n_particles)
         if len(self.y) > 1:
             arguments = (x.copy(), 1, *parameters, rng)
-            _checked_states("transition", self.transition, arguments, n_particles)
-        t = int(self.is_observed.argmax())
+            _checked_values("transition", self.transition, arguments, n_particles, x.shape)
+        t, alone = int(self.is_observed.argmax()), (n_particles,)
         arguments = (self.y[t], x, t, *parameters)
-        _checked_states("log_observation", self.log_observation, arguments, n_particles)
+        _checked_values("log_observation", self.log_observation, arguments, n_particles, alone)
+        return x.shape
 
 
 def _observations(y):
@@ -228,8 +278,8 @@ def _parameter(value):
     return array.astype(wide, copy=False)[()]
 
 
-def _checked_states(name, function, arguments, n_particles):
-    """Values (n_particles,) of a user's function."""
+def _checked_values(name, function, arguments, n_particles, shape=None):
+    """Values of a user's function, of this shape, or (n_particles,), or (n_particles, m)."""
     error = argument_mismatch(getattr(function, "py_func", function), arguments)
     if error is not None:
         fixed = SIGNATURES[name].count(",")
@@ -238,19 +288,25 @@ def _checked_states(name, function, arguments, n_particles):
             f"write it as {SIGNATURES[name]}, here with {len(arguments) - fixed} parameters."
         ) from error
     values = function(*arguments)
-    if not isinstance(values, np.ndarray) or values.shape != (n_particles,):
+    is_fit = isinstance(values, np.ndarray) and (
+        (values.ndim in (1, 2) and len(values) == n_particles)
+        if shape is None
+        else values.shape == shape
+    )
+    if not is_fit:
         is_array = isinstance(values, np.ndarray | np.generic)
         got = f"an array of shape {values.shape}" if is_array else f"a {type(values).__name__}"
+        known = (n_particles,) if shape is None else shape
         raise ValueError(
             f"{name} returned {got}: return one value for each particle, here an array of shape "
-            f"({n_particles},)."
+            f"{known}{', or a row for each of a state that is a vector' if shape is None else ''}."
         )
     if values.dtype.kind not in "fiub":
         raise TypeError(f"{name} returned {values.dtype} values: return real numbers.")
     return values.astype(float)
 
 
-@jit
+@jit(allocates=True)
 def _put(values, particles):
     """`values` of a user's function into `particles`; Numba takes seconds over ``[:] =``."""
     if len(values) != len(particles):
@@ -290,13 +346,13 @@ def _weigh(log_weights, log_densities, weights):
 
 @jit(allocates=True)
 def _resample(particles, weights, uniform, log_weights):
-    """Systematic resampling: a new array of particles; `log_weights` become equal.
+    """Systematic resampling: a new array of particles, numbers or rows; `log_weights` become equal.
 
     Particle i is taken once for each of the points (j + uniform) / n, j = 0, ..., n - 1, between
     the sums of the weights before and up to it.
     """
     n_particles = len(particles)
-    taken = np.empty(n_particles)
+    taken = np.empty_like(particles)
     i, reached = 0, weights[0]
     for j in range(n_particles):
         point = (j + uniform) / n_particles
@@ -308,25 +364,52 @@ def _resample(particles, weights, uniform, log_weights):
     return taken
 
 
-def _run_plain(y, is_observed, initial, transition, log_observation, parameters, n_particles, rng):
-    """Filter, and return the log estimate."""
-    particles = np.empty(n_particles)
-    _put(initial(*parameters, n_particles, rng), particles)
+@jit
+def _picked(log_weights, uniform):
+    """Index of a particle, drawn with probabilities exp(`log_weights`)."""
+    reached = 0.0
+    for i in range(len(log_weights) - 1):
+        reached += math.exp(log_weights[i])
+        if uniform < reached:
+            return i
+    return len(log_weights) - 1
+
+
+def _run_plain(
+    y,
+    is_observed,
+    initial,
+    transition,
+    log_observation,
+    parameters,
+    n_particles,
+    rng,
+    states,
+):
+    """Filter, and return the log estimate.
+
+    Where `states` has rows, one for each time, or for more, a particle of each goes there.
+    """
+    first = initial(*parameters, n_particles, rng)
+    particles = np.empty((n_particles, *states.shape[1:]))
+    _put(first, particles)
     weights, log_weights = np.empty(n_particles), np.empty(n_particles)
     log_weights.fill(-math.log(n_particles))
     log_estimate, effective = 0.0, float(n_particles)
-    for t in range(len(y)):
+    for t in range(max(len(y), len(states))):
         if t > 0:
             if effective < RESAMPLE_BELOW * n_particles:
                 particles = _resample(particles, weights, rng.random(), log_weights)
                 effective = float(n_particles)
             _put(transition(particles, t, *parameters, rng), particles)
-        if is_observed[t]:
+        if t < len(y) and is_observed[t]:
             log_densities = log_observation(y[t], particles, t, *parameters)
             log_factor, effective = _weigh(log_weights, log_densities, weights)
             log_estimate += log_factor
             if not math.isfinite(log_factor):
                 break
+        if len(states) > 0:
+            states[t] = particles[_picked(log_weights, rng.random())]
     return log_estimate
 
 

@@ -219,7 +219,9 @@ class BootstrapFilter:
         n_particles = checked_integer("n_particles", n_particles, 1)
         length = len(self.y) + checked_integer("n_ahead", n_ahead, 0)
         rng = np.random.default_rng(random_seed)
-        found = [self._run(values, n_particles, rng, length)[1] for values in zip(*draws)]
+        found = [
+            self._run(values, n_particles, rng, length)[1] for values in zip(*draws, strict=True)
+        ]
         return np.array(found)
 
     def _run(self, values, n_particles, rng, length):

@@ -161,10 +161,10 @@ def half_normal_model(make):
 @pytest.mark.parametrize("make", [KameleonStep, SurrogateHMCStep])
 def test_failures_are_rejected_counted_and_told_once(make):
     model = half_normal_model(lambda f: black_box(f, failures=SolverError))
-    step = begin(make(model=model), 1, tune=400, draws=1000)
+    step = begin(make(model=model), 1, tune=150, draws=400)
     point, told, draws = model.initial_point(), [], []
-    for i in range(1400):
-        if i == 400:
+    for i in range(550):
+        if i == 150:
             step.stop_tuning()
         point, (statistics,) = step.step(point)
         told += [statistics["warning"].message] if "warning" in statistics else []
@@ -172,10 +172,10 @@ def test_failures_are_rejected_counted_and_told_once(make):
     (message,) = [text for text in told if "failed" in text or "NaN" in text]
     assert "only_positive failed in" in message and "(SolverError " in message
     assert "first at a = -" in message and "no solution (3)" in message
-    kept = np.array(draws[400:])
+    kept = np.array(draws[150:])
     assert kept.min() > 0
-    # 200 effective draws at least: a half normal has mean .798 and sd .603, six errors are .26.
-    assert abs(kept.mean() - np.sqrt(2 / np.pi)) < 0.26
+    # 100 effective draws at least: a half normal has mean .798 and sd .603, six errors are .36.
+    assert abs(kept.mean() - np.sqrt(2 / np.pi)) < 0.36
 
 
 def test_failures_of_a_curve_are_not_finite_and_counted():
@@ -292,23 +292,27 @@ def test_a_call_that_takes_too_long_is_a_failure():
 
 
 def test_errors_and_ends_of_the_process_of_a_function():
+    class Unsent(Exception):
+        def __init__(self, code, text):
+            super().__init__(f"{text} ({code})")
+
     def dies(a):
         if a < -1:
             os._exit(7)
         if a < 0:
-            raise SolverError(3, "no solution")
+            raise Unsent(3, "no solution")
         return float(os.getpid())
 
     wrapped = black_box(dies, timeout=60.0)
     first = wrapped(1.0)
     assert first not in (os.getpid(), wrapped(-0.0) + 1) and wrapped(2.0) == first
-    with pytest.raises(RuntimeError, match="SolverError: no solution") as raised:
+    with pytest.raises(RuntimeError, match="Unsent: no solution") as raised:
         wrapped(-0.5)
     assert "In a process of its own" in raised.value.__notes__[0]
     with pytest.raises(ChildProcessError, match="ended with status 7"):
         wrapped(-2.0)
     assert wrapped(1.0) != first  # a new one
-    listed = black_box(dies, timeout=60.0, failures=(SolverError, ChildProcessError), shape=())
+    listed = black_box(dies, timeout=60.0, failures=(Unsent, ChildProcessError), shape=())
     with pm.Model() as model:
         pm.Potential("p", listed(pm.Normal("a")))
     logp = model.compile_logp()
@@ -362,9 +366,15 @@ def _has_ended(process):
 @pytest.mark.parametrize("mp_ctx", ["fork", "spawn"])
 def test_chains_in_processes(mp_ctx):
     """Each with a process beside it; what the parent has begun is not theirs."""
-    wrapped = black_box(only_positive, failures=SolverError, timeout=60.0)
+
+    @black_box(failures=ArithmeticError, timeout=60.0)
+    def log_likelihood(a):
+        if a < 0:
+            raise ArithmeticError("no solution")
+        return -0.5 * a * a
+
     with pm.Model():
-        pm.Potential("p", wrapped(pm.Flat("a", initval=1.0)))
+        pm.Potential("p", log_likelihood(pm.Flat("a", initval=1.0)))
         idata = pm.sample(
             step=KameleonStep(),
             tune=50,
@@ -394,10 +404,10 @@ def test_posterior_of_a_simulator_that_raises_hangs_and_returns_nan():
     def fate(a):
         return int(abs(a) * 1e4) % 100
 
-    @black_box(failures=SolverError, timeout=0.2)
+    @black_box(failures=ArithmeticError, timeout=0.2)
     def mean(a):
         if fate(a) < 5:
-            raise SolverError(1, "mesh")
+            raise ArithmeticError("mesh")
         if fate(a) < 7:
             time.sleep(100.0)
         return np.full(20, np.nan if fate(a) < 12 else a)

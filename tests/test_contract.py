@@ -168,7 +168,7 @@ def test_processes_give_the_same_chains(method, names, monkeypatch):
         steps = [STEPS[name].make([STEPS[name].add(name, parent)]) for name in names]
         # A step that samples has the linker's rounding, which is another one in PyMC 6.
         steps.append(models.Shift([parent], shift=0.001))
-    options = {"chains": 2, "draws": 80, "tune": 150, "random_seed": 7}
+    options = {"chains": 2, "draws": 60, "tune": 90, "random_seed": 7}
     expected = sample(steps, model, **options)
     result = sample(steps, model, cores=2, mp_ctx=method, **options)
     for name in names:
@@ -859,7 +859,7 @@ for name in [*WAYS_TO_RUN, *LATENT_WAYS]:
     options = {"steps_per_draw": 3} if moves_any else {}
     for mode in modes:
         step = kind.make(model=model, compile_kwargs=mode, **options)
-        idata = sample(step, model, draws=40, tune=150 if moves_any else 8)
+        idata = sample(step, model, draws=40, tune=60 if moves_any else 8)
         draws = idata["posterior"][kind.variable].values
         assert draws.dtype == np.float32, (name, draws.dtype)
         assert np.all(np.isfinite(draws)) and len(np.unique(draws)) > 20, (name, draws)
@@ -879,6 +879,7 @@ def run_python(code, *flags, **environment):
 
 
 @pytest.mark.slow
+@pytest.mark.numerics
 def test_single_precision():
     flags = ",".join(filter(None, [os.environ.get("PYTENSOR_FLAGS"), "floatX=float32"]))
     result = run_python(FLOAT32, PYTENSOR_FLAGS=flags)

@@ -418,18 +418,17 @@ def test_pilots_of_logistic_regression_take_its_own_moments():
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("level", [7.0, -8.0])
-def test_an_intercept_far_from_its_start(level):
+def test_an_intercept_far_from_its_start():
     """From the default start, by quadrature over the intercept: 5 standard errors, and a tenth of a
     standard deviation for Laplace's approximation and the grid.
     """
-    inputs = np.linspace(0, 5, 12)[:, None]
+    inputs, level = np.linspace(0, 5, 12)[:, None], -8.0
     counts = np.random.default_rng(1).poisson(np.exp(level + np.sin(inputs[:, 0])))
     with pm.Model() as model:
         b = pm.Normal("b", 0, 10)
         f = latent(inputs=inputs, amplitude=1.0)
         pm.Poisson("y", pt.exp(b + f), observed=counts)
-    grid = np.linspace(level - 40, level + 10, 301) if level < 0 else level + np.linspace(-4, 4, 81)
+    grid = np.linspace(level - 40, level + 10, 301)
     logs = np.array([laplace(model, f, point={"b": x}).log_evidence for x in grid])
     weights = np.exp(logs - 0.5 * (grid / 10) ** 2 - np.max(logs - 0.5 * (grid / 10) ** 2))
     weights /= weights.sum()

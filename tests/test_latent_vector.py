@@ -487,13 +487,13 @@ def test_what_nothing_observed_depends_on_is_drawn():
     with model:
         step = LatentGPStep(compile_kwargs=PLAIN)
     assert set(names(step.joint.predicted)) == {"y_unobserved", "later", "count"}
-    begin(step, tune=60)
+    begin(step, tune=20)
     point, apart = model.initial_point(), []
-    for k in range(460):
-        if k == 60:
+    for k in range(220):
+        if k == 20:
             step.stop_tuning()
         point, _ = step.step(point)
-        if k >= 60:
+        if k >= 20:
             apart.append(point["later"] - step.position[0])
     assert point["count"].dtype.kind == "i"
     assert stats.kstest(apart, stats.norm(0, 0.5).cdf).pvalue > FALSE_ALARM

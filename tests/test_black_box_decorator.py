@@ -248,7 +248,7 @@ def test_failures_are_stored_as_such(tmp_path):
     assert [a for a in calls if a in (-1.0, 3.0)] == [-1.0, 3.0, 3.0]
     rows = {float(one.point[0]): one for one in store.read(step.stored.model)}
     assert rows[-1.0].value == -np.inf and rows[-1.0].failure.endswith("no solution (3)")
-    assert np.isnan(rows[3.0].value) and rows[3.0].failure == "OSError: no disk"
+    assert np.isnan(rows[3.0].value) and rows[3.0].failure.startswith("OSError: no disk")
     assert rows[1.5].failure is None
     found = step.stored.store.summary()
     assert found["failed"] >= 3

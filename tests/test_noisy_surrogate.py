@@ -185,6 +185,23 @@ def test_what_is_refused(make, words):
             make()
 
 
+@pytest.mark.numerics
+@pytest.mark.parametrize("make", [STEPS["metropolis"], STEPS["surrogate_hmc"]])
+def test_estimates_that_are_too_noisy_are_told_of(make):
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 2.0, shape=2)
+        pm.Potential("p", BlackBox(log_likelihood, 4.0)(x))
+        step = begin(make(), 2, tune=300, draws=2)
+    point, told = model.initial_point(), []
+    for i in range(303):
+        if i == 300:
+            step.stop_tuning()
+        point, (statistics,) = step.step(point)
+        told += [statistics["warning"].message] if "warning" in statistics else []
+    (message,) = [text for text in told if "has a standard deviation of about" in text]
+    assert 3.0 < float(message.split("about ")[1].split(":")[0]) < 5.5
+
+
 @pytest.mark.slow
 @pytest.mark.numerics
 def test_estimates_are_saved_through_pm_sample():

@@ -29,6 +29,10 @@ N_FRESH = 20
 FIRST_ESTIMATES = 100
 """Estimates of zero, or not finite, at the start of a chain before it is given up."""
 
+TOO_NOISY = 2.5
+"""Standard deviation of the log estimates, as a surrogate finds it, from which there is a warning:
+fewer than one in ten is accepted then at an independent point."""
+
 WAIT = 20
 """Draws after which every estimate of the model should have got a seed."""
 
@@ -90,6 +94,18 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
         f"accepted in {report.unmoved} transitions, and the kept log-likelihood is "
         f"{excess:.1f} above that of {N_FRESH} fresh estimates at the same point (standard "
         f"deviation {sd:.1f}). Take more importance samples or particles: {ADVICE}.",
+    )
+
+
+def too_noisy(names: list[str], sd: float) -> tuple[WarningType, str] | None:
+    """Return a warning if a surrogate has learnt that the log estimates are too noisy."""
+    if sd < TOO_NOISY:
+        return None
+    return (
+        WarningType.BAD_ACCEPTANCE,
+        f"The log of the estimated likelihood of {', '.join(names)} has a standard deviation of "
+        f"about {sd:.1f}: chains work best at 1 to 1.7, and stick above. Take more importance "
+        f"samples or particles: {ADVICE}.",
     )
 
 

@@ -16,6 +16,7 @@ from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.model_function import ModelFunction
+from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.report import randomness
@@ -407,8 +408,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _complaint_of_acceptance(self):
         learner = self.learner
-        if learner.follows:
-            return None
+        too_noisy = kept_estimate.too_noisy(self.target.names, learner.gp.noise[0])
+        if learner.follows or too_noisy:
+            return too_noisy
         reason = randomness(self) or (
             f"Tune longer (tune={2 * self.default_tune_steps}); if that does not help, the log "
             "density is not smooth enough: take KameleonStep."

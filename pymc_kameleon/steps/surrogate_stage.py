@@ -10,6 +10,7 @@ from scipy import linalg
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.mcmc.saved_state import check_like
+from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import (
     N_OUTCOMES,
@@ -94,7 +95,7 @@ class Screening(NoScreening):
 
     def __init__(self, surrogate, target, gradients, is_noisy):
         self.settings, self.gradients, self.dim = configuration(surrogate), gradients, target.dim
-        self.is_noisy = is_noisy
+        self.is_noisy, self.names = is_noisy, target.names
         self.prior = target.prior_with_gradient if gradients else target.prior
         self.fitted = surrogate if isinstance(surrogate, FittedSurrogate) else None
         self.store = self.settings.store
@@ -235,6 +236,10 @@ class Screening(NoScreening):
         if "surrogate" in report.told:
             return None
         message, share = None, report.passed / max(report.screened, 1.0)
+        found = kept_estimate.too_noisy(self.names, stage.process.noise[0])
+        if found is not None:
+            report.told.add("surrogate")
+            return found
         if not stage.is_open[0]:
             message = (
                 f"The surrogate of {names} was never fitted: tuning gave it {stage.count[0]} "

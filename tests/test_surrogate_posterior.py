@@ -2,6 +2,10 @@
 
 import functools
 import logging
+import multiprocessing
+import os
+import signal
+import time
 import warnings
 
 import models
@@ -15,8 +19,15 @@ from pytensor.compile.ops import wrap_py
 from scipy import stats
 from scipy.spatial.distance import cdist
 
-from pymc_kameleon import EvaluationStore, SurrogateHMCStep, log_evidence, surrogate_posterior
+from pymc_kameleon import (
+    EvaluationStore,
+    SurrogateHMCStep,
+    black_box,
+    log_evidence,
+    surrogate_posterior,
+)
 from pymc_kameleon._compat import group_dataset, stacked
+from pymc_kameleon.steps.exploration import Explorer
 from pymc_kameleon.surrogate.posterior import Support, everywhere, is_inside
 from pymc_kameleon.surrogate.trust import (
     expected_error,
@@ -234,6 +245,57 @@ def test_deterministics_that_hold_a_black_box_are_not_called_for_each_draw(caplo
     assert "seen would be called once a draw" in caplog.text
     named = surrogate_posterior(model, n_evaluations=55, draws=5, var_names=["seen"], **RUN)
     assert list(group_dataset(named, "posterior").data_vars) == ["seen"]
+
+
+def test_several_processes_give_the_same_result(tmp_path):
+    """To the last bit, with failures; most calls are theirs, and none of them is left."""
+    processes = tmp_path / "processes"
+
+    @black_box(failures=ArithmeticError, shape=())
+    def log_likelihood(x):
+        with processes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if x[0] > 2.0:
+            raise ArithmeticError("diverged")
+        return -0.5 * np.sum(x**2)
+
+    with pm.Model() as model:
+        pm.Potential("p", log_likelihood(pm.Normal("x", 0.0, 3.0, shape=2)))
+    found = []
+    for cores in (1, 3):
+        processes.write_text("")
+        with pytest.warns(UserWarning, match="log_likelihood failed in .*ArithmeticError") as told:
+            result = surrogate_posterior(model, n_evaluations=80, draws=50, cores=cores, **RUN)
+        found.append((draws_of(result, "x"), [str(one.message) for one in told]))
+    callers = [int(line) for line in processes.read_text().split()]
+    assert len(callers) == attributes(result)["n_evaluations"] and len(set(callers)) == 4
+    assert callers.count(os.getpid()) < 40
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert not multiprocessing.active_children()
+
+
+def test_processes_of_an_interrupted_run_are_ended():
+    def interrupted(x):
+        if os.getpid() == parent:
+            raise KeyboardInterrupt
+        time.sleep(60.0)
+
+    parent = os.getpid()
+    with pm.Model() as model:
+        pm.Potential("p", black_box(interrupted, shape=())(pm.Normal("x", 0.0, 3.0)))
+    begun = time.monotonic()
+    explorer = Explorer(budget=60, cores=2, model=model)
+    evaluations = explorer.parallel.announced(np.zeros((4, 1)))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(2)
+    with pytest.raises(KeyboardInterrupt):
+        next(evaluations)
+    explorer.parallel.close()
+    assert time.monotonic() - begun < 30.0
+    for process in multiprocessing.active_children():
+        process.join(10.0)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.numerics

@@ -303,13 +303,27 @@ class Calls:
         self.first.clear()
         return self.made.copy(), self.failed.copy()
 
+    def since(self, begun: tuple[Counter, Counter]) -> tuple[Counter, Counter]:
+        """Return calls and failures since `begun` was called."""
+        return self.made - begun[0], self.failed - begun[1]
+
+    def add(self, made: Counter, failed: Counter, last: str | None) -> None:
+        """Count the calls of another process."""
+        self.made += made
+        self.failed += failed
+        self.n_failed += failed.total()
+        if last is not None:
+            self.last = last
+            for name, _ in failed:
+                self.first.setdefault(name, last)
+
     def n_failed_since(self, begun: tuple[Counter, Counter]) -> int:
         """Count the failures since `begun` was called."""
-        return (self.failed - begun[1]).total()
+        return self.since(begun)[1].total()
 
     def complaint(self, begun: tuple[Counter, Counter]) -> str | None:
         """Say what has failed since `begun` was called; None if nothing has."""
-        made, failed = self.made - begun[0], self.failed - begun[1]
+        made, failed = self.since(begun)
         if not failed:
             return None
         parts = []

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
+from pymc_kameleon.steps.parallel_evaluations import ParallelFunction
 from pymc_kameleon.steps.report import randomness
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.posterior import surrogate_values
@@ -31,17 +32,21 @@ class Explorer(SurrogateHMCStep):
     """`SurrogateHMCStep` that is taught by a bounded number of evaluations and makes no draws.
 
     It searches for the mode as the step does; then, in turns, fits the surrogate and evaluates
-    where that is uncertain, among its draws at all temperatures. `on_call`, if it is set, is called
-    after each evaluation.
+    where that is uncertain, among its draws at all temperatures. With several `cores`, points that
+    are known beforehand are evaluated at once. `on_call`, if it is set, is called after each
+    evaluation.
     """
 
     called = "surrogate_posterior"
 
-    def __init__(self, *, budget: int, **options):
+    def __init__(self, *, budget: int, cores: int = 1, **options):
         self.budget = self.limit = budget
         self.on_call: Callable[[], None] | None = None
         self.fitted: tuple[Uncertainty, list[np.ndarray]] | None = None
         super().__init__(**options)
+        self.parallel = None
+        if cores > 1:
+            self.target.function = self.parallel = ParallelFunction(self.target.function, cores)
 
     # evaluations ----------------------------------------------------------------------------------
 
@@ -89,6 +94,16 @@ class Explorer(SurrogateHMCStep):
         self._pay()
         super()._evaluate_current()
 
+    def _evaluate_all(self, points):
+        """Evaluate points that are known beforehand, as many as may be; return their values."""
+        points, values = list(points), []
+        if self.parallel is not None:
+            points = self.parallel.announced(points[: max(self.left, 0)])
+        with suppress(Spent):
+            for point in points:
+                values.append(self._evaluate_as_proposal(point))
+        return np.array(values)
+
     # learning -------------------------------------------------------------------------------------
 
     def begin(self, rng: np.random.Generator, start: np.ndarray | None = None) -> None:
@@ -130,9 +145,7 @@ class Explorer(SurrogateHMCStep):
         points = list(self._near_edges(round(EDGES * n)))
         if self.fitted is not None:
             points += list(learner.points_to_explore(self.fitted, n - len(points)))
-        with suppress(Spent):
-            for point in [*points, *self._others(n - len(points))]:
-                self._evaluate_as_proposal(point)
+        self._evaluate_all([*points, *self._others(n - len(points))])
         self.fit()
 
     def _near_edges(self, n):
@@ -202,8 +215,5 @@ class Explorer(SurrogateHMCStep):
         """Evaluate at draws `v` (m, d); return true log density minus surrogate (m or fewer,)."""
         surrogate = self.learner.surrogate
         points, expected = surrogate.to_points(v.T), surrogate_values(surrogate, v)
-        true = []
-        with suppress(Spent):
-            for point in points:
-                true.append(self._evaluate_as_proposal(point))
-        return np.array(true) - expected[: len(true)]
+        true = self._evaluate_all(points)
+        return true - expected[: len(true)]

@@ -249,9 +249,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             self.learner.keep(x, self.chain.proposed_value)
         return value
 
+    def _evaluate_all(self, points):
+        return np.array([self._evaluate_as_proposal(point) for point in points])
+
     def _explore(self):
-        for point in self.learner.acquisition_points:
-            self._evaluate_as_proposal(point)
+        self._evaluate_all(self.learner.acquisition_points)
         self._read_store()
 
     def _end_learning(self, position):
@@ -311,8 +313,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         search begins at the best of what is known if `from_anywhere`, else where the chain is.
         """
         pool, begin = self.prior_points[self.prior_share], self.chain.position
-        for i in self.rng.permutation(len(pool))[: self._n_prior_points]:
-            self._evaluate_as_proposal(pool[i])
+        self._evaluate_all(pool[self.rng.permutation(len(pool))[: self._n_prior_points]])
         self._read_store()
         if from_anywhere:
             points, values, _ = self.learner.known()

@@ -198,7 +198,8 @@ def can_interrupt_sampling() -> bool:
 def interrupt_sampling() -> NoReturn:
     """End `pymc.sample` as Ctrl-C does, with the draws so far; a step has no public way."""
     if is_in_worker():
-        os.kill(os.getppid(), signal.SIGINT)
+        parent = multiprocessing.parent_process()
+        os.kill(os.getppid() if parent is None else int(parent.pid or 0), signal.SIGINT)
     raise KeyboardInterrupt
 
 

@@ -6,18 +6,20 @@ It imports nothing but the standard library, since each process that calls a fun
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 BEGIN = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "import ast, sys; sys.path[:] = ast.literal_eval(sys.argv[1]); "
     "from pymc_kameleon.guarded_call import serve; serve()"
 )
 
@@ -58,6 +60,7 @@ class TimedCall:
     def __init__(self, call: GuardedCall, timeout: float):
         self.call, self.timeout = call, timeout
         self._process, self._owner = None, 0
+        self._lock, self._locker = threading.Lock(), os.getpid()
 
     def __getstate__(self):
         return {"call": self.call, "timeout": self.timeout}
@@ -76,18 +79,24 @@ class TimedCall:
         ChildProcessError
             If the function ended its process.
         """
+        if self._locker != os.getpid():  # a thread of the parent may hold the lock
+            self._lock, self._locker = threading.Lock(), os.getpid()
+        with self._lock:
+            return self._called(arguments, named)
+
+    def _called(self, arguments, named):
         process, is_late = self._running(), threading.Event()
 
         def end():
             is_late.set()
-            process.kill()
+            _kill(process)
 
         timer = threading.Timer(self.timeout, end)
         timer.daemon = True
         timer.start()
         try:
             reply = _asked(process, (arguments, named))
-        except (EOFError, BrokenPipeError) as error:
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             status = self._end()
             if is_late.is_set():
                 return Outcome(None, f"longer than {self.timeout:g} s", "too long")
@@ -113,14 +122,13 @@ class TimedCall:
             self._process = None
         if self._process is None:
             process = subprocess.Popen(
-                [sys.executable, "-c", BEGIN],
+                [sys.executable, "-c", BEGIN, repr([p for p in sys.path if isinstance(p, str)])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
             self._process, self._owner = process, os.getpid()
             self._finalizer = weakref.finalize(self, _killed, process, self._owner)
-            pickle.dump(sys.path, process.stdin)
             try:
                 _value_of(_asked(process, self.call))
             except BaseException:
@@ -134,15 +142,24 @@ class TimedCall:
         return _killed(process, self._owner)
 
 
+def _kill(process):
+    """End a process, and the programs that it waits for."""
+    if process.poll() is not None:
+        return
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
 def _killed(process, owner):
     if owner != os.getpid():
         return None
-    process.kill()
+    _kill(process)
     for pipe in (process.stdin, process.stdout):
-        try:
+        with suppress(BrokenPipeError):
             pipe.close()
-        except BrokenPipeError:
-            pass
     return process.wait()
 
 
@@ -166,13 +183,18 @@ def _value_of(reply):
 def serve() -> None:
     """Call a function, the first that is read from the standard input, as often as is asked for.
 
-    The process ends with the one that asks, even within a call. What the function prints goes to
-    the standard error, since answers are in the standard output.
+    The process ends with the one that asks, also within a call that gives Python a turn. What the
+    function prints goes to the standard error, since answers are in the standard output, and it has
+    nothing to read.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
     asked: queue.SimpleQueue = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, asked), daemon=True).start()
+    threading.Thread(target=_read, args=(requests, asked), daemon=True).start()
     call = _answered(answers, lambda: cloudpickle.loads(asked.get()), is_shown=False)
 
     def called():
@@ -188,6 +210,8 @@ def _read(requests, asked):
         try:
             asked.put(pickle.load(requests))
         except EOFError:
+            if hasattr(os, "killpg"):
+                os.killpg(0, signal.SIGKILL)
             os._exit(0)
 
 

@@ -1,11 +1,14 @@
 """`black_box`: functions as terms of a model, which may fail, hang, print, or end their process."""
 
+import functools
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -77,6 +80,21 @@ def test_arguments_are_natural_values_in_their_shapes():
         np.testing.assert_array_equal(given, data)
 
 
+def test_a_list_of_variables_is_a_vector_and_a_method_has_its_object():
+    class Simulated:
+        scale = 2.0
+
+        @black_box
+        def log_likelihood(self, pair, is_doubled):
+            return -self.scale * (1 + is_doubled) * np.sum(pair)
+
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        found = Simulated().log_likelihood([a, b], True)
+    value = model.compile_fn(found, inputs=[a, b], point_fn=False)(0.5, 1.0)
+    assert value == -6.0 == Simulated().log_likelihood([0.5, 1.0], True)
+
+
 def test_with_numbers_it_is_the_function():
     curve = black_box(lambda a, b=1: [a, b], failures=ZeroDivisionError)
     np.testing.assert_array_equal(curve(1, b=2), [1.0, 2.0])
@@ -103,6 +121,13 @@ def test_equal_calls_are_made_once():
     assert len(calls) == 1
 
 
+def in_a_log_density():
+    with pm.Model():
+        box = black_box(lambda y, a: -0.5 * (y - a) ** 2)
+        pm.CustomDist("y", pm.Normal("a"), logp=lambda y, a: box(y, a), observed=1.0)
+        pm.modelcontext(None).logp()
+
+
 REFUSED = [
     (lambda: black_box(3), TypeError, "function=3: pass a Python function"),
     (lambda: black_box(len, failures="x"), TypeError, "take classes of exceptions"),
@@ -111,6 +136,7 @@ REFUSED = [
     (lambda: black_box(len, store="x.sqlite"), TypeError, "take an EvaluationStore"),
     (lambda: black_box(len, shape=(2, -1)), ValueError, "shape=-1"),
     (lambda: black_box(len, shape=2, store=EvaluationStore()), ValueError, "of one number"),
+    (in_a_log_density, TypeError, "more than the variables of the model"),
     (lambda: black_box(only_positive)(), ValueError, "only_positive got no arguments"),
     (lambda: black_box(only_positive)(1, 2), TypeError, "only_positive does not take these"),
     (lambda: black_box(only_positive)(pm.Normal.dist()), TypeError, "outside of a model"),
@@ -178,18 +204,42 @@ def test_failures_are_rejected_counted_and_told_once(make):
     assert abs(kept.mean() - np.sqrt(2 / np.pi)) < 0.36
 
 
-def test_failures_of_a_curve_are_not_finite_and_counted():
+def test_failures_of_a_curve_are_impossible_and_counted():
     def shifted(a):
         return WEIGHTS + only_positive(a)
 
     curve = black_box(shifted, failures=(ZeroDivisionError, SolverError))
     with pm.Model() as model:
         mu = curve(pm.Normal("a", initval=1.0))
-        pm.Normal("y", mu, 1.0, observed=WEIGHTS)
+        pm.Normal("y", pm.math.switch(mu > 0, mu, 0.01), 1.0, observed=WEIGHTS)
+    assert [term.name for term in model.potentials] == ["shifted_ran"]
     before = CALLS.begun()
-    assert not np.isfinite(model.compile_logp()({"a": -1.0}))
+    assert model.compile_logp()({"a": -1.0}) == -np.inf
     assert CALLS.n_failed_since(before) == 1
     assert "first at a = -1.: SolverError" in CALLS.complaint(before)
+
+
+@pytest.mark.parametrize("make", [pm.Slice, pm.Metropolis])
+def test_steps_of_pymc_never_come_to_where_a_curve_fails(make):
+    curve = black_box(lambda a: WEIGHTS + only_positive(a), failures=SolverError)
+    with pm.Model():
+        pm.Normal("y", curve(pm.Normal("a", initval=1.0)), 3.0, observed=WEIGHTS)
+        idata = pm.sample(
+            step=make(), tune=100, draws=300, chains=1, random_seed=1, progressbar=False
+        )
+    assert idata["posterior"]["a"].values.min() > 0
+
+
+def test_another_chain_in_between_changes_no_count():
+    model = half_normal_model(lambda f: black_box(f, failures=SolverError))
+    step = begin(KameleonStep(model=model, steps_per_draw=20), 1, tune=20, draws=2)
+    point = model.initial_point()
+    for _ in range(20):
+        point, _ = step.step(point)
+    begin(KameleonStep(model=model), 2, tune=1)
+    step.stop_tuning()
+    told = [step.step(point)[1][0].get("warning") for _ in range(3)]
+    assert any("only_positive failed in" in one.message for one in told if one is not None)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -254,6 +304,36 @@ def test_failures_are_stored_as_such(tmp_path):
     assert found["failed"] >= 3
 
 
+def test_a_store_knows_arguments_by_name_in_any_order_and_functions_by_a_given_one(tmp_path):
+    store = EvaluationStore(tmp_path / "run.sqlite")
+    difference = black_box(lambda a, b: 10.0 * a - b, store=store, name="difference")
+    found = []
+    for order in (1, -1):
+        with pm.Model() as model:
+            a, b = pm.Flat("a"), pm.Flat("b")
+            pm.Potential("p", difference(**dict([("a", a), ("b", b)][::order])))
+        found.append(float(model.compile_logp()({"a": 1.0, "b": 2.0})))
+    assert found == [8.0, 8.0] and difference.name == "difference"
+    with pytest.raises(ValueError, match="has evaluations of another model: function"):
+        half_normal_model(lambda f: black_box(f, store=store, name="another"))
+
+
+def test_partial_functions_and_objects_have_names_and_keep_what_they_are(tmp_path):
+    class Curve:
+        shape, failures, name = (4, 4), "none", "x"
+
+        def __call__(self, a):
+            return [a, a]
+
+    with pm.Model():
+        a = pm.Normal("a")
+        assert black_box(Curve())(a).type.shape == (2,)
+        partial = black_box(functools.partial(only_positive), store=EvaluationStore())
+        assert partial(a).type.shape == () and partial.name == "only_positive"
+        again = cloudpickle.loads(cloudpickle.dumps(black_box(Curve(), failures=OSError)))
+    assert again.failures == (OSError,) and again.name == "Curve"
+
+
 def test_store_of_a_function(tmp_path):
     calls = []
 
@@ -289,6 +369,31 @@ def test_a_call_that_takes_too_long_is_a_failure():
     assert [logp({"a": a}) for a in (1.0, -1.0, 2.0, -3.0)] == [-0.5, -np.inf, -2.0, -np.inf]
     assert time.monotonic() - begun < 50.0
     assert CALLS.last == "a = -3.: longer than 0.5 s"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX ends groups of processes")
+def test_what_a_function_waits_for_is_ended_with_it():
+    def waits(a):
+        if a > 1:  # a copy of the process, which holds its pipes
+            if os.fork() == 0:
+                time.sleep(77.125)
+                os._exit(0)
+            time.sleep(60.0)
+        subprocess.run(["sleep", "77.25"])
+
+    wrapped = black_box(waits, timeout=0.5, shape=())
+    for a in (1.0, 2.0):
+        with pytest.raises(RuntimeError, match=r"waits failed: longer than 0.5 s"):
+            wrapped(a)
+    left = subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True, text=True)
+    assert not left.stdout
+
+
+def test_threads_take_turns():
+    wrapped = black_box(lambda a: 2.0 * a, timeout=60.0)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda a: float(wrapped(a)), range(60)))
+    assert found == [2.0 * a for a in range(60)]
 
 
 def test_errors_and_ends_of_the_process_of_a_function():

@@ -14,6 +14,7 @@ import pytensor.tensor as pt
 from pymc.initial_point import make_initial_point_fn
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
+from pytensor.graph.utils import MissingInputError
 
 from pymc_kameleon.guarded_call import GuardedCall, TimedCall
 from pymc_kameleon.model.black_box import converted
@@ -32,6 +33,7 @@ def black_box(
     timeout: float | None = None,
     store: "EvaluationStore | None" = None,
     shape: int | Sequence[int] | None = None,
+    name: str | None = None,
 ) -> Any:
     """Make a Python function a term of PyMC models, called with their variables.
 
@@ -47,7 +49,7 @@ def black_box(
         are errors.
     timeout : float, optional
         Seconds after which a call is ended, and counts as such a failure. Calls are then made in a
-        process beside each chain, which takes about a tenth of a millisecond a call; also a
+        process beside each chain, which takes a fraction of a millisecond a call; also a
         function in compiled code, or one that waits for a program, is ended.
     store : EvaluationStore, optional
         Keep each value in this file, and look there first. For functions that return one number.
@@ -55,11 +57,15 @@ def black_box(
         Shape of what the function returns, () for one number, as with a store. By default it is
         called once, at the starting point of the model.
 
+    name : str, optional
+        What messages and the store call it, by default its own. The store takes two functions of
+        one name for the same.
+
     Returns
     -------
     callable
-        With a model's variables it returns a variable of the model, with numbers what `function`
-        returns, an array of float64. Without `function`, a decorator that makes it.
+        With a model's variables it returns a variable of the model, with numbers an array of
+        float64 of what `function` returns. Without `function`, a decorator that makes it.
 
     Raises
     ------
@@ -70,10 +76,10 @@ def black_box(
 
     Notes
     -----
-    No gradient is known: sample with a step of this package, or one of PyMC that takes none. A
-    function that fails where it returns an array gives NaN, which ``pymc.Slice`` does not reject.
-    Failures that depend on chance or on the load of the machine, such as `timeout` near the usual
-    time of a call, make the posterior depend on them too.
+    No gradient is known: sample with a step of this package, or one of PyMC that takes none. For a
+    function with failures that returns an array, the model gets a potential, named after it with
+    ``_ran``: 0, or -inf where it failed. Failures that depend on chance or on the load of the
+    machine, such as `timeout` near the usual time of a call, make the posterior depend on them too.
 
     Examples
     --------
@@ -87,32 +93,44 @@ def black_box(
     """
     if function is None:
         return functools.partial(
-            BlackBox, failures=failures, timeout=timeout, store=store, shape=shape
+            BlackBox, failures=failures, timeout=timeout, store=store, shape=shape, name=name
         )
-    return BlackBox(function, failures, timeout, store, shape)
+    return BlackBox(function, failures, timeout, store, shape, name)
 
 
 class BlackBox:
     """What `black_box` returns: the function, and an operation of it for each call in a model."""
 
-    def __init__(self, function, failures=(), timeout=None, store=None, shape=None):
+    def __init__(self, function, failures=(), timeout=None, store=None, shape=None, name=None):
         if not callable(function):
             raise TypeError(f"function={function!r}: pass a Python function.")
         self.failures = _exceptions(failures)
-        self._timeout = timeout
         if timeout is not None:
             timeout = checked_number("timeout", timeout, above=0)
         if store is not None and not hasattr(store, "wrap"):
             raise TypeError(f"store={store!r}: take an EvaluationStore.")
         self.shape = _checked_shape(shape, store)
         self.function, self.store = function, store
-        functools.update_wrapper(self, function)
-        self.name = getattr(function, "__name__", type(function).__name__)
+        named = function
+        while isinstance(named, functools.partial):
+            named = named.func
+        named = named if hasattr(named, "__qualname__") else type(named)
+        functools.update_wrapper(self, named, updated=())
+        self.__wrapped__, self.__doc__ = function, function.__doc__
+        self.name = named.__name__ if name is None else str(name)
         call = GuardedCall(function, self.failures)
         self._call = call if timeout is None else TimedCall(call, timeout)
+        self._options = failures, timeout, store, shape, name
+        self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
+        self.last_curve: np.ndarray | None = None
 
     def __repr__(self):
         return f"black_box({self.name})"
+
+    def __get__(self, instance, owner=None):
+        if instance is None or not hasattr(self.function, "__get__"):
+            return self
+        return type(self)(self.function.__get__(instance, owner), *self._options)
 
     def __deepcopy__(self, memo):
         return self
@@ -122,12 +140,12 @@ class BlackBox:
         module = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
         if getattr(module, self.__qualname__, None) is self:
             return self.__qualname__
-        return type(self), (self.function, self.failures, self._timeout, self.store, self.shape)
+        return type(self), (self.function, *self._options)
 
     def __call__(self, *arguments, **named):
+        arguments, named = self._in_order(arguments, named)
         given = [*arguments, *named.values()]
-        self._check_arguments(arguments, named)
-        if not any(isinstance(value, Variable) for value in given):
+        if not any(map(_holds_variables, given)):
             outcome = self.outcome([np.asarray(value) for value in given], tuple(named))
             if outcome.failed is not None:
                 raise RuntimeError(f"{self.name} failed: {outcome.failed}")
@@ -136,8 +154,20 @@ class BlackBox:
         shape = self._shape_at_start(inputs, tuple(named)) if self.shape is None else self.shape
         operation = Simulator(self, tuple(named), shape)
         if self.store is not None:
-            operation = self.store.wrap(operation, f"{self.__module__}.{self.__qualname__}")
-        return operation(*inputs)
+            operation = self.store.wrap(operation, self._name_in_store)
+        found = operation(*inputs)
+        if not isinstance(found, list):
+            return found
+        value, log_ran = found
+        try:
+            model = pm.modelcontext(None)
+        except TypeError:
+            return value + log_ran
+        label, count = f"{self.name}_ran", 2
+        while label in model.named_vars:
+            label, count = f"{self.name}_ran_{count}", count + 1
+        pm.Potential(label, log_ran)
+        return value
 
     def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]):
         """Call the function with copies of `values`, the last of them by `names`; count it."""
@@ -163,19 +193,21 @@ class BlackBox:
         shown = [np.array2string(np.asarray(value), precision=6, threshold=10) for value in values]
         return ", ".join(f"{label} = {text}" for label, text in zip(labels, shown, strict=True))
 
-    def _check_arguments(self, arguments, named):
+    def _in_order(self, arguments, named):
+        """Return the arguments in the order of the function, whichever way they were given."""
         if not arguments and not named:
             raise ValueError(f"{self.name} got no arguments: name what it depends on.")
         try:
-            inspect.signature(self.function).bind(*arguments, **named)
+            bound = inspect.signature(self.function).bind(*arguments, **named)
         except TypeError as error:
             raise TypeError(f"{self.name} does not take these arguments: {error}.") from error
         except ValueError:  # of C, without a signature
-            pass
+            return arguments, dict(sorted(named.items()))
+        return bound.args, dict(sorted(bound.kwargs.items()))
 
     def _tensor(self, value, i):
         try:
-            return pt.as_tensor_variable(value)
+            return pt.as_tensor_variable(np.asarray(value) if isinstance(value, bool) else value)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise TypeError(
                 f"Argument {i + 1} of {self.name} is of type {type(value).__name__}: pass "
@@ -195,7 +227,14 @@ class BlackBox:
                 f"{self.name} is called outside of a model: call it inside `with pm.Model():`, or "
                 "give the shape of what it returns, black_box(shape=()) for one number."
             ) from None
-        values = _values_at_start(model, inputs)
+        try:
+            values = _values_at_start(model, inputs)
+        except MissingInputError as error:
+            raise TypeError(
+                f"{self.name} depends on more than the variables of the model, so it cannot be "
+                "called beforehand: give the shape of what it returns, black_box(shape=()) for one "
+                "number."
+            ) from error
         where = f"at the starting point of the model, {self.described(values, names)}"
         advice = (
             "Take other starting points, as in pm.Normal(..., initval=...), or give the shape of "
@@ -208,7 +247,8 @@ class BlackBox:
             raise
         if outcome.failed is not None:
             raise ValueError(f"{self.name} failed {where}: {outcome.failed}. {advice}")
-        return self._numbers(outcome.returned).shape
+        self.last_curve = self._numbers(outcome.returned)
+        return self.last_curve.shape
 
 
 class Simulator(Op):
@@ -223,21 +263,49 @@ class Simulator(Op):
     def __str__(self):
         return f"{type(self).__name__}({self.black_box.name})"
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether a failure of a call is no error."""
+        return bool(self.black_box.failures) or isinstance(self.black_box._call, TimedCall)
+
     def make_node(self, *inputs):
-        return Apply(self, list(inputs), [_float_tensor(self.shape)()])
+        types = [_float_tensor(self.shape)]
+        if self.may_fail and self.shape:
+            types.append(_float_tensor(()))
+        return Apply(self, list(inputs), [type_() for type_ in types])
 
     def perform(self, node, inputs, outputs):
-        """Call the function; -inf or an array of NaN stands for a failure."""
-        outcome = self.black_box.outcome(inputs, self.names)
-        if outcome.failed is not None:
-            value = np.full(self.shape, np.nan if self.shape else -np.inf)
+        """Call the function.
+
+        Where it fails a number is -inf. A curve is the last one that was found, so that whatever
+        the model makes of it is finite, and a second output, for a term of its own, is -inf; else
+        that is 0.
+        """
+        black_box = self.black_box
+        outcome = black_box.outcome(inputs, self.names)
+        has_failed = outcome.failed is not None
+        if not has_failed:
+            value = converted(outcome.returned, node.outputs[0].type, black_box.name)
+        elif not self.shape:
+            value = np.array(-np.inf)
         else:
-            value = converted(outcome.returned, node.outputs[0].type, self.black_box.name)
+            last = black_box.last_curve
+            value = np.ones(self.shape) if last is None else last.copy()
         outputs[0][0] = value
+        if len(outputs) > 1:
+            outputs[1][0] = np.array(-np.inf if has_failed else 0.0)
+            if not has_failed:
+                black_box.last_curve = value.copy()
 
     def do_constant_folding(self, fgraph, node):
         """Never: a call may be expensive."""
         return False
+
+
+def _holds_variables(value):
+    if isinstance(value, list | tuple):
+        return any(map(_holds_variables, value))
+    return isinstance(value, Variable)
 
 
 def _float_tensor(shape):
@@ -333,7 +401,7 @@ class Calls:
             share = sum(kinds.values()) / made[name]
             parts.append(
                 f"{name} failed in {share:.1%} of {made[name]} calls so far ({listed}), first at "
-                f"{self.first[name]}."
+                f"{self.first.get(name, self.last)}."
             )
         return f"{' '.join(parts)} Such points count as impossible: the posterior is 0 there."
 

@@ -105,10 +105,9 @@ def _complaint(step):
             report.told.add("black box")
             return WarningType.BAD_PARAMS, told
     found = report.evaluations + report.known
-    nonfinite = report.nonfinite - CALLS.n_failed_since(report.calls_before)
-    if found >= 500 and nonfinite > 0.1 * found and "nonfinite" not in report.told:
+    if found >= 500 and report.nonfinite > 0.1 * found and "nonfinite" not in report.told:
         report.told.add("nonfinite")
-        share = nonfinite / found
+        share = report.nonfinite / found
         return (
             WarningType.BAD_PARAMS,
             f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "

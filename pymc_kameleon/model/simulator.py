@@ -122,7 +122,6 @@ class BlackBox:
         self._call = call if timeout is None else TimedCall(call, timeout)
         self._options = failures, timeout, store, shape, name
         self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
-        self.last_curve: np.ndarray | None = None
 
     def __repr__(self):
         return f"black_box({self.name})"
@@ -151,14 +150,17 @@ class BlackBox:
                 raise RuntimeError(f"{self.name} failed: {outcome.failed}")
             return self._numbers(outcome.returned)
         inputs = [self._tensor(value, i) for i, value in enumerate(given)]
-        shape = self._shape_at_start(inputs, tuple(named)) if self.shape is None else self.shape
-        operation = Simulator(self, tuple(named), shape)
+        if self.shape is None:
+            found = self._value_at_start(inputs, tuple(named))
+        else:
+            found = np.ones(self.shape)
+        operation = Simulator(self, tuple(named), found.shape, found)
         if self.store is not None:
             operation = self.store.wrap(operation, self._name_in_store)
-        found = operation(*inputs)
-        if not isinstance(found, list):
-            return found
-        value, log_ran = found
+        outputs = operation(*inputs)
+        if not isinstance(outputs, list):
+            return outputs
+        value, log_ran = outputs
         try:
             model = pm.modelcontext(None)
         except TypeError:
@@ -218,8 +220,8 @@ class BlackBox:
     def _numbers(self, returned):
         return converted(returned, _float_tensor((None,) * np.ndim(returned)), self.name)
 
-    def _shape_at_start(self, inputs, names):
-        """Shape of what the function returns at the starting point of the model."""
+    def _value_at_start(self, inputs, names):
+        """Return what the function does at the starting point of the model."""
         try:
             model = pm.modelcontext(None)
         except TypeError:
@@ -247,17 +249,25 @@ class BlackBox:
             raise
         if outcome.failed is not None:
             raise ValueError(f"{self.name} failed {where}: {outcome.failed}. {advice}")
-        self.last_curve = self._numbers(outcome.returned)
-        return self.last_curve.shape
+        return self._numbers(outcome.returned)
 
 
 class Simulator(Op):
-    """Operation of a `black_box`; its last inputs go to the function by `names`."""
+    """Operation of a `black_box`; its last inputs go to the function by `names`.
+
+    `last` is the last finite value, or another one of this shape.
+    """
 
     __props__ = ("black_box", "names", "shape")
 
-    def __init__(self, black_box: BlackBox, names: tuple[str, ...], shape: tuple[int, ...]):
-        self.black_box, self.names, self.shape = black_box, names, shape
+    def __init__(
+        self,
+        black_box: BlackBox,
+        names: tuple[str, ...],
+        shape: tuple[int, ...],
+        last: np.ndarray,
+    ):
+        self.black_box, self.names, self.shape, self.last = black_box, names, shape, last
         self.name = black_box.name
 
     def __str__(self):
@@ -277,7 +287,7 @@ class Simulator(Op):
     def perform(self, node, inputs, outputs):
         """Call the function.
 
-        Where it fails a number is -inf. A curve is the last one that was found, so that whatever
+        Where it fails a number is -inf. A curve is the last finite one, so that whatever
         the model makes of it is finite, and a second output, for a term of its own, is -inf; else
         that is 0.
         """
@@ -289,13 +299,12 @@ class Simulator(Op):
         elif not self.shape:
             value = np.array(-np.inf)
         else:
-            last = black_box.last_curve
-            value = np.ones(self.shape) if last is None else last.copy()
+            value = self.last.copy()
         outputs[0][0] = value
         if len(outputs) > 1:
             outputs[1][0] = np.array(-np.inf if has_failed else 0.0)
-            if not has_failed:
-                black_box.last_curve = value.copy()
+            if np.all(np.isfinite(value)):
+                self.last = value.copy()
 
     def do_constant_folding(self, fgraph, node):
         """Never: a call may be expensive."""

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -181,6 +182,10 @@ def complete_step(model, step, compile_kwargs: dict | None, step_kwargs: dict):
     return steps[0] if len(steps) == 1 else CompoundStep(steps)
 
 
+HANDLED = 1.0
+"""Seconds in which a process that was sent a signal has handled it."""
+
+
 def is_in_worker() -> bool:
     """Whether this is a process of `pymc.sample`, with one chain."""
     return multiprocessing.current_process().name.startswith("worker_chain_")
@@ -200,6 +205,8 @@ def interrupt_sampling() -> NoReturn:
     if is_in_worker():
         parent = multiprocessing.parent_process()
         os.kill(os.getppid() if parent is None else int(parent.pid or 0), signal.SIGINT)
+        # Its thread that samples has to see the signal before the end of this process's pipe.
+        time.sleep(HANDLED)
     raise KeyboardInterrupt
 
 

@@ -168,7 +168,7 @@ def test_processes_give_the_same_chains(method, names, monkeypatch):
         steps = [STEPS[name].make([STEPS[name].add(name, parent)]) for name in names]
         # A step that samples has the linker's rounding, which is another one in PyMC 6.
         steps.append(models.Shift([parent], shift=0.001))
-    options = {"chains": 2, "draws": 60, "tune": 90, "random_seed": 7}
+    options = {"chains": 2, "draws": 80, "tune": 150, "random_seed": 7}
     expected = sample(steps, model, **options)
     result = sample(steps, model, cores=2, mp_ctx=method, **options)
     for name in names:

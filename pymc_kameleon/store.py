@@ -27,7 +27,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pymc_kameleon.mcmc.numba_bridge import parts_of
 from pymc_kameleon.model.black_box import CheckedOperation
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.model.simulator import CALLS
+from pymc_kameleon.model.simulator import CALLS, BlackBox
 
 __all__ = ["EvaluationStore"]
 
@@ -278,7 +278,8 @@ class EvaluationStore:
         ----------
         function : callable or pytensor Op
             A callable takes numbers or arrays of fixed shapes, and returns one number. An operation
-            has one output, a scalar; what `wrap_py` returns is one.
+            has one output, a scalar; what `wrap_py` returns is one. Of a `black_box` another one is
+            returned, as ``black_box(store=...)`` makes it.
         name : str, optional
             What it is known by in the file. By default its module and its own name, of an operation
             those of its class, or of the function in it. Not what it does: give another name, or
@@ -301,6 +302,8 @@ class EvaluationStore:
             raise TypeError(
                 f"function={function!r}: pass a callable that returns one number, or a PyTensor Op."
             )
+        if isinstance(function, BlackBox):
+            return function.with_store(self, name)
         values = _Values(self, _function_name(function) if name is None else name)
         kind = _StoredOp if isinstance(function, Op) else _StoredFunction
         return kind(function, values)

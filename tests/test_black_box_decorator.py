@@ -349,6 +349,12 @@ def test_store_of_a_function(tmp_path):
         assert model.compile_logp()({"a": 2.0}) == -2.0
         assert model.compile_logp()({"a": -2.0}) == -np.inf
     assert calls == [2.0, -2.0]
+    wrapped = EvaluationStore(tmp_path / "run.sqlite").wrap(
+        black_box(log_likelihood, failures=SolverError)
+    )
+    with pm.Model() as model:
+        pm.Potential("p", wrapped(pm.Flat("a", initval=1.0)))
+    assert model.compile_logp()({"a": 2.0}) == -2.0 and calls == [2.0, -2.0]
     with pytest.raises(ValueError, match="has evaluations of another model: function"):
         half_normal_model(lambda f: black_box(f, store=store))
 

@@ -126,6 +126,12 @@ class BlackBox:
     def __repr__(self):
         return f"black_box({self.name})"
 
+    def with_store(self, store: "EvaluationStore", name: str | None = None) -> "BlackBox":
+        """Return one that keeps its values in a store, where it is known by `name`."""
+        failures, timeout, _, shape, own_name = self._options
+        name = own_name if name is None else name
+        return type(self)(self.function, failures, timeout, store, shape, name)
+
     def __get__(self, instance, owner=None):
         if instance is None or not hasattr(self.function, "__get__"):
             return self

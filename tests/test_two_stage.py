@@ -261,14 +261,13 @@ def black_box():
 ASKED, FEW = {"surrogate": GPSurrogate()}, {"surrogate": GPSurrogate(max_points=4)}
 OF_THE_BANANA = {"surrogate": fitted(20, np.random.default_rng(1))}
 FOLLOWING = {"surrogate": GPSurrogate(mean="current")}
-METROPOLIS, NOISY = AdaptiveMetropolisStep, "(?=.*noisy)(?=.*pseudo_marginal)"
+METROPOLIS = AdaptiveMetropolisStep
 
 
 @pytest.mark.parametrize(
     ("make", "build", "options", "error", "words"),
     [
         (METROPOLIS, without_likelihood, ASKED, ValueError, "observed.*potential"),
-        (METROPOLIS, logistic, ASKED | {"pseudo_marginal": True}, ValueError, NOISY),
         (METROPOLIS, of_two, ASKED | {"vars": ["a"]}, ValueError, r"b.*vars=\[a, b\]"),
         (METROPOLIS, logistic, FEW, ValueError, "max_points=4.*beta"),
         (MALAStep, logistic, FEW, ValueError, "max_points=4.*beta"),

@@ -202,9 +202,9 @@ def can_interrupt_sampling() -> bool:
 
 def interrupt_sampling() -> NoReturn:
     """End `pymc.sample` as Ctrl-C does, with the draws so far; a step has no public way."""
-    if is_in_worker():
-        parent = multiprocessing.parent_process()
-        os.kill(os.getppid() if parent is None else int(parent.pid or 0), signal.SIGINT)
+    parent = multiprocessing.parent_process() if is_in_worker() else None
+    if parent is not None and parent.pid is not None:
+        os.kill(parent.pid, signal.SIGINT)
         # Its thread that samples has to see the signal before the end of this process's pipe.
         time.sleep(HANDLED)
     raise KeyboardInterrupt

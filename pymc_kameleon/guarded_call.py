@@ -1,6 +1,6 @@
 """Calls of a function that may fail, or that are ended where they take too long.
 
-It imports nothing but the standard library, since each process that calls a function imports it.
+It imports no NumPy and no PyMC, since each process that calls a function imports it.
 """
 
 import os
@@ -61,15 +61,6 @@ class TimedCall:
         self.call, self.timeout = call, timeout
         self._process, self._owner = None, 0
         self._lock, self._locker = threading.Lock(), os.getpid()
-
-    def __getstate__(self):
-        return {"call": self.call, "timeout": self.timeout}
-
-    def __setstate__(self, state):
-        self.__init__(**state)
-
-    def __deepcopy__(self, memo):
-        return type(self)(self.call, self.timeout)
 
     def __call__(self, *arguments, **named) -> Outcome:
         """Call the function; too long a call is a failure.
@@ -169,6 +160,15 @@ def _asked(process, request):
     return pickle.load(process.stdout)
 
 
+def sendable(error: BaseException, pickler=pickle) -> BaseException:
+    """Return an error that another process can make anew: this one, or one of its words."""
+    try:
+        pickler.loads(pickler.dumps(error))
+    except Exception:  # whatever a class raises that cannot be made anew
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def _value_of(reply):
     value, error, told = reply
     if error is None:
@@ -217,18 +217,13 @@ def _read(requests, asked):
 
 def _answered(answers, make, is_shown=True):
     """Answer with what is made, or the error and where it was raised; return it."""
-    value = error = told = None
+    value = None
     try:
         value = make()
         answer = cloudpickle.dumps((value if is_shown else None, None, None))
     except BaseException as raised:
         told = traceback.format_exc()
-        try:
-            cloudpickle.loads(cloudpickle.dumps(raised))
-            error = raised
-        except Exception:  # of classes that cannot be made anew
-            error = RuntimeError(f"{type(raised).__name__}: {raised}")
-        answer = cloudpickle.dumps((None, error, told))
+        answer = cloudpickle.dumps((None, sendable(raised, cloudpickle), told))
     answers.write(answer)
     answers.flush()
     return value

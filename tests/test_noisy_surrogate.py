@@ -3,7 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
-from models import FALSE_ALARM, BlackBox, begin
+from models import FALSE_ALARM, BlackBox, run, sample
 from scipy import stats
 
 from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, KameleonStep, SurrogateHMCStep
@@ -49,12 +49,8 @@ def p_values(make, n=1500, transitions=25):
     rng = np.random.default_rng(3)
     model = noisy_banana()
     with model:
-        step = begin(make(), 4, tune=60, draws=1)
-    point = model.initial_point()
-    for _ in range(60):
-        point, _ = step.step(point)
-    step.stop_tuning()
-    step.step(point)
+        step = make()
+    run(step, model, 61, tune=60, seed=4)
     chain, moved, noise = step.chain, np.empty((n, 2)), np.empty(n)
     for i in range(n):
         first = rng.normal(0.0, 2.0)
@@ -145,15 +141,11 @@ def test_the_process_of_a_chain_knows_the_noise(make):
     options = {} if make is SurrogateHMCStep else {"surrogate": GPSurrogate()}
     model = noisy_banana()
     with model:
-        step = begin(make(pseudo_marginal=True, **options), 5, tune=700, draws=1)
-    point = model.initial_point()
-    for _ in range(700):
-        point, _ = step.step(point)
-    step.stop_tuning()
-    point, (statistics,) = step.step(point)
+        step = make(pseudo_marginal=True, **options)
+    _, statistics, _ = run(step, model, 701, tune=700, seed=5)
     gp = step.learner.gp if make is SurrogateHMCStep else step.stage.process
     assert 0.6 * NOISE < gp.noise[0] < 1.6 * NOISE
-    assert np.isfinite(statistics["estimate"])
+    assert np.isfinite(statistics[-1]["estimate"])
 
 
 REFUSED = [
@@ -191,13 +183,9 @@ def test_estimates_that_are_too_noisy_are_told_of(make):
     with pm.Model() as model:
         x = pm.Normal("x", 0.0, 2.0, shape=2)
         pm.Potential("p", BlackBox(log_likelihood, 4.0)(x))
-        step = begin(make(), 2, tune=300, draws=2)
-    point, told = model.initial_point(), []
-    for i in range(303):
-        if i == 300:
-            step.stop_tuning()
-        point, (statistics,) = step.step(point)
-        told += [statistics["warning"].message] if "warning" in statistics else []
+        step = make()
+    _, statistics, _ = run(step, model, 303, tune=300, seed=2)
+    told = [s["warning"].message for s in statistics if "warning" in s]
     (message,) = [text for text in told if "has a standard deviation of about" in text]
     assert 3.0 < float(message.split("about ")[1].split(":")[0]) < 5.5
 
@@ -216,16 +204,8 @@ def test_estimates_are_saved_through_pm_sample():
         x = pm.Normal("x", 0.0, 3.0, shape=4)
         pm.Potential("p", estimated_loglikelihood(estimate, x))
         for make, draws in ((AdaptiveMetropolisStep, 4000), (SurrogateHMCStep, 1000)):
-            found[make.__name__] = pm.sample(
-                step=make(pseudo_marginal=True, steps_per_draw=1),
-                tune=600,
-                draws=draws,
-                chains=2,
-                cores=1,
-                random_seed=1,
-                progressbar=False,
-                compute_convergence_checks=False,
-            )
+            step = make(pseudo_marginal=True, steps_per_draw=1)
+            found[make.__name__] = sample(step, tune=600, draws=draws, chains=2)
     precision = np.diag(np.arange(1.0, 5.0) + 1 / 9)
     precision += np.diag([0.4] * 3, 1) + np.diag([0.4] * 3, -1)
     sds = np.sqrt(np.diag(np.linalg.inv(precision)))

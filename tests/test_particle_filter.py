@@ -158,31 +158,9 @@ def estimate(y, functions, parameters, n_particles):
 
 
 @numba.njit
-def repeated(
-    run,
-    y,
-    is_observed,
-    initial,
-    transition,
-    log_observation,
-    parameters,
-    n_particles,
-    rng,
-    no_states,
-    out,
-):
+def repeated(run, out, arguments):
     for i in range(len(out)):
-        out[i] = run(
-            y,
-            is_observed,
-            initial,
-            transition,
-            log_observation,
-            parameters,
-            n_particles,
-            rng,
-            no_states,
-        )
+        out[i] = run(*arguments)
 
 
 def compiled_estimates(model, n_particles, run=module._run_compiled):
@@ -191,7 +169,8 @@ def compiled_estimates(model, n_particles, run=module._run_compiled):
     data = log_estimate.y, log_estimate.is_observed
     shape = functions[0](*model.parameters, n_particles, rng).shape
     no_states = np.empty((0, *shape[1:]))
-    repeated(run, *data, *functions, model.parameters, n_particles, rng, no_states, estimates)
+    arguments = (*data, *functions, model.parameters, n_particles, rng, no_states)
+    repeated(run, estimates, arguments)
     return estimates
 
 

@@ -120,6 +120,7 @@ class BlackBox:
         self.name = named.__name__ if name is None else str(name)
         call = GuardedCall(function, self.failures)
         self._call = call if timeout is None else TimedCall(call, timeout)
+        self.may_fail = bool(self.failures) or timeout is not None
         self._options = failures, timeout, store, shape, name
         self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
 
@@ -279,14 +280,9 @@ class Simulator(Op):
     def __str__(self):
         return f"{type(self).__name__}({self.black_box.name})"
 
-    @property
-    def may_fail(self) -> bool:
-        """Whether a failure of a call is no error."""
-        return bool(self.black_box.failures) or isinstance(self.black_box._call, TimedCall)
-
     def make_node(self, *inputs):
         types = [_float_tensor(self.shape)]
-        if self.may_fail and self.shape:
+        if self.black_box.may_fail and self.shape:
             types.append(_float_tensor(()))
         return Apply(self, list(inputs), [type_() for type_ in types])
 
@@ -399,10 +395,6 @@ class Calls:
             self.last = last
             for name, _ in failed:
                 self.first.setdefault(name, last)
-
-    def n_failed_since(self, begun: tuple[Counter, Counter]) -> int:
-        """Count the failures since `begun` was called."""
-        return self.since(begun)[1].total()
 
     def complaint(self, begun: tuple[Counter, Counter]) -> str | None:
         """Say what has failed since `begun` was called; None if nothing has."""

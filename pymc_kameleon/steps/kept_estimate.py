@@ -97,13 +97,13 @@ def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
     )
 
 
-def too_noisy(names: list[str], sd: float) -> tuple[WarningType, str] | None:
+def too_noisy(names: str, sd: float) -> tuple[WarningType, str] | None:
     """Return a warning if a surrogate has learnt that the log estimates are too noisy."""
     if sd < TOO_NOISY:
         return None
     return (
         WarningType.BAD_ACCEPTANCE,
-        f"The log of the estimated likelihood of {', '.join(names)} has a standard deviation of "
+        f"The log of the estimated likelihood of {names} has a standard deviation of "
         f"about {sd:.1f}: chains work best at 1 to 1.7, and stick above. Take more importance "
         f"samples or particles: {ADVICE}.",
     )

@@ -1,7 +1,6 @@
 """Evaluations of a log density by several processes, for a step that knows its next points."""
 
 import multiprocessing
-import pickle
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_kameleon.guarded_call import sendable
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.model.simulator import CALLS
@@ -94,14 +94,6 @@ def _evaluate(x):
     try:
         _function.into(x, value)
     except Exception as raised:
-        error = _sendable(raised)
+        error = sendable(raised)
     made, failed = CALLS.since(before)
     return value, error, made, failed, CALLS.last if failed else None
-
-
-def _sendable(error):
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # of a class that cannot be made anew
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

@@ -409,7 +409,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _complaint_of_acceptance(self):
         learner = self.learner
-        too_noisy = kept_estimate.too_noisy(self.target.names, learner.gp.noise[0])
+        too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.gp.noise[0])
         if learner.follows or too_noisy:
             return too_noisy
         reason = randomness(self) or (

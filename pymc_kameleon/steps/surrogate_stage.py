@@ -95,7 +95,7 @@ class Screening(NoScreening):
 
     def __init__(self, surrogate, target, gradients, is_noisy):
         self.settings, self.gradients, self.dim = configuration(surrogate), gradients, target.dim
-        self.is_noisy, self.names = is_noisy, target.names
+        self.is_noisy = is_noisy
         self.prior = target.prior_with_gradient if gradients else target.prior
         self.fitted = surrogate if isinstance(surrogate, FittedSurrogate) else None
         self.store = self.settings.store
@@ -236,7 +236,7 @@ class Screening(NoScreening):
         if "surrogate" in report.told:
             return None
         message, share = None, report.passed / max(report.screened, 1.0)
-        found = kept_estimate.too_noisy(self.names, stage.process.noise[0])
+        found = kept_estimate.too_noisy(names, stage.process.noise[0])
         if found is not None:
             report.told.add("surrogate")
             return found

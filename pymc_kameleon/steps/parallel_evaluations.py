@@ -62,8 +62,11 @@ class ParallelFunction:
                 initializer=_begin,
                 initargs=(self._function,),
             )
-            self._pool.submit(int).result()
-            self._workers = [p for p in multiprocessing.active_children() if p not in others]
+            try:
+                self._pool.submit(int).result()
+            finally:
+                begun = multiprocessing.active_children()
+                self._workers = [process for process in begun if process not in others]
         return self._pool
 
     def close(self) -> None:

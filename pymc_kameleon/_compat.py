@@ -194,7 +194,9 @@ def is_in_worker() -> bool:
 def can_interrupt_sampling() -> bool:
     """Whether the caller is called by `pymc.sample`, which can be ended from there."""
     if is_in_worker():
-        return os.name != "nt"  # a signal would end the process of the user there
+        # A signal would end the process of the user on Windows, and is ignored by one that a shell
+        # has put into the background.
+        return os.name != "nt" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     frames = (frame for frame, _ in traceback.walk_stack(None))
     where = ("pymc.sampling.mcmc", "_sample")
     return any((f.f_globals.get("__name__"), f.f_code.co_name) == where for f in frames)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import signal
 from collections.abc import Callable
 
 import models
@@ -283,6 +284,14 @@ OLDER_TOO = {"kameleon", "kameleon-beside", "slice_ep", "latent_gp"}
 def rows(names, older_too=OLDER_TOO, mark=pytest.mark.numerics):
     """Parameters of a fixture or a test, marked but for some: by default for the newer PyMC."""
     return [pytest.param(name, marks=() if name in older_too else mark) for name in names]
+
+
+@pytest.fixture
+def interruptible():
+    """A shell has its jobs in the background ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

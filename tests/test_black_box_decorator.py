@@ -233,7 +233,7 @@ def test_another_chain_in_between_changes_no_count():
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_what_was_drawn_is_kept_when_the_function_raises(cores, caplog):
+def test_what_was_drawn_is_kept_when_the_function_raises(cores, interruptible, caplog):
     """It is an error of each chain, after about 50 draws that each keeps."""
 
     @black_box

@@ -299,14 +299,6 @@ def test_rounds_make_up_the_tuning():
 # ends ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def interruptible():
-    """A shell has its jobs in the background ignore interrupts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.numerics
 def test_an_interrupted_run_gives_what_is_finished(client, tmp_path, interruptible):
     step = functools.partial(AdaptiveMetropolisStep, steps_per_draw=1)

@@ -45,6 +45,7 @@ __all__ = [
     "KameleonStep",
     "LatentGPStep",
     "MALAStep",
+    "MultilevelStep",
     "PCAKameleonStep",
     "ParallelTemperingStep",
     "RiemannianHMCStep",

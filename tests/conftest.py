@@ -21,6 +21,7 @@ from pymc_kameleon import (
     KameleonStep,
     LatentGPStep,
     MALAStep,
+    MultilevelStep,
     ParallelTemperingStep,
     PCAKameleonStep,
     RiemannianHMCStep,
@@ -69,6 +70,12 @@ def _latent_gp(vars=None, **options):
         name = getattr(vars[0], "name", vars[0])
         vars = [name, f"{name}_amplitude"]
     return LatentGPStep(vars, **options)
+
+
+def _multilevel(vars=None, *, model=None, **options):
+    """A step whose coarse model is the fine one."""
+    model = pm.modelcontext(model)
+    return MultilevelStep(vars, coarse=[model], model=model, **options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,6 +156,13 @@ STEPS = {
         different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
         columns=("Accept", "Calls"),
         tune=100,
+    ),
+    "multilevel": dataclasses.replace(
+        _metropolis_hastings(_multilevel, {}),
+        different=({"steps_per_draw": 3}, {"length": 3}, {"cost_ratio": 4.0}),
+        columns=("Accept", "Evals", "Coarse"),
+        constant="length",
+        tune=60,
     ),
     "parallel_tempering": dataclasses.replace(
         _metropolis_hastings(ParallelTemperingStep, {}, n_temperatures=4),

@@ -380,17 +380,22 @@ def test_lengths_of_tuning(case, tune, draws, tmp_path):
 
 def learnt(step):
     """All that a step has learnt, as bytes; not what is computed for the present position."""
-    state = step.sampling_state
+    return pickle.dumps(learnt_values(step.sampling_state))
+
+
+def learnt_values(state):
     if hasattr(state, "learner"):
         besides = {name: getattr(state, name, None) for name in ("stage", "sites", "n_fits")}
         found = {**state.learner.values, **besides}
-        for name in ("here", "states"):
+        for name in ("here", "states", "last_position", "last_value", "is_known"):
             found.pop(name, None)
+        if "below" in found:
+            found["below"] = learnt_values(found["below"])
     else:
         names = ("averaging", "site_precision", "site_shift", "n_fits", "next_fit")
         found = {name: getattr(state, name) for name in names if hasattr(state, name)}
     assert found
-    return pickle.dumps(found)
+    return found
 
 
 def test_frozen_however_short_tuning_was(every_case):

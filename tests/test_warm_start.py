@@ -47,7 +47,7 @@ def test_frozen_from_the_start_with_right_moments(name, source, model, exact_dra
     assert_moments(draws, models.CORRELATED_MEAN, sd, "correlated")
     difference = draws[..., 0] - draws[..., 1]
     assert_moments(difference, 3.0, np.sqrt(0.2), "difference of the correlated pair")
-    assert np.ptp(values(idata, "scaling", "sample_stats")) == 0
+    assert np.ptp(values(idata, STEPS[name].constant, "sample_stats")) == 0
 
 
 def test_points_are_those_of_the_result(model):
@@ -143,7 +143,7 @@ def test_few_and_repeated_points(name, model):
         step = STEPS[name].make(model=model, warm_start=points)
         draws, statistics, _ = run(step, model, 60, tune=30)
         assert np.all(np.isfinite(draws))
-        assert all(np.isfinite(s["scaling"]) for s in statistics)
+        assert all(np.isfinite(s[STEPS[name].constant]) for s in statistics)
 
 
 def test_points_that_are_left_out(make_each_way, model, exact_draws):

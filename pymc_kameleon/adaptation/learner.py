@@ -167,6 +167,9 @@ class Learner(WithSamplingState, ABC):
 
     @sampling_state.setter
     def sampling_state(self, state: LearnerState) -> None:
+        self._set_state(state)
+
+    def _set_state(self, state):
         if state.kind != type(self).__name__:
             raise TypeError(
                 f"sampling_state.learner is that of a {state.kind}, and should be that of a "

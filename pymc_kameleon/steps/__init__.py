@@ -7,6 +7,7 @@ from pymc_kameleon.steps.kameleon import KameleonStep
 from pymc_kameleon.steps.latent_gp import LatentGPStep
 from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.multilevel import MultilevelStep
 from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
 from pymc_kameleon.steps.pca_kameleon import PCAKameleonStep
 from pymc_kameleon.steps.riemannian_hmc import RiemannianHMCStep
@@ -20,6 +21,7 @@ __all__ = [
     "LatentGPStep",
     "MALAStep",
     "MetropolisHastingsStep",
+    "MultilevelStep",
     "PCAKameleonStep",
     "ParallelTemperingStep",
     "RiemannianHMCStep",

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
@@ -91,6 +92,9 @@ class MetropolisHastingsStep(Step):
 
     takes_gradients = False
     """Whether gradients of prior and likelihood follow the terms of the log density."""
+
+    correction: Callable[[np.ndarray], float] | None = None
+    """What is added to the log likelihood at a point, if anything: in plain Python then."""
 
     def __init__(
         self,
@@ -192,7 +196,8 @@ class MetropolisHastingsStep(Step):
     @property
     def runs_compiled(self) -> bool:
         """Whether transitions run compiled, log density included."""
-        return self._could_compile and self._density.is_compilable
+        could_compile = self._could_compile and self.correction is None
+        return could_compile and self._density.is_compilable
 
     @property
     def _how(self):
@@ -482,6 +487,8 @@ class MetropolisHastingsStep(Step):
         end = value.size - self.target.n_seeds
         value[end:] = self.target.redraw_estimates(self.rng)
         self._density.into(x, value[:end])
+        if self.correction is not None:
+            value[1] += self.correction(x)
 
     def _density_or_none(self, x, value):
         """As `_plain_density`, for start and tuning: an error counts as no density."""

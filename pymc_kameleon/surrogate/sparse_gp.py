@@ -166,6 +166,14 @@ def value_at(gp, u, v, z, basis):
     return mean_value(gp.mean, v) + total
 
 
+@jit(allocates=True)
+def mean_at(gp, x):
+    """Mean at `x` (d,), raw, of a `MeanFunction` with the rational quadratic covariance."""
+    u, v, z = np.empty(x.size), np.empty(x.size), np.empty(x.size)
+    standardize(gp.standardization, x, u)
+    return value_at(gp, u, v, z, np.empty(gp.weights.size))
+
+
 @jit(fastmath=SIMD)
 def value_and_gradient_at(gp, u, v, z, basis, out):
     """Evaluate likewise, and write the gradient in `u` into `out` (d,)."""

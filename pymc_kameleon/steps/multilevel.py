@@ -1,0 +1,631 @@
+"""Multilevel delayed acceptance: a subchain on a coarse model proposes (Dodwell et al. 2019)."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pymc.model import Model
+from pymc.stats.convergence import WarningType
+from pytensor.graph.basic import Variable
+from scipy import linalg
+
+from pymc_kameleon.adaptation.learner import Learner, LearnerState
+from pymc_kameleon.mcmc.coordinates import standardization
+from pymc_kameleon.mcmc.loop import Mixture, no_differences
+from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
+from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.scalings import NO_RECURSION
+from pymc_kameleon.steps.kameleon import KameleonStep
+from pymc_kameleon.steps.life_cycle import draw_statistics
+from pymc_kameleon.steps.mala import MALAStep
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
+from pymc_kameleon.steps.report import randomness
+from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
+from pymc_kameleon.store import EvaluationStore
+from pymc_kameleon.surrogate.sparse_gp import RATIONAL, mean_at, new_sparse_gp
+from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
+from pymc_kameleon.surrogate.typical_set import typical_set
+from pymc_kameleon.validation import checked_integer, checked_number
+
+N_KEPT, MAX_CENTRES = 2000, 300
+"""Evaluations that the difference of two levels is learnt from, the last ones, and its centres."""
+
+GROWTH = 1.1
+"""Factor between the numbers of evaluations at which the difference is fitted again: after every
+one at first, when the coarse model may be far off."""
+
+REFUSED, WELCOME = 0.25, 0.5
+"""Acceptance between two fits below which subchains become half as long, so that they end where the
+difference is better known, and above which they become longer again."""
+
+NOISE_SHARE = 1e-3
+"""Noise of differences, relative to what their median leaves of them."""
+
+LONGEST_SHARE = 0.1
+"""Share of the coarse chain that is looked at which a subchain is as long as, at most."""
+
+POOR = 0.1
+"""Acceptance below which the coarse model is said to be a poor one."""
+
+
+class Subchain(NamedTuple):
+    """A proposal that is the end of a subchain of the level below, which the learner has."""
+
+    learner: "MultilevelLearner"
+
+
+def _propose(proposal, chain, normals, uniforms):
+    return proposal.learner.propose(chain), 0
+
+
+def _learn(proposal, chain, is_evaluated, acceptance, index):
+    if is_evaluated:
+        proposal.learner.keep(chain.proposal, chain.proposed_value)
+        proposal.learner.acceptances.append(acceptance)
+
+
+register_proposal(Subchain, propose=_propose, learn=_learn)
+
+
+class Tilt(NamedTuple):
+    """A linear difference of two log densities: `constant` (1,), `slope` (d,).
+
+    Added to a Gaussian log density it moves the mean, and leaves the covariance as it is.
+    """
+
+    constant: np.ndarray
+    slope: np.ndarray
+
+    def at(self, x):
+        """Return its value at `x` (..., d)."""
+        return self.constant[0] + x @ self.slope
+
+
+def fitted_tilt(points: np.ndarray, differences: np.ndarray, depths: np.ndarray) -> Tilt:
+    """Regress `differences` (n,) on `points` (n, d), the less deep below the largest the more.
+
+    The slope is shrunk by as much as a point in each direction weighs.
+    """
+    dim = points.shape[1]
+    weights = (1.0 / (1.0 + depths / dim)) ** 2
+    chosen = weights > 0.0
+    points, differences, weights = points[chosen], differences[chosen], weights[chosen]
+    weights /= weights.max()
+    centre, mean = (np.average(part, axis=0, weights=weights) for part in (points, differences))
+    factor = standardization(points, np.ones(dim)).factor
+    u = linalg.solve_triangular(factor, (points - centre).T, lower=True)
+    slope = linalg.solve(u * weights @ u.T + np.eye(dim), u * weights @ (differences - mean))
+    slope = linalg.solve_triangular(factor, slope, lower=True, trans=1)
+    return Tilt(np.array([mean - slope @ centre]), slope)
+
+
+class MultilevelLearner(Learner):
+    """Has the step of the level below, and learns how far its log density is off.
+
+    `below` is a step of a coarse model, `cost_ratio` how many of its evaluations one of this level
+    costs, and `length` the number of its transitions that make a proposal, None to choose it.
+    """
+
+    history_capacity = 2
+    points: np.ndarray
+    fine: np.ndarray
+    coarse: np.ndarray
+    """Of both levels, at the points that this one was evaluated at."""
+
+    state_names = (
+        "scales",
+        "points",
+        "fine",
+        "coarse",
+        "count",
+        "tilt",
+        "gp",
+        "length",
+        "best_length",
+        "acceptances",
+        "next_fit",
+        "error",
+        "last_position",
+        "last_value",
+        "is_known",
+    )
+
+    def __init__(self, below: MetropolisHastingsStep, cost_ratio: float, length: int | None):
+        self.template, self.cost_ratio, self.given_length = below, cost_ratio, length
+        self.options = {
+            "below": type(below).__name__,
+            "of_below": below.configuration,
+            "cost_ratio": cost_ratio,
+            "length": length,
+        }
+
+    def _begin(self, position, rng, warm):
+        dim = self.dim
+        # What belongs to a chain is in new arrays; target and choices are shared.
+        self.below = copy.copy(self.template)
+        self.below._begin_chain(None)
+        self.below.correction = self.correction
+        self.inherited: Callable[[np.ndarray], float] | None = None
+        self.points = np.zeros((N_KEPT, dim))
+        self.fine, self.coarse = np.zeros(N_KEPT), np.zeros(N_KEPT)
+        self.count = np.zeros(1, dtype=np.int64)
+        self.tilt = Tilt(np.zeros(1), np.zeros(dim))
+        self.gp = new_sparse_gp(RATIONAL, dim)
+        self.length = self.best_length = self.given_length or 1
+        self.acceptances: list[float] = []
+        self.next_fit = dim + 2
+        self.error = math.nan
+        self.last_position, self.last_value = position.copy(), np.zeros(N_TERMS)
+        self.is_known = False
+        self._no_differences = no_differences(dim)
+
+    # what transitions take ------------------------------------------------------------------------
+
+    def proposal(self, compiled):  # noqa: D102
+        return Subchain(self)
+
+    def mixture(self, tune):  # noqa: D102
+        return Mixture(self.scales, self._no_differences, 0.0, 0.0)
+
+    def recursion(self):  # noqa: D102
+        return NO_RECURSION
+
+    def propose(self, chain) -> float:
+        """Write the end of a subchain that begins at the position of `chain` as its proposal.
+
+        The transitions of the level below are reversible with respect to its density c, so that the
+        ratio of the subchain's densities is c(x) / c(x*), of which the log is returned: -inf where
+        the subchain did not move, as there is nothing to evaluate.
+        """
+        below = self.below
+        if not below.tune:
+            below.chain.bounds[:] = chain.bounds
+        self._put_below(chain.position)
+        begin = below.chain.value[:N_TERMS].sum()
+        if begin == -np.inf and not below.tune:
+            return -np.inf
+        self.is_known = False
+        below._advance(self.length)
+        self.is_known = True
+        chain.proposal[:] = below.chain.position
+        if np.array_equal(chain.proposal, chain.position):
+            return -np.inf
+        # While tuning a chain may leave what is impossible below.
+        return begin - below.chain.value[:N_TERMS].sum() if begin > -np.inf else 0.0
+
+    def _put_below(self, x):
+        """Let the level below be at `x` (d,), evaluating only where its value is not known.
+
+        It is not after an interrupt, for one.
+        """
+        chain = self.below.chain
+        if self.is_known and np.array_equal(x, self.last_position):
+            chain.position[:], chain.value[:] = self.last_position, self.last_value
+            self.below._position_changed()
+        elif not (self.is_known and np.array_equal(x, chain.position)):
+            chain.position[:] = x
+            self.below._position_changed()
+            self.below._evaluate_current()
+        self.last_position[:], self.last_value[:] = chain.position, chain.value
+
+    # learning -------------------------------------------------------------------------------------
+
+    def begin_below(self, x: np.ndarray, tune: bool, rng: np.random.Generator) -> None:
+        """Begin the chain of the level below at `x` (d,); tune it, and choose the length."""
+        below = self.below
+        below.rng, below.tune = rng, tune
+        below._arrive(x)
+        if tune:
+            self._tune_below()
+
+    def _tune_below(self):
+        """Tune the chain of the level below on its own, and choose the length of subchains."""
+        below = self.below
+        self._put_below(below.chain.position)
+        positions = np.empty((below._transitions_to_tune(), self.dim))
+        for row in positions:
+            below._advance(1)
+            row[:] = below.chain.position
+        if self.given_length is None:
+            cost = 1.0
+            if isinstance(below.learner, MultilevelLearner):
+                cost += below.learner.length / below.learner.cost_ratio
+            positions = positions[len(positions) // 2 :]
+            self.best_length = best_length(positions, cost / self.cost_ratio)
+            is_refused = bool(self.acceptances) and np.mean(self.acceptances) < REFUSED
+            self.length = min(self.best_length, self.length) if is_refused else self.best_length
+
+    def keep(self, point: np.ndarray, terms: np.ndarray) -> None:
+        """Learn from the log density of this level where the level below is."""
+        i = int(self.count[0]) % N_KEPT
+        fine = terms[:N_TERMS].sum() - self._inherited(point)
+        self.points[i] = point
+        self.fine[i] = fine if np.isfinite(fine) else -np.inf
+        self.coarse[i] = self.below.chain.value[:N_TERMS].sum() - self.correction(point)
+        self.count[0] += 1
+        self.error = self.fine[i] - self.coarse[i] - self._difference(point)
+
+    def correction(self, x: np.ndarray) -> float:
+        """Return what is added to the log density of the level below at `x` (d,)."""
+        return self._difference(x) + self._inherited(x)
+
+    def _difference(self, x):
+        if not self.gp.count[0]:
+            return 0.0
+        return self.tilt.at(x) + mean_at(self.gp.mean_function(), x)
+
+    def _inherited(self, x):
+        return 0.0 if self.inherited is None else self.inherited(x)
+
+    def transitions_before_update(self, transition, n, rng):  # noqa: D102
+        return min(n, max(0, self.next_fit - int(self.count[0])))
+
+    def update(self, position, tune, rng):  # noqa: D102
+        self.fit()
+        self.next_fit = math.ceil(GROWTH * max(self.next_fit, int(self.count[0])))
+        acceptance, self.acceptances = np.mean(self.acceptances or [1.0]), []
+        if self.given_length is None and acceptance < REFUSED:
+            self.length = max(1, self.length // 2)
+        elif acceptance > WELCOME:
+            self.length = min(2 * self.length, self.best_length)
+
+    def fit(self) -> None:
+        """Fit the difference of the two log densities; the level below then takes it over."""
+        kept = slice(0, min(int(self.count[0]), N_KEPT))
+        points, fine, coarse = self.points[kept], self.fine[kept], self.coarse[kept]
+        if np.sum(np.isfinite(fine)) < self.dim + 2:
+            return
+        typical = typical_set(fine, self.dim)
+        depths = typical.depths(fine)
+        coordinates = standardization(points[depths < typical.depth], points.std(axis=0) + 1e-300)
+        self.tilt = fitted_tilt(points, fine - coarse, depths)
+        coarse = coarse + self.tilt.at(points)
+        try:
+            self.gp, _ = fit_sparse_gp(
+                points,
+                fine,
+                coordinates,
+                MAX_CENTRES,
+                self.gp.hyperparameters if self.gp.count[0] else None,
+                coarse,
+                typical=typical,
+                constant=0.0,
+                noise_share=NOISE_SHARE,
+            )
+        except linalg.LinAlgError:
+            return  # points that are not told apart: ask again later
+        self.forget_values()
+
+    def forget_values(self) -> None:
+        """Have levels below evaluated anew: what is added to their log densities has changed."""
+        self.is_known = False
+        if isinstance(self.below.learner, MultilevelLearner):
+            self.below.learner.forget_values()
+
+    def end_tuning(self, position, rng):  # noqa: D102
+        if self.below.chain is None:
+            self.begin_below(position, False, rng)
+            return
+        self.below.rng = rng
+        self.fit()
+        self._tune_below()
+        self.below.stop_tuning()
+
+    # what was learnt ------------------------------------------------------------------------------
+
+    def taken_evaluations(self) -> int:
+        """Count the evaluations of all levels below since the last call."""
+        counts, learner = self.below.chain.counts, self.below.learner
+        taken = int(counts[EVALUATIONS])
+        counts[:] = 0
+        return taken + (
+            learner.taken_evaluations() if isinstance(learner, MultilevelLearner) else 0
+        )
+
+    def statistics(self):  # noqa: D102
+        return {
+            "coarse_evals": float(self.taken_evaluations()),
+            "length": float(self.length),
+            "coarse_error": self.error,
+        }
+
+    @property
+    def sampling_state(self) -> LearnerState:
+        """All that is needed to go on, that of the level below too."""
+        state = super().sampling_state
+        state.values["below"] = self.below.sampling_state
+        return state
+
+    @sampling_state.setter
+    def sampling_state(self, state: LearnerState) -> None:
+        values = dict(state.values)
+        below = values.pop("below", None)
+        self._set_state(LearnerState(kind=state.kind, values=values))
+        self.below.sampling_state = below
+
+
+def best_length(positions: np.ndarray, cost: float) -> int:
+    """Length of subchains for which a fine evaluation brings most, of a coarse chain (n, d).
+
+    One after which a coordinate has the autocorrelation r brings 1 - r, in the worst coordinate, at
+    the price of 1 + `cost` a transition.
+    """
+    n = len(positions)
+    lags = np.unique(np.geomspace(1, max(1, int(LONGEST_SHARE * n)), 40).astype(int))
+    variance = np.maximum(positions.var(axis=0), 1e-300)
+    moved = np.array([np.mean((positions[k:] - positions[:-k]) ** 2, axis=0) for k in lags])
+    gains = np.minimum(moved / (2.0 * variance), 1.0).min(axis=1)
+    return int(lags[np.argmax(gains / (1.0 + cost * lags))])
+
+
+@with_shared_parameters
+class MultilevelStep(MetropolisHastingsStep):
+    r"""Multilevel delayed acceptance: subchains on coarse models propose to the fine one.
+
+    For likelihoods that are a solver's, where a coarser mesh, a larger step or fewer terms give a
+    cheaper model that is nearly right. A proposal is where a chain of the coarse model has come to
+    from the current point: nearly independent of it, at the price of one evaluation of the fine
+    model. How far the coarse log density is off is learnt while tuning, by a Gaussian process, and
+    added to it. The result is exact whatever the coarse models are.
+
+    ::
+
+        c: log density of the coarse model, plus what was learnt of the difference
+        x* = x after `length` transitions of `step` that leave exp(c) invariant
+        evaluate the log density p of the fine model at x*
+        accept with probability min(1, exp(p(x*) - p(x) + c(x) - c(x*)))
+        three models and more: the transitions that leave exp(c) invariant are made likewise
+
+    Parameters
+    ----------
+    coarse : list of pymc.Model
+        Models with the same free variables as the one that is sampled, the cheapest first. Build
+        them outside of its `with` block: within it they would become parts of it. They have to
+        allow all that it allows.
+    step : step class or callable
+        What moves the cheapest model: `KameleonStep` (default), `AdaptiveMetropolisStep`, ..., or a
+        function that returns such a step and takes `model` and other arguments by name, as
+        `functools.partial` makes.
+    cost_ratio : float or sequence of floats
+        How many evaluations of a coarse model one evaluation of the next finer model costs, for
+        each coarse model. Subchains are longer where it is large.
+    length : int or sequence of ints, optional
+        Transitions of each coarse level that make a proposal. By default chosen while tuning, from
+        the autocorrelation of the coarse chain and the costs.
+    %(vars)s
+        All of them: none may be moved by another step.
+    steps_per_draw : int
+        Transitions a draw, each of one evaluation of the fine model at most.
+    store : EvaluationStore, optional
+        Keeps every evaluation of the fine model in a file, which is then not made again.
+    %(disperse)s
+    %(start)s
+        On the cheapest model.
+    %(warm_start)s
+        For the cheapest model.
+    %(pymc)s
+
+    Raises
+    ------
+    ValueError, TypeError
+        At construction, for a bad argument, a discrete variable or a coarse model with other
+        variables, naming it.
+
+    Notes
+    -----
+    Sampler statistics, float64, per draw, beside `accept`, `accepted`, `n_nonfinite` and
+    `n_transitions` of `KameleonStep`:
+
+    =============== ====================================================================
+    n_evals         evaluations of the fine model
+    coarse_evals    evaluations of all coarse models
+    length          transitions of the next coarser level that make a proposal
+    coarse_error    log density at the last evaluated proposal, minus the corrected
+                    coarse one (a constant does not matter)
+    =============== ====================================================================
+
+    Before the fine model is asked, the chain of the cheapest model is tuned on its own. After
+    tuning the difference, the lengths and all that `step` has learnt are frozen: each level is then
+    reversible with respect to its density, and the fine one is exactly invariant.
+
+    References
+    ----------
+    .. [1] J. A. Christen and C. Fox, "Markov chain Monte Carlo using an approximation", Journal of
+       Computational and Graphical Statistics 14, 2005. doi:10.1198/106186005X76983
+    .. [2] T. J. Dodwell, C. Ketelsen, R. Scheichl and A. L. Teckentrup, "Multilevel Markov chain
+       Monte Carlo", SIAM Review 61, 2019. doi:10.1137/19M126966X
+    .. [3] M. B. Lykkegaard, T. J. Dodwell, C. Fox, G. Mingas and R. Scheichl, "Multilevel delayed
+       acceptance MCMC", SIAM/ASA Journal on Uncertainty Quantification 11, 2023.
+       doi:10.1137/22M1476770
+
+    Examples
+    --------
+    >>> coarse, fine = model_on_a_mesh(8), model_on_a_mesh(64)  # doctest: +SKIP
+    >>> with fine:  # doctest: +SKIP
+    ...     step = MultilevelStep(coarse=[coarse], cost_ratio=64)
+    ...     idata = pm.sample(step=step, tune=100, draws=500)
+    """
+
+    name = "multilevel"
+    stats_dtypes_shapes = draw_statistics(
+        "accept", "accepted", "n_evals", "n_nonfinite", "n_transitions", "coarse_evals", "length",
+        "coarse_error",
+    )  # fmt: skip
+    default_tune_steps = 200
+    _not_arguments = ("learner", "target_accept", "adapt_after_tune", "pseudo_marginal", "surrogate")
+
+    def __init__(
+        self,
+        vars: Sequence[Variable] | None = None,
+        *,
+        coarse: Sequence[Model],
+        step: Callable[..., MetropolisHastingsStep] = KameleonStep,
+        cost_ratio: float | ArrayLike = 16.0,
+        length: int | Sequence[int] | None = None,
+        steps_per_draw: int = 1,
+        disperse: bool = True,
+        start: str = "here",
+        store: EvaluationStore | None = None,
+        warm_start: Any = None,
+        **options: Any,
+    ) -> None:
+        coarse = _checked_models(coarse)
+        ratios = _one_each("cost_ratio", cost_ratio, coarse, _checked_ratio)
+        lengths = _one_each("length", length, coarse, _checked_length)
+        names = None if vars is None else [getattr(v, "name", v) for v in _listed(vars)]
+        on_lowest = {"disperse": disperse, "start": start, "warm_start": warm_start}
+        more = {k: v for k, v in options.items() if k == "compile_kwargs"}
+        if len(coarse) == 1:
+            below = step(vars=names, model=coarse[0], steps_per_draw=1, **on_lowest, **more)
+            _check_lowest(below)
+        else:
+            below = MultilevelStep(
+                names,
+                coarse=coarse[:-1],
+                step=step,
+                cost_ratio=ratios[:-1],
+                length=lengths[:-1],
+                model=coarse[-1],
+                **on_lowest,
+                **more,
+            )
+        super().__init__(
+            vars,
+            learner=MultilevelLearner(below, ratios[-1], lengths[-1]),
+            steps_per_draw=steps_per_draw,
+            disperse=False,
+            pseudo_marginal=None,
+            store=store,
+            **options,
+        )
+        self._check_same_variables(below)
+
+    def _check_same_variables(self, below):
+        targets = self.target, below.target
+        own, others = (list(zip(t.names, t.shapes, strict=True)) for t in targets)
+        if own != others:
+            raise ValueError(
+                f"coarse: a model has the free variables {_shown(others)}, and the fine one has "
+                f"{_shown(own)}. Give all models the same, of the same shapes and transforms and "
+                "in the same order: build them with one function of the mesh."
+            )
+        for target in targets:
+            if target.shared:
+                names = ", ".join(variable.name for variable in target.shared)
+                raise ValueError(
+                    f"{names}: another step would move it, which coarse models cannot follow. "
+                    "MultilevelStep moves all free variables of a model, continuous ones."
+                )
+            if target.estimated_terms:
+                raise ValueError(
+                    f"The likelihood term {', '.join(target.estimated_terms)} is an estimate, "
+                    "which no level may have: take KameleonStep(pseudo_marginal=True)."
+                )
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether transitions run compiled: those of subchains are made in Python."""
+        return False
+
+    def _transitions_to_tune(self):
+        return 50 + 10 * self.dim
+
+    def _new_learner(self, position, warm):
+        learner = super()._new_learner(position, warm)
+        learner.inherited = self.correction
+        return learner
+
+    def _begin_tuning(self, x):
+        learner = self.learner
+        learner.begin_below(x, True, self.rng)
+        value = self._evaluate_as_proposal(learner.below.chain.position.copy())
+        learner.keep(self.chain.proposal, self.chain.proposed_value)
+        if value > -np.inf:
+            self._move_to_proposal()
+
+    def _run(self, n):
+        self.learner.below.rng = self.rng
+        super()._run(n)
+
+    def _complaint_of_acceptance(self):
+        if self.report.acceptance >= POOR:
+            return None
+        reason = randomness(self) or (
+            "A finer coarse model, shorter subchains (length=1) or longer tuning may help."
+        )
+        return (
+            WarningType.BAD_ACCEPTANCE,
+            f"The acceptance of {', '.join(self.target.names)} ended tuning at "
+            f"{self.report.acceptance:.3f}: the coarse model says little of the fine one. {reason}",
+        )
+
+    def proposal_covariance(self, x: ArrayLike) -> np.ndarray:
+        """Raise an error: subchains have no covariance that is known.
+
+        Raises
+        ------
+        NotImplementedError
+        """
+        raise NotImplementedError(
+            "The moves of MultilevelStep are subchains of a coarse model, whose covariance is not "
+            "known in closed form."
+        )
+
+    def _progress_columns(self):
+        return {
+            "accept": ("Accept", "0.2f"),
+            "n_evals": ("Evals", "0.0f"),
+            "coarse_evals": ("Coarse", "0.0f"),
+        }
+
+
+def _listed(vars):
+    return vars if isinstance(vars, list | tuple) else [vars]
+
+
+def _checked_models(coarse):
+    models = list(coarse) if isinstance(coarse, list | tuple) else [coarse]
+    for model in models:
+        if not isinstance(model, Model):
+            raise TypeError(
+                f"coarse={model!r}: pass PyMC models with the free variables of the fine one, the "
+                "cheapest first."
+            )
+    if not models:
+        raise ValueError("coarse=[]: pass at least one model that is cheaper than the fine one.")
+    return models
+
+
+def _checked_ratio(name: str, value: float) -> float:
+    """`value`, which is how many coarse evaluations a finer one costs."""
+    return checked_number(name, value, above=0)
+
+
+def _checked_length(name: str, value: int | None) -> int | None:
+    """`value`, which is a number of transitions, or None."""
+    return None if value is None else checked_integer(name, value, 1)
+
+
+def _one_each(name, value, coarse, checked):
+    values = list(value) if isinstance(value, list | tuple | np.ndarray) else [value] * len(coarse)
+    if len(values) != len(coarse):
+        raise ValueError(
+            f"{name} has {len(values)} numbers, and there are {len(coarse)} coarse models: give "
+            "one for each, the cheapest model's first, or one for all."
+        )
+    return [checked(name, each) for each in values]
+
+
+def _check_lowest(step):
+    others = MALAStep, MultilevelStep, ParallelTemperingStep, SurrogateHMCStep
+    if not isinstance(step, MetropolisHastingsStep) or isinstance(step, others):
+        raise TypeError(f"step: {type(step).__name__} is no random walk: take KameleonStep.")
+
+
+def _shown(variables):
+    return ", ".join(f"{name} {shape}" if shape else name for name, shape in variables)

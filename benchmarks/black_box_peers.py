@@ -100,8 +100,12 @@ def _smc(box, particles, seed, runs=1):
 
 
 def modes(box: BlackBox, starts: list, budget: int) -> list[np.ndarray]:
-    """Climb from as many of the starts as a share of the budget allows; return high modes."""
+    """Climb from as many of the starts as a share of the budget allows; return high modes.
+
+    The first steps are a quarter as long as the prior's middle two thirds are wide.
+    """
     found, heights = [], []
+    low, high = (box.from_unit_cube(np.full(box.dim, share)) for share in (1 / 6, 5 / 6))
     for start in starts:
         if found and box.n_evals > SEARCH_SHARE * budget:
             break
@@ -112,7 +116,7 @@ def modes(box: BlackBox, starts: list, budget: int) -> list[np.ndarray]:
             values.append(box.log_density(x))
             return values[-1]
 
-        search_mode(log_density, start, budget // 2)
+        search_mode(log_density, start, 0.25 * (high - low), budget // 2)
         best = int(np.argmax(values))
         found.append(points[best])
         heights.append(values[best])

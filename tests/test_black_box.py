@@ -168,6 +168,7 @@ DRAW_OF_EACH = """
 """
 
 
+@pytest.mark.numerics
 def test_no_return_ends_the_process(tmp_path):
     # An iterator and a buffer cannot be sent to another process.
     unsent = {"generator", "memory"}

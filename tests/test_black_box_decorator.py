@@ -184,7 +184,9 @@ def half_normal_model(make):
     return model
 
 
-@pytest.mark.parametrize("make", [KameleonStep, SurrogateHMCStep])
+@pytest.mark.parametrize(
+    "make", [KameleonStep, pytest.param(SurrogateHMCStep, marks=pytest.mark.numerics)]
+)
 def test_failures_are_rejected_counted_and_told_once(make):
     model = half_normal_model(lambda f: black_box(f, failures=SolverError))
     draws, statistics, _ = run(make(model=model), model, 550, tune=150, seed=1)
@@ -413,6 +415,7 @@ def test_errors_and_ends_of_the_process_of_a_function():
     assert logp({"a": -0.5}) == logp({"a": -2.0}) == -np.inf
 
 
+@pytest.mark.numerics
 def test_nothing_is_left_of_processes(tmp_path):
     """Neither when the program ends, nor when it is killed within a call."""
     script = tmp_path / "script.py"
@@ -457,7 +460,7 @@ def _has_ended(process):
     return False
 
 
-@pytest.mark.parametrize("mp_ctx", ["fork", "spawn"])
+@pytest.mark.parametrize("mp_ctx", ["fork", pytest.param("spawn", marks=pytest.mark.numerics)])
 def test_chains_in_processes(mp_ctx):
     """Each with a process beside it; what the parent has begun is not theirs."""
 
@@ -477,6 +480,7 @@ def test_chains_in_processes(mp_ctx):
 # simulators as they are ---------------------------------------------------------------------------
 
 
+@pytest.mark.numerics
 def test_posterior_of_a_simulator_that_raises_hangs_and_returns_nan():
     """One run in twenty raises, one in fifty hangs, one in twenty returns NaN, at random points.
 

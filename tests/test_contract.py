@@ -157,7 +157,7 @@ def test_shallow_copies_are_independent(every_case):
     [
         pytest.param("spawn", [*WAYS_TO_RUN, *LATENT_WAYS], marks=pytest.mark.numerics),
         # What is forked has less to go wrong than what is spawned.
-        ("fork", ["kameleon", "slice_ep", "latent_gp"]),
+        pytest.param("fork", ["kameleon", "slice_ep", "latent_gp"], marks=pytest.mark.bounds),
     ],
 )
 def test_processes_give_the_same_chains(method, names, monkeypatch):

@@ -41,6 +41,7 @@ def run(tmp_path, end):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.numerics
 def test_a_script_without_a_guard_ends_with_an_error(tmp_path):
     """But where processes are forked, which needs none."""
     found = run(tmp_path, UNGUARDED)

@@ -101,7 +101,7 @@ SABOTAGE = {
     "ratio left out": ("propose", without_ratio, "two levels"),
     "ratio reversed": ("propose", with_reverse_ratio, "two levels"),
     "stale value": ("_put_below", with_a_value_kept, "two levels"),
-    "ratio of the middle level left out": ("propose", without_ratio, "three levels, differences learnt"),
+    "ratio left out, three levels": ("propose", without_ratio, "three levels, differences learnt"),
 }
 
 
@@ -138,6 +138,7 @@ def test_acceptance_is_that_of_the_densities(tune):
     assert n_evaluated > 20
 
 
+@pytest.mark.numerics
 def test_what_was_learnt_is_the_difference():
     """Coarse models of a shifted mean: the corrected density is the fine one where the mass is."""
     rng = np.random.default_rng(8)
@@ -200,6 +201,25 @@ def test_moves_from_where_the_coarse_model_is_impossible_are_refused():
     assert found["accept"] == 0.0 and (point["x"] == 9.0).all()
 
 
+@pytest.mark.numerics
+def test_an_error_of_the_coarse_model_says_where():
+    def fails(x):
+        if x[0] > 2.0:
+            raise RuntimeError("no solution")
+        return 0.0
+
+    with pm.Model() as coarse:
+        pm.Potential("p", black_box(fails, shape=())(pm.Normal("x", [0.0, 5.0], shape=2)))
+    fine = models.normal(2)[0]
+    step = MultilevelStep(coarse=[coarse], model=fine)
+    run(step, fine, 11, tune=10)
+    with pytest.raises(RuntimeError, match="no solution") as raised:
+        drive(step, fine.initial_point(), 500, tune=-1)
+    at = step.chain.proposal
+    assert at[0] > 2.0
+    assert any(np.array2string(at) in note for note in raised.value.__notes__)
+
+
 def with_a_random_term():
     with pm.Model() as model:
         x = pm.Normal("x", shape=2)
@@ -219,6 +239,11 @@ def with_a_random_term():
         ({"coarse": [models.normal(3)[0]]}, ValueError, r"x \(3,\), and the fine one has x \(2,\)"),
         ({"coarse": [COARSE], "step": SurrogateHMCStep}, TypeError, "no random walk"),
         ({"coarse": [COARSE], "step": lambda **options: None}, TypeError, "no random walk"),
+        (
+            {"coarse": [COARSE], "step": functools.partial(KameleonStep, adapt_after_tune=True)},
+            ValueError,
+            "never reversible",
+        ),
         ({"coarse": [with_a_random_term()]}, ValueError, "is an estimate"),
         ({"coarse": [COARSE], "surrogate": None}, TypeError, "no argument of MultilevelStep"),
     ],
@@ -247,6 +272,7 @@ def test_lengths_are_those_that_bring_most():
         assert 0.6 * best <= found <= 1.7 * best
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("step", [KameleonStep, METROPOLIS])
 def test_one_seed_is_one_chain(step):
     found = [

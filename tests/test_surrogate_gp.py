@@ -332,6 +332,7 @@ def test_hyperparameters_are_found_again(kernel):
     np.testing.assert_allclose(again, found, atol=0.02)
 
 
+@pytest.mark.numerics
 def test_hyperparameters_are_fitted_to_points_in_the_order_that_they_came(monkeypatch):
     """Not sorted, of which every other one would be those of a grid along the first coordinate."""
     given = []
@@ -404,6 +405,7 @@ def test_a_quadratic_target_is_known_everywhere():
     assert variance.max() < 1e-5
 
 
+@pytest.mark.numerics
 def test_update_learns_and_there_are_no_more_centres_than_may_be():
     problem = Problem("squared_exponential", 2, 40)
     fitted = GPSurrogate(max_points=50).fit(problem.points, problem.values)

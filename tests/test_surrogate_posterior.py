@@ -208,6 +208,7 @@ def test_a_result_can_be_saved(tmp_path):
     result.to_netcdf(tmp_path / "result.nc")
 
 
+@pytest.mark.numerics
 def test_bounds_and_a_simplex_are_natural():
     with pm.Model() as model:
         share = pm.Dirichlet("share", np.ones(3))
@@ -247,6 +248,7 @@ def test_deterministics_that_hold_a_black_box_are_not_called_for_each_draw(caplo
     assert list(group_dataset(named, "posterior").data_vars) == ["seen"]
 
 
+@pytest.mark.numerics
 def test_several_processes_give_the_same_result(tmp_path):
     """To the last bit, with failures; most calls are theirs, and none of them is left."""
     processes = tmp_path / "processes"

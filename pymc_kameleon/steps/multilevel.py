@@ -190,7 +190,11 @@ class MultilevelLearner(Learner):
         if begin == -np.inf and not below.tune:
             return -np.inf
         self.is_known = False
-        below._advance(self.length)
+        try:
+            below._advance(self.length)
+        except Exception:
+            chain.proposal[:] = below.chain.proposal  # which the error is to name
+            raise
         self.is_known = True
         chain.proposal[:] = below.chain.position
         if np.array_equal(chain.proposal, chain.position):
@@ -242,13 +246,15 @@ class MultilevelLearner(Learner):
 
     def keep(self, point: np.ndarray, terms: np.ndarray) -> None:
         """Learn from the log density of this level where the level below is."""
+        corrected = self.below.chain.value[:N_TERMS].sum()
+        if not np.isfinite(corrected):
+            return
         i = int(self.count[0]) % N_KEPT
-        fine = terms[:N_TERMS].sum() - self._inherited(point)
-        self.points[i] = point
-        self.fine[i] = fine if np.isfinite(fine) else -np.inf
-        self.coarse[i] = self.below.chain.value[:N_TERMS].sum() - self.correction(point)
+        fine = terms[:N_TERMS].sum()
+        self.error = float(fine - corrected)
+        self.points[i], self.coarse[i] = point, corrected - self.correction(point)
+        self.fine[i] = fine - self._inherited(point) if np.isfinite(fine) else -np.inf
         self.count[0] += 1
-        self.error = self.fine[i] - self.coarse[i] - self._difference(point)
 
     def correction(self, x: np.ndarray) -> float:
         """Return what is added to the log density of the level below at `x` (d,)."""
@@ -283,22 +289,22 @@ class MultilevelLearner(Learner):
         typical = typical_set(fine, self.dim)
         depths = typical.depths(fine)
         coordinates = standardization(points[depths < typical.depth], points.std(axis=0) + 1e-300)
-        self.tilt = fitted_tilt(points, fine - coarse, depths)
-        coarse = coarse + self.tilt.at(points)
+        tilt = fitted_tilt(points, fine - coarse, depths)
         try:
-            self.gp, _ = fit_sparse_gp(
+            gp, _ = fit_sparse_gp(
                 points,
                 fine,
                 coordinates,
                 MAX_CENTRES,
                 self.gp.hyperparameters if self.gp.count[0] else None,
-                coarse,
+                coarse + tilt.at(points),
                 typical=typical,
                 constant=0.0,
                 noise_share=NOISE_SHARE,
             )
         except linalg.LinAlgError:
             return  # points that are not told apart: ask again later
+        self.tilt, self.gp = tilt, gp
         self.forget_values()
 
     def forget_values(self) -> None:
@@ -457,7 +463,13 @@ class MultilevelStep(MetropolisHastingsStep):
         "coarse_error",
     )  # fmt: skip
     default_tune_steps = 200
-    _not_arguments = ("learner", "target_accept", "adapt_after_tune", "pseudo_marginal", "surrogate")
+    _not_arguments = (
+        "learner",
+        "target_accept",
+        "adapt_after_tune",
+        "pseudo_marginal",
+        "surrogate",
+    )
 
     def __init__(
         self,
@@ -625,6 +637,10 @@ def _check_lowest(step):
     others = MALAStep, MultilevelStep, ParallelTemperingStep, SurrogateHMCStep
     if not isinstance(step, MetropolisHastingsStep) or isinstance(step, others):
         raise TypeError(f"step: {type(step).__name__} is no random walk: take KameleonStep.")
+    if step.adapt_after_tune:
+        raise ValueError(
+            "step: with adapt_after_tune=True the coarse chain is never reversible. Leave it out."
+        )
 
 
 def _shown(variables):

@@ -305,6 +305,23 @@ def pyvbmc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
     return posterior.sample(N_DRAWS)[0]
 
 
+def gpry(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Draw from a Gaussian process that is taught with defaults, whatever the budget.
+
+    Its box has all but a thousandth of the prior on either side of each coordinate.
+    """
+    from gpry import Runner
+
+    low, high = (box.from_unit_cube(np.full(box.dim, share)) for share in (1e-3, 1 - 1e-3))
+    bounds = [[float(a), float(b)] for a, b in zip(low, high, strict=True)]
+    runner = Runner(lambda x: box.log_density(np.ravel(x)), bounds, seed=seed, verbose=0)
+    runner.run()
+    runner.generate_mc_sample()
+    sample = runner.last_mc_samples()
+    weights = np.ones(len(sample["X"])) if sample["w"] is None else sample["w"]
+    return _resampled(sample["X"], weights, seed)
+
+
 @dataclass(frozen=True)
 class Peer:
     """A sampler of another package.
@@ -338,5 +355,6 @@ PEERS = {
     "PINTS": Peer(pints, "pints"),
     "nautilus": Peer(nautilus, "nautilus"),
     "pocoMC": Peer(pocomc, "pocomc", own_budget=True),
+    "GPry": Peer(gpry, "gpry", own_budget=True),
     "PyVBMC": Peer(pyvbmc, "pyvbmc", own_budget=True),
 }

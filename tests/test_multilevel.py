@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from models import FALSE_ALARM, assert_mean, begin, drive, run, sample, values
+from pymc.exceptions import SamplingError
 from pymc.stats.convergence import SamplerWarning
 
 from pymc_kameleon import (
@@ -220,6 +221,69 @@ def test_an_error_of_the_coarse_model_says_where():
     assert any(np.array2string(at) in note for note in raised.value.__notes__)
 
 
+@pytest.mark.numerics
+def test_an_impossible_start_of_a_coarse_model_is_said_to_be_its():
+    with pm.Model() as coarse:
+        pm.Potential("p", pm.math.switch(pm.Normal("x", shape=2).sum() > -1e9, -np.inf, 0.0))
+    fine = models.normal(2)[0]
+    with pytest.raises(SamplingError, match="A coarse model: Initial evaluation of x failed"):
+        run(MultilevelStep(coarse=[coarse], model=fine), fine, 2, tune=1)
+
+
+def test_data_of_all_levels_may_change():
+    """The kept values of lower levels are those of the new data."""
+
+    def with_data():
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("x", shape=2).sum(), pm.Data("sd", 1.0), observed=3.0)
+        return model
+
+    *coarse, fine = with_data(), with_data(), with_data()
+    step = MultilevelStep(coarse=coarse, length=2, model=fine)
+    _, _, point = run(step, fine, 10, tune=5)
+    for model in (*coarse, fine):
+        with model:
+            pm.set_data({"sd": 0.05})
+    for _ in range(20):
+        before = point
+        point, (found,) = step.step(point)
+        if found["n_evals"] and step.chain.proposal.any():
+            at = {"x": step.chain.proposal}, before
+            logp, learner = fine.compile_logp(), step.learner
+            ratio = learner.correction(before["x"]) - learner.correction(at[0]["x"])
+            np.testing.assert_allclose(found["accept"], np.exp(min(0.0, ratio)), rtol=1e-8)
+            assert np.isfinite([logp(one) for one in at]).all()
+
+
+@pytest.mark.numerics
+def test_a_failure_in_between_leaves_no_value_of_another_point():
+    """The level below is put back after a rejection, and the call for that fails."""
+    step = MultilevelStep(coarse=[COARSEST, COARSE], step=METROPOLIS, length=[3, 2], model=FINE)
+    begin(step, 7, tune=5)
+    _, _, point = drive(step, FINE.initial_point(), 6, tune=5)
+    lowest = step.learner.below.learner.below
+    coarsest = COARSEST.compile_logp()
+    for _ in range(30):
+        plain, calls = lowest._plain_density, []
+
+        def fails_at_first(x, value, plain=plain, calls=calls):
+            calls.append(x)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            plain(x, value)
+
+        lowest._plain_density = fails_at_first
+        try:
+            step.step(point)
+        except KeyboardInterrupt:
+            pass
+        lowest._plain_density = plain
+        point, _ = step.step(point)
+        x = lowest.chain.position.copy()
+        expected = coarsest({"x": x}) + lowest.correction(x)
+        np.testing.assert_allclose(lowest.chain.value.sum(), expected, rtol=1e-9)
+
+
 def with_a_random_term():
     with pm.Model() as model:
         x = pm.Normal("x", shape=2)
@@ -239,6 +303,7 @@ def with_a_random_term():
         ({"coarse": [models.normal(3)[0]]}, ValueError, r"x \(3,\), and the fine one has x \(2,\)"),
         ({"coarse": [COARSE], "step": SurrogateHMCStep}, TypeError, "no random walk"),
         ({"coarse": [COARSE], "step": lambda **options: None}, TypeError, "no random walk"),
+        ({"coarse": [COARSE], "step": KameleonStep(model=COARSE)}, TypeError, "pass a class"),
         (
             {"coarse": [COARSE], "step": functools.partial(KameleonStep, adapt_after_tune=True)},
             ValueError,

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 from scipy import linalg
 
 from pymc_kameleon.adaptation.learner import Learner, LearnerState
+from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
@@ -63,13 +65,21 @@ def _propose(proposal, chain, normals, uniforms):
     return proposal.learner.propose(chain), 0
 
 
+def _accept(proposal, log_density, stage, chain, log_ratio, normals, uniforms):
+    n_evaluations = chain.counts[EVALUATIONS]
+    outcome = accept_or_reject(log_density, stage, chain, log_ratio, uniforms)
+    if chain.counts[EVALUATIONS] > n_evaluations:
+        proposal.learner.compare(chain.proposed_value)
+    return outcome
+
+
 def _learn(proposal, chain, is_evaluated, acceptance, index):
     if is_evaluated:
         proposal.learner.keep(chain.proposal, chain.proposed_value)
         proposal.learner.acceptances.append(acceptance)
 
 
-register_proposal(Subchain, propose=_propose, learn=_learn)
+register_proposal(Subchain, propose=_propose, accept=_accept, learn=_learn)
 
 
 class Tilt(NamedTuple):
@@ -212,9 +222,11 @@ class MultilevelLearner(Learner):
             chain.position[:], chain.value[:] = self.last_position, self.last_value
             self.below._position_changed()
         elif not (self.is_known and np.array_equal(x, chain.position)):
+            self.is_known = False  # as long as the evaluation may fail
             chain.position[:] = x
             self.below._position_changed()
             self.below._evaluate_current()
+            self.is_known = True
         self.last_position[:], self.last_value[:] = chain.position, chain.value
 
     # learning -------------------------------------------------------------------------------------
@@ -223,7 +235,10 @@ class MultilevelLearner(Learner):
         """Begin the chain of the level below at `x` (d,); tune it, and choose the length."""
         below = self.below
         below.rng, below.tune = rng, tune
-        below._arrive(x)
+        try:
+            below._arrive(x)
+        except SamplingError as error:
+            raise SamplingError(f"A coarse model: {error}") from error
         if tune:
             self._tune_below()
 
@@ -251,10 +266,13 @@ class MultilevelLearner(Learner):
             return
         i = int(self.count[0]) % N_KEPT
         fine = terms[:N_TERMS].sum()
-        self.error = float(fine - corrected)
         self.points[i], self.coarse[i] = point, corrected - self.correction(point)
         self.fine[i] = fine - self._inherited(point) if np.isfinite(fine) else -np.inf
         self.count[0] += 1
+
+    def compare(self, terms: np.ndarray) -> None:
+        """Note by how much the log density of this level is above that of the level below."""
+        self.error = float(terms[:N_TERMS].sum() - self.below.chain.value[:N_TERMS].sum())
 
     def correction(self, x: np.ndarray) -> float:
         """Return what is added to the log density of the level below at `x` (d,)."""
@@ -312,6 +330,15 @@ class MultilevelLearner(Learner):
         self.is_known = False
         if isinstance(self.below.learner, MultilevelLearner):
             self.below.learner.forget_values()
+
+    def follow_data(self, x: np.ndarray) -> None:
+        """Have levels below evaluated anew if their data have changed; raise if they do not fit."""
+        target = self.below.target
+        if target.inputs_changed():
+            target.check_data(x)
+            self.is_known = False
+        if isinstance(self.below.learner, MultilevelLearner):
+            self.below.learner.follow_data(x)
 
     def end_tuning(self, position, rng):  # noqa: D102
         if self.below.chain is None:
@@ -377,7 +404,8 @@ class MultilevelStep(MetropolisHastingsStep):
     cheaper model that is nearly right. A proposal is where a chain of the coarse model has come to
     from the current point: nearly independent of it, at the price of one evaluation of the fine
     model. How far the coarse log density is off is learnt while tuning, by a Gaussian process, and
-    added to it. The result is exact whatever the coarse models are.
+    added to it. The result is exact however far off the coarse models are, if they allow all that
+    the fine one allows.
 
     ::
 
@@ -396,7 +424,7 @@ class MultilevelStep(MetropolisHastingsStep):
     step : step class or callable
         What moves the cheapest model: `KameleonStep` (default), `AdaptiveMetropolisStep`, ..., or a
         function that returns such a step and takes `model` and other arguments by name, as
-        `functools.partial` makes.
+        `functools.partial` makes. `disperse`, `start` and `warm_start` are those of this step.
     cost_ratio : float or sequence of floats
         How many evaluations of a coarse model one evaluation of the next finer model costs, for
         each coarse model. Subchains are longer where it is large.
@@ -487,6 +515,8 @@ class MultilevelStep(MetropolisHastingsStep):
         **options: Any,
     ) -> None:
         coarse = _checked_models(coarse)
+        if not callable(step):
+            raise TypeError(f"step={step!r}: pass a class, as in step=KameleonStep.")
         ratios = _one_each("cost_ratio", cost_ratio, coarse, _checked_ratio)
         lengths = _one_each("length", length, coarse, _checked_length)
         names = None if vars is None else [getattr(v, "name", v) for v in _listed(vars)]
@@ -559,6 +589,10 @@ class MultilevelStep(MetropolisHastingsStep):
         learner.keep(self.chain.proposal, self.chain.proposed_value)
         if value > -np.inf:
             self._move_to_proposal()
+
+    def _arrive(self, x):
+        super()._arrive(x)
+        self.learner.follow_data(x)
 
     def _run(self, n):
         self.learner.below.rng = self.rng

@@ -11,6 +11,7 @@ QUESTIONS = [
     ("A latent Gaussian process,\nhyperparameters fixed?", "EllipticalSliceStep"),
     ("Are there gradients,\nand they are cheap?", "NUTS of PyMC"),
     ("Are there gradients,\nof milliseconds or more?", "MALAStep(\n surrogate=GPSurrogate())"),
+    ("Does a call take 1 ms or more?\nIs there a cheaper version?", "MultilevelStep"),
     ("Does a call take 1 ms or more?\nSmooth, up to 20 parameters?", "SurrogateHMCStep"),
     (
         "Does a call take 1 ms or more?\nNot smooth, few parameters?",

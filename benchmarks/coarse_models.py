@@ -2,8 +2,7 @@
 
 import logging
 import time
-import warnings
-from functools import partial
+from functools import cache, partial
 
 import arviz as az
 import numpy as np
@@ -12,6 +11,7 @@ from scipy import sparse
 from scipy.interpolate import RegularGridInterpolator
 
 from benchmarks.common import SEED, heading, show, write
+from benchmarks.sampling import four_chains
 from pymc_kameleon import GPSurrogate, KameleonStep, MultilevelStep, SurrogateHMCStep, black_box
 
 __all__ = ["STEPS", "add_arguments", "aquifer", "pressure", "run"]
@@ -55,6 +55,7 @@ def pressure(n: int, theta: np.ndarray) -> np.ndarray:
     ).ravel()
 
 
+@cache
 def aquifer(n: int) -> pm.Model:
     """Build the model on a mesh of n x n cells: six coefficients of the log permeability."""
     rng = np.random.default_rng(SEED)
@@ -66,24 +67,31 @@ def aquifer(n: int) -> pm.Model:
     return model
 
 
-def two_levels():
-    """Return a step whose coarse model has the coarsest mesh."""
-    return MultilevelStep(coarse=[COARSE[0]], cost_ratio=COST_RATIOS[0] * COST_RATIOS[1])
+def levels(meshes, cost_ratios):
+    """Return a function that makes a step whose coarse models have these meshes.
+
+    They are built before the model that is sampled is that of the context.
+    """
+    coarse = [aquifer(n) for n in meshes]
+    return lambda: MultilevelStep(coarse=coarse, cost_ratio=cost_ratios)
 
 
-COARSE = [aquifer(n) for n in MESHES[:-1]]
 STEPS = {
-    "KameleonStep": (partial(KameleonStep, steps_per_draw=1), 3000, 6000),
-    "KameleonStep, GPSurrogate": (partial(KameleonStep, surrogate=GPSurrogate()), 1000, 500),
-    "SurrogateHMCStep": (SurrogateHMCStep, 300, 500),
-    "MultilevelStep, 2 levels": (two_levels, 100, 500),
-    "MultilevelStep, 3 levels": (
-        lambda: MultilevelStep(coarse=COARSE, cost_ratio=COST_RATIOS),
+    "KameleonStep": (lambda: partial(KameleonStep, steps_per_draw=1), 3000, 6000),
+    "KameleonStep, GPSurrogate": (
+        lambda: partial(KameleonStep, surrogate=GPSurrogate()),
+        1000,
+        500,
+    ),
+    "SurrogateHMCStep": (lambda: SurrogateHMCStep, 300, 500),
+    "MultilevelStep, 2 levels": (
+        partial(levels, MESHES[:1], [COST_RATIOS[0] * COST_RATIOS[1]]),
         100,
         500,
     ),
+    "MultilevelStep, 3 levels": (partial(levels, MESHES[:2], COST_RATIOS), 100, 500),
 }
-"""Name -> step, and draws of tuning and after it."""
+"""Name -> what returns a function that makes the step, and draws of tuning and after it."""
 
 
 def add_arguments(parser):
@@ -93,21 +101,11 @@ def add_arguments(parser):
 
 def measure(fine: pm.Model, name: str, seed: int) -> dict:
     """Sample once: fine solves and effective draws, with tuning and after it, and seconds."""
-    make, tune, draws = STEPS[name]
+    prepared, tune, draws = STEPS[name]
+    make = prepared()
     start = time.perf_counter()
-    with fine, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        idata = pm.sample(
-            step=make(),
-            tune=tune,
-            draws=draws,
-            chains=4,
-            cores=1,
-            random_seed=seed,
-            progressbar=False,
-            compute_convergence_checks=False,
-            discard_tuned_samples=False,
-        )
+    with fine:
+        idata = four_chains(make(), tune=tune, draws=draws, random_seed=seed)
     seconds = time.perf_counter() - start
     found = az.summary(idata, round_to="none").astype(float)
     after, before = (idata[group] for group in ("sample_stats", "warmup_sample_stats"))

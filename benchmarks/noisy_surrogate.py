@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-import warnings
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,7 @@ from scipy.special import logsumexp
 
 from benchmarks import glass
 from benchmarks.common import SEED, heading, show, write
+from benchmarks.sampling import four_chains
 from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, KameleonStep, SurrogateHMCStep
 from pymc_kameleon.diagnostics import estimator_sd
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood, particle_filter_loglikelihood
@@ -133,18 +133,8 @@ def n_samples_for(name: str, sd: float) -> int:
 def measure(name: str, sd: float, n_samples: int, step: str, draws: int, seed: int) -> dict:
     """Sample once: estimates and effective draws, with tuning and after it."""
     start = time.perf_counter()
-    with PROBLEMS[name][0](n_samples), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        idata = pm.sample(
-            step=STEPS[step](),
-            draws=draws,
-            chains=4,
-            cores=1,
-            random_seed=seed,
-            progressbar=False,
-            compute_convergence_checks=False,
-            discard_tuned_samples=False,
-        )
+    with PROBLEMS[name][0](n_samples):
+        idata = four_chains(STEPS[step](), draws=draws, random_seed=seed)
     found = az.summary(idata, round_to="none").astype(float)
     after, before = (
         float(idata[group]["n_evals"].sum()) for group in ("sample_stats", "warmup_sample_stats")

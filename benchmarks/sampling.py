@@ -23,6 +23,7 @@ __all__ = [
     "REFERENCE",
     "SAMPLERS",
     "dataset",
+    "four_chains",
     "longest_rest",
     "make_step",
     "n_evaluations",
@@ -104,6 +105,21 @@ class Stopwatch:
     def seconds(self) -> np.ndarray:
         """Seconds of tuning (without its first draw) and of sampling, summed over chains."""
         return np.diff(np.reshape(self.times, (-1, 3)), axis=1).sum(axis=0)
+
+
+def four_chains(step, **options):
+    """Call `pymc.sample` quietly, chains one after the other; what was drawn in tuning is kept."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pm.sample(
+            step=step,
+            chains=4,
+            cores=1,
+            progressbar=False,
+            compute_convergence_checks=False,
+            discard_tuned_samples=False,
+            **options,
+        )
 
 
 def sample(

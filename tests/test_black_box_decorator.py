@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
-from models import begin, drive, run, sample
+from models import begin, drive, has_ended, run, sample
 
 from pymc_kameleon import EvaluationStore, KameleonStep, SurrogateHMCStep, black_box
 from pymc_kameleon.model.simulator import CALLS
@@ -437,27 +437,14 @@ def test_nothing_is_left_of_processes(tmp_path):
         """)
     )
     done = subprocess.run([sys.executable, script, "end"], capture_output=True, text=True)
-    assert done.returncode == 0 and _has_ended(int(done.stdout))
+    assert done.returncode == 0 and has_ended(int(done.stdout))
     with subprocess.Popen(
         [sys.executable, script, "hang"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as killed:
         child = int(killed.stdout.readline())
         assert int(killed.stderr.readline()) == child
         killed.kill()
-        assert _has_ended(child)
-
-
-def _has_ended(process):
-    for _ in range(200):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True)
-        if state.stdout.strip().startswith(b"Z"):  # whoever adopted it has not looked yet
-            return True
-        time.sleep(0.05)
-    return False
+        assert has_ended(child)
 
 
 @pytest.mark.parametrize("mp_ctx", ["fork", pytest.param("spawn", marks=pytest.mark.numerics)])

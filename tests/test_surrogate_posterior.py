@@ -295,18 +295,7 @@ def test_processes_of_an_interrupted_run_are_ended():
     begun = [process.pid for process in multiprocessing.active_children()]
     explorer.parallel.close()
     assert len(begun) == 2
-    until = time.monotonic() + 30.0
-    while any(map(is_running, begun)):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def is_running(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert all(map(models.has_ended, begun))
 
 
 @pytest.mark.numerics

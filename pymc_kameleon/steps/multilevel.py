@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,6 +175,12 @@ class MultilevelLearner(Learner):
         self.is_known = False
         self._no_differences = no_differences(dim)
 
+    @property
+    def lower(self) -> "MultilevelLearner | None":
+        """That of the level below, if there are levels below it."""
+        learner = self.below.learner
+        return learner if isinstance(learner, MultilevelLearner) else None
+
     # what transitions take ------------------------------------------------------------------------
 
     def proposal(self, compiled):  # noqa: D102
@@ -251,9 +258,8 @@ class MultilevelLearner(Learner):
             below._advance(1)
             row[:] = below.chain.position
         if self.given_length is None:
-            cost = 1.0
-            if isinstance(below.learner, MultilevelLearner):
-                cost += below.learner.length / below.learner.cost_ratio
+            lower = self.lower
+            cost = 1.0 if lower is None else 1.0 + lower.length / lower.cost_ratio
             positions = positions[len(positions) // 2 :]
             self.best_length = best_length(positions, cost / self.cost_ratio)
             is_refused = bool(self.acceptances) and np.mean(self.acceptances) < REFUSED
@@ -328,8 +334,8 @@ class MultilevelLearner(Learner):
     def forget_values(self) -> None:
         """Have levels below evaluated anew: what is added to their log densities has changed."""
         self.is_known = False
-        if isinstance(self.below.learner, MultilevelLearner):
-            self.below.learner.forget_values()
+        if self.lower is not None:
+            self.lower.forget_values()
 
     def follow_data(self, x: np.ndarray) -> None:
         """Have levels below evaluated anew if their data have changed; raise if they do not fit."""
@@ -337,8 +343,8 @@ class MultilevelLearner(Learner):
         if target.inputs_changed():
             target.check_data(x)
             self.is_known = False
-        if isinstance(self.below.learner, MultilevelLearner):
-            self.below.learner.follow_data(x)
+        if self.lower is not None:
+            self.lower.follow_data(x)
 
     def end_tuning(self, position, rng):  # noqa: D102
         if self.below.chain is None:
@@ -353,12 +359,10 @@ class MultilevelLearner(Learner):
 
     def taken_evaluations(self) -> int:
         """Count the evaluations of all levels below since the last call."""
-        counts, learner = self.below.chain.counts, self.below.learner
+        counts = self.below.chain.counts
         taken = int(counts[EVALUATIONS])
         counts[:] = 0
-        return taken + (
-            learner.taken_evaluations() if isinstance(learner, MultilevelLearner) else 0
-        )
+        return taken if self.lower is None else taken + self.lower.taken_evaluations()
 
     def statistics(self):  # noqa: D102
         return {
@@ -517,17 +521,15 @@ class MultilevelStep(MetropolisHastingsStep):
         coarse = _checked_models(coarse)
         if not callable(step):
             raise TypeError(f"step={step!r}: pass a class, as in step=KameleonStep.")
-        ratios = _one_each("cost_ratio", cost_ratio, coarse, _checked_ratio)
+        ratios = _one_each("cost_ratio", cost_ratio, coarse, partial(checked_number, above=0))
         lengths = _one_each("length", length, coarse, _checked_length)
-        names = None if vars is None else [getattr(v, "name", v) for v in _listed(vars)]
         on_lowest = {"disperse": disperse, "start": start, "warm_start": warm_start}
         more = {k: v for k, v in options.items() if k == "compile_kwargs"}
         if len(coarse) == 1:
-            below = step(vars=names, model=coarse[0], steps_per_draw=1, **on_lowest, **more)
+            below = step(model=coarse[0], steps_per_draw=1, **on_lowest, **more)
             _check_lowest(below)
         else:
             below = MultilevelStep(
-                names,
                 coarse=coarse[:-1],
                 step=step,
                 cost_ratio=ratios[:-1],
@@ -549,13 +551,6 @@ class MultilevelStep(MetropolisHastingsStep):
 
     def _check_same_variables(self, below):
         targets = self.target, below.target
-        own, others = (list(zip(t.names, t.shapes, strict=True)) for t in targets)
-        if own != others:
-            raise ValueError(
-                f"coarse: a model has the free variables {_shown(others)}, and the fine one has "
-                f"{_shown(own)}. Give all models the same, of the same shapes and transforms and "
-                "in the same order: build them with one function of the mesh."
-            )
         for target in targets:
             if target.shared:
                 names = ", ".join(variable.name for variable in target.shared)
@@ -568,6 +563,13 @@ class MultilevelStep(MetropolisHastingsStep):
                     f"The likelihood term {', '.join(target.estimated_terms)} is an estimate, "
                     "which no level may have: take KameleonStep(pseudo_marginal=True)."
                 )
+        own, others = (list(zip(t.names, t.shapes, strict=True)) for t in targets)
+        if own != others:
+            raise ValueError(
+                f"coarse: a model has the free variables {_shown(others)}, and the fine one has "
+                f"{_shown(own)}. Give all models the same, of the same shapes and transforms and "
+                "in the same order: build them with one function of the mesh."
+            )
 
     @property
     def runs_compiled(self) -> bool:
@@ -630,10 +632,6 @@ class MultilevelStep(MetropolisHastingsStep):
         }
 
 
-def _listed(vars):
-    return vars if isinstance(vars, list | tuple) else [vars]
-
-
 def _checked_models(coarse):
     models = list(coarse) if isinstance(coarse, list | tuple) else [coarse]
     for model in models:
@@ -645,11 +643,6 @@ def _checked_models(coarse):
     if not models:
         raise ValueError("coarse=[]: pass at least one model that is cheaper than the fine one.")
     return models
-
-
-def _checked_ratio(name: str, value: float) -> float:
-    """`value`, which is how many coarse evaluations a finer one costs."""
-    return checked_number(name, value, above=0)
 
 
 def _checked_length(name: str, value: int | None) -> int | None:

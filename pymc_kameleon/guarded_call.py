@@ -1,4 +1,4 @@
-"""Calls of a function that may fail, or that are ended where they take too long.
+"""Calls of a function that may fail, or are ended where they take too long, or are made at once.
 
 It imports no NumPy and no PyMC, since each process that calls a function imports it.
 """
@@ -12,7 +12,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class GuardedCall:
 
 
 class TimedCall:
-    """A `GuardedCall` in a process of its own, which is ended after `timeout` seconds.
+    """A `GuardedCall` in a process of its own, which is ended after `timeout` seconds if given.
 
     That takes no help from the function, which may be in compiled code, or wait for a program of
     its own. The process is kept for further calls, and made anew after one that was ended.
@@ -57,7 +58,7 @@ class TimedCall:
 
     _process: subprocess.Popen | None
 
-    def __init__(self, call: GuardedCall, timeout: float):
+    def __init__(self, call: GuardedCall, timeout: float | None):
         self.call, self.timeout = call, timeout
         self._process, self._owner = None, 0
         self._lock, self._locker = threading.Lock(), os.getpid()
@@ -82,7 +83,9 @@ class TimedCall:
             is_late.set()
             _kill(process)
 
-        timer = threading.Timer(self.timeout, end)
+        timer = threading.Timer(
+            threading.TIMEOUT_MAX if self.timeout is None else self.timeout, end
+        )
         timer.daemon = True
         timer.start()
         try:
@@ -131,6 +134,47 @@ class TimedCall:
         process, self._process = self._process, None
         self._finalizer.detach()
         return _killed(process, self._owner)
+
+    def interrupt(self):
+        """End the call that another thread waits for, if there is one."""
+        process = self._process
+        if process is not None and self._owner == os.getpid():
+            _kill(process)
+
+
+class ParallelCalls:
+    """A `GuardedCall` in several processes, to which calls go as they are free."""
+
+    def __init__(self, call: GuardedCall, timeout: float | None, workers: int):
+        self._calls = [TimedCall(call, timeout) for _ in range(workers)]
+
+    def __call__(self, *arguments, **named) -> Outcome:
+        """Make one call; raises as `TimedCall` does."""
+        return self._calls[0](*arguments, **named)
+
+    def all(self, requests: Sequence[tuple[tuple, dict]]) -> list[Outcome | Exception]:
+        """Make calls at once, each of arguments and named ones; errors are returned."""
+        free: queue.SimpleQueue = queue.SimpleQueue()
+        for call in self._calls:
+            free.put(call)
+
+        def one(request):
+            call, (arguments, named) = free.get(), request
+            try:
+                return call(*arguments, **named)
+            except Exception as error:
+                return error
+            finally:
+                free.put(call)
+
+        with ThreadPoolExecutor(len(self._calls)) as threads:
+            try:
+                return list(threads.map(one, requests))
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for call in self._calls:
+                    call.interrupt()
+                raise
 
 
 def _kill(process):

@@ -334,16 +334,16 @@ class EvaluationStore:
         float
             The log-likelihood.
         """
-        begin, n_failed = time.perf_counter(), CALLS.n_failed
+        begin, n_failed = _seconds(), CALLS.n_failed
         try:
             value = evaluate()
         except Exception as error:
-            told, seconds = f"{type(error).__name__}: {error}", time.perf_counter() - begin
+            told, seconds = f"{type(error).__name__}: {error}", _seconds() - begin
             self.add(model, chain, point, np.nan, seconds, told)
             raise
         failure = CALLS.last if CALLS.n_failed > n_failed and not np.isfinite(value) else None
         value = value if failure is None else -np.inf
-        self.add(model, chain, point, value, time.perf_counter() - begin, failure, gradient)
+        self.add(model, chain, point, value, _seconds() - begin, failure, gradient)
         return value
 
     def to_dataset(self, model: pm.Model, vars: Sequence[Variable] | None = None) -> xr.Dataset:
@@ -524,6 +524,11 @@ def _function_name(function) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def _seconds():
+    """Seconds so far, with those of calls that were made ahead where they were asked for."""
+    return time.perf_counter() + CALLS.seconds_ahead
+
+
 class _Values:
     """Values of one function in a store."""
 
@@ -535,12 +540,14 @@ class _Values:
     def __getstate__(self):
         return self.__dict__ | {"_process": 0}
 
-    def at(self, arguments, evaluate: Callable[[], float]) -> float:
-        """Return the value that is stored for `arguments`, or else that of `evaluate`, stored."""
+    def at(self, arguments, evaluate: Callable[[], float], keep: bool = True) -> float:
+        """Return the value that is stored for `arguments`, or else that of `evaluate`, kept."""
         point = np.concatenate([np.ravel(argument) for argument in arguments])
         known = self.store.find(self.model, point)
         if known is not None:
             return known
+        if not keep:
+            return evaluate()
         if self._process != os.getpid():
             self._chain, self._process = uuid.uuid4().hex, os.getpid()
         return self.store.timed(self.model, self._chain, point, evaluate)
@@ -585,7 +592,7 @@ class _StoredOp(Op):
             self._checked.perform(node, inputs, outputs)
             return float(outputs[0][0])
 
-        value = self._values.at(inputs, evaluate)
+        value = self._values.at(inputs, evaluate, keep=not getattr(self.op, "is_asked", False))
         outputs[0][0] = np.asarray(value, dtype=node.outputs[0].dtype)
 
     def pullback(self, inputs, outputs, cotangents):

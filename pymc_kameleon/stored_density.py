@@ -87,6 +87,10 @@ class StoredDensity:
         self.n_evaluated += 1
         self.store.timed(self.model, self.chain, x, evaluate, gradient)
 
+    def knows(self, x: np.ndarray) -> bool:
+        """Whether the log-likelihood at `x` (d,) is known."""
+        return self._find(x) is not None
+
     def taken_n_known(self) -> int:
         """Return how many were found in the store since the last call."""
         known, self._n_known = self._n_known, 0

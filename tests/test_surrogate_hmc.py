@@ -522,6 +522,18 @@ def test_step_size_is_chosen_for_its_acceptance():
     assert steps[0] > steps[1] > steps[2] > 0
 
 
+def test_a_slope_that_is_the_same_everywhere_has_a_mass_matrix():
+    """Its information has one large eigenvalue, and its inverse would have none in float64."""
+    surrogate, _, _ = fitted(n=200)
+    steep = surrogate.gp._replace(weights=1e9 * surrogate.gp.weights)
+    integrator = trajectory.new_integrator(2)
+    integrator.radius[0] = 20.0
+    tuned = trajectory.tuned_integrator(
+        surrogate._replace(gp=steep), integrator, np.ones((50, 2)), 0.9, np.random.default_rng(1)
+    )
+    assert np.all(np.isfinite(tuned.root)) and np.all(np.diag(tuned.root) > 0)
+
+
 # the exact ratio ----------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 from models import BlackBox
 from pytensor.compile.ops import wrap_py
-from scipy import stats
+from scipy import linalg, stats
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon import (
@@ -28,7 +28,9 @@ from pymc_kameleon import (
 )
 from pymc_kameleon._compat import group_dataset, stacked
 from pymc_kameleon.steps.exploration import Explorer
+from pymc_kameleon.surrogate import trajectory_adaptation
 from pymc_kameleon.surrogate.posterior import Support, everywhere, is_inside
+from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
 from pymc_kameleon.surrogate.trust import (
     expected_error,
     functions_drawn,
@@ -475,6 +477,21 @@ def test_few_evaluations_for_the_dimension_are_told_of():
     model, _ = models.black_box(dim=8)
     with pytest.warns(UserWarning, match="are few in 8 dimensions.* 45 coefficients"):
         surrogate_posterior(model, n_evaluations=90, draws=10, **RUN)
+
+
+def test_a_fit_that_fails_leaves_the_one_before(monkeypatch):
+    fits = []
+
+    def only_once(*arguments, **options):
+        fits.append(1)
+        if len(fits) > 1:
+            raise linalg.LinAlgError
+        return fit_sparse_gp(*arguments, **options)
+
+    monkeypatch.setattr(trajectory_adaptation, "fit_sparse_gp", only_once)
+    model, _ = models.black_box()
+    result = surrogate_posterior(model, n_evaluations=60, draws=10, **RUN)
+    assert len(fits) > 2 and np.all(np.isfinite(draws_of(result, "x")))
 
 
 @pytest.mark.numerics

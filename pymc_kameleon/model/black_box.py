@@ -69,12 +69,12 @@ def converted(value, type: TensorType, name: str) -> np.ndarray:
     """
     array = _numbers(value, np.dtype(type.dtype))
     if array is None:
-        raise TypeError(f"{name} returned {_described(value)}: {_wanted(type)}.")
+        raise TypeError(f"{name} returned {described(value)}: {_wanted(type)}.")
     if type.ndim == 0 and array.size == 1:
         array = array.reshape(())
     sizes = zip(array.shape, type.shape, strict=False)
     if array.ndim != type.ndim or any(known not in (None, size) for size, known in sizes):
-        raise ValueError(f"{name} returned {_described(value)}: {_wanted(type)}.")
+        raise ValueError(f"{name} returned {described(value)}: {_wanted(type)}.")
     return array
 
 
@@ -95,7 +95,7 @@ def _numbers(value, dtype):
     return new if is_same else None
 
 
-def _described(value):
+def described(value):
     if isinstance(value, np.ndarray) and value.ndim:
         return f"an array of shape {value.shape} and type {value.dtype}"
     text = repr(value)
@@ -167,7 +167,7 @@ class CheckedOperation(Op):
             is_outer = is_several and len(returned) == 1 and np.ndim(returned[0]) == ndim
             return [returned[0] if is_outer else returned]
         if not is_several or len(returned) != n:
-            raise TypeError(f"{name} returned {_described(returned)}: return {n} arrays, a tuple.")
+            raise TypeError(f"{name} returned {described(returned)}: return {n} arrays, a tuple.")
         return list(returned)
 
     def do_constant_folding(self, fgraph, node):

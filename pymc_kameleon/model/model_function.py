@@ -156,6 +156,11 @@ class ModelFunction:
             ) from error
         return True
 
+    @property
+    def outputs(self) -> list:
+        """Graphs of what it returns."""
+        return self._outputs
+
     def shared(self) -> list:
         """Shared variables that the outputs depend on, in the order of `containers`."""
         return self._function.get_shared()

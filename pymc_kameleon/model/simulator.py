@@ -3,6 +3,7 @@
 import functools
 import inspect
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,17 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.utils import MissingInputError
 
-from pymc_kameleon.guarded_call import GuardedCall, TimedCall
-from pymc_kameleon.model.black_box import converted
+from pymc_kameleon.guarded_call import GuardedCall, Outcome, ParallelCalls, TimedCall
+from pymc_kameleon.model.black_box import converted, described
 from pymc_kameleon.validation import checked_integer, checked_number
 
 if TYPE_CHECKING:
     from pymc_kameleon.store import EvaluationStore
 
 __all__ = ["black_box"]
+
+VECTORIZED = 8
+"""Points that a chain asks a vectorized function for at once, some of them in vain."""
 
 
 def black_box(
@@ -34,6 +38,8 @@ def black_box(
     store: "EvaluationStore | None" = None,
     shape: int | Sequence[int] | None = None,
     name: str | None = None,
+    workers: int = 1,
+    vectorized: bool = False,
 ) -> Any:
     """Make a Python function a term of PyMC models, called with their variables.
 
@@ -56,10 +62,18 @@ def black_box(
     shape : int or tuple of ints, optional
         Shape of what the function returns, () for one number, as with a store. By default it is
         called once, at the starting point of the model.
-
     name : str, optional
         What messages and the store call it, by default its own. The store takes two functions of
         one name for the same.
+    workers : int
+        Calls of each chain that run at once, each in a process beside it. `SurrogateHMCStep`,
+        `surrogate_posterior` and, after tuning, the random walks ask for several points at once:
+        those that are known beforehand, and those where a chain will probably go. Draws are the
+        same as with one worker.
+    vectorized : bool
+        The function takes several points at once: every argument, data too, gets one more axis, the
+        first one, of as many points, and so has what it returns. It runs where the chain runs. An
+        exception is then looked for in halves of the points.
 
     Returns
     -------
@@ -93,15 +107,32 @@ def black_box(
     """
     if function is None:
         return functools.partial(
-            BlackBox, failures=failures, timeout=timeout, store=store, shape=shape, name=name
+            BlackBox,
+            failures=failures,
+            timeout=timeout,
+            store=store,
+            shape=shape,
+            name=name,
+            workers=workers,
+            vectorized=vectorized,
         )
-    return BlackBox(function, failures, timeout, store, shape, name)
+    return BlackBox(function, failures, timeout, store, shape, name, workers, vectorized)
 
 
 class BlackBox:
     """What `black_box` returns: the function, and an operation of it for each call in a model."""
 
-    def __init__(self, function, failures=(), timeout=None, store=None, shape=None, name=None):
+    def __init__(
+        self,
+        function,
+        failures=(),
+        timeout=None,
+        store=None,
+        shape=None,
+        name=None,
+        workers=1,
+        vectorized=False,
+    ):
         if not callable(function):
             raise TypeError(f"function={function!r}: pass a Python function.")
         self.failures = _exceptions(failures)
@@ -110,6 +141,14 @@ class BlackBox:
         if store is not None and not hasattr(store, "wrap"):
             raise TypeError(f"store={store!r}: take an EvaluationStore.")
         self.shape = _checked_shape(shape, store)
+        workers = checked_integer("workers", workers, 1)
+        if vectorized and workers > 1:
+            raise ValueError(
+                f"workers={workers} with vectorized=True: such a function takes all points in one "
+                "call. Leave one of both out."
+            )
+        self.vectorized = bool(vectorized)
+        self.n_at_once = VECTORIZED if vectorized else workers
         self.function, self.store = function, store
         named = function
         while isinstance(named, functools.partial):
@@ -119,9 +158,14 @@ class BlackBox:
         self.__wrapped__, self.__doc__ = function, function.__doc__
         self.name = named.__name__ if name is None else str(name)
         call = GuardedCall(function, self.failures)
-        self._call = call if timeout is None else TimedCall(call, timeout)
+        if workers > 1:
+            self._call = ParallelCalls(call, timeout, workers)
+        else:
+            self._call = call if timeout is None else TimedCall(call, timeout)
+        self._known: dict[tuple, tuple[Outcome | Exception, float]] = {}
+        self.asked: list | None = None
         self.may_fail = bool(self.failures) or timeout is not None
-        self._options = failures, timeout, store, shape, name
+        self._options = failures, timeout, store, shape, name, workers, vectorized
         self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
 
     def __repr__(self):
@@ -129,9 +173,9 @@ class BlackBox:
 
     def with_store(self, store: "EvaluationStore", name: str | None = None) -> "BlackBox":
         """Return one that keeps its values in a store, where it is known by `name`."""
-        failures, timeout, _, shape, own_name = self._options
+        failures, timeout, _, shape, own_name, *others = self._options
         name = own_name if name is None else name
-        return type(self)(self.function, failures, timeout, store, shape, name)
+        return type(self)(self.function, failures, timeout, store, shape, name, *others)
 
     def __get__(self, instance, owner=None):
         if instance is None or not hasattr(self.function, "__get__"):
@@ -178,17 +222,80 @@ class BlackBox:
         pm.Potential(label, log_ran)
         return value
 
-    def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]):
-        """Call the function with copies of `values`, the last of them by `names`; count it."""
-        copies = [value.copy()[()] for value in values]
-        n = len(copies) - len(names)
-        try:
-            outcome = self._call(*copies[:n], **dict(zip(names, copies[n:], strict=True)))
-        except Exception as error:
-            error.add_note(f"{self.name} was called with {self.described(values, names)}.")
-            raise
+    def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> Outcome:
+        """Call the function with copies of `values`, the last of them by `names`; count it.
+
+        What `evaluate_ahead` has found at these values is taken from there.
+        """
+        known = self._known.pop(_key(values, names), None)
+        if known is None:
+            [outcome] = self._outcomes([values], names)
+        else:
+            outcome, seconds = known
+            CALLS.seconds_ahead += seconds
+        if isinstance(outcome, Exception):
+            outcome.add_note(f"{self.name} was called with {self.described(values, names)}.")
+            raise outcome
         CALLS.count(self, values, names, outcome)
         return outcome
+
+    def forget(self) -> None:
+        """Forget what was evaluated ahead and not asked for."""
+        self._known.clear()
+
+    def taken_asked(self) -> list[tuple[tuple[np.ndarray, ...], tuple[str, ...]]]:
+        """Return what was `asked` for, values and names as `outcome` takes them; ask no more."""
+        asked, self.asked = self.asked or [], None
+        return asked
+
+    def evaluate_ahead(self, asked: list[tuple[tuple[np.ndarray, ...], tuple[str, ...]]]) -> None:
+        """Call the function at once for all that was `asked` for."""
+        begin, new = time.perf_counter(), {_key(*request): request for request in asked}
+        by_names: dict = {}
+        for key, (values, names) in new.items():
+            by_names.setdefault(names, []).append((key, values))
+        for names, requests in by_names.items():
+            keys, values = zip(*requests, strict=True)
+            found = self._outcomes(values, names)
+            share = (time.perf_counter() - begin) / len(new)
+            self._known.update({key: (one, share) for key, one in zip(keys, found, strict=True)})
+
+    def _outcomes(self, requests, names) -> list[Outcome | Exception]:
+        """What calls for each of `requests` come to."""
+        if self.vectorized:
+            return self._of_a_batch(requests, names)
+        calls = [_in_two([value.copy()[()] for value in values], names) for values in requests]
+        if len(calls) > 1:
+            return self._call.all(calls)
+        [(arguments, named)] = calls
+        try:
+            return [self._call(*arguments, **named)]
+        except Exception as error:
+            return [error]
+
+    def _of_a_batch(self, requests, names):
+        n = len(requests)
+        arguments, named = _in_two([np.stack(v) for v in zip(*requests, strict=True)], names)
+        try:
+            outcome = self._call(*arguments, **named)
+        except Exception as error:
+            outcome = error
+        if isinstance(outcome, Exception) or outcome.failed is not None:
+            if n == 1:
+                return [outcome]
+            return [
+                one
+                for half in (requests[: n // 2], requests[n // 2 :])
+                for one in self._of_a_batch(half, names)
+            ]
+        returned = outcome.returned
+        if np.ndim(returned) == 0 or len(returned) != n:
+            message = (
+                f"{self.name} returned {described(returned)} for {n} points: with vectorized=True "
+                f"return an array whose first axis has one entry for each, {n}."
+            )
+            return [ValueError(message) for _ in requests]
+        return [Outcome(one) for one in returned]
 
     def described(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> str:
         """Values of the arguments, by the function's own names for them."""
@@ -291,9 +398,15 @@ class Simulator(Op):
 
         Where it fails a number is -inf. A curve is the last finite one, so that whatever
         the model makes of it is finite, and a second output, for a term of its own, is -inf; else
-        that is 0.
+        that is 0. Where the black box is `asked` what it will be called with, the last finite value
+        stands for all.
         """
         black_box = self.black_box
+        if self.is_asked:
+            black_box.asked.append((tuple(value.copy() for value in inputs), self.names))
+            for output, value in zip(outputs, (self.last, np.array(0.0)), strict=False):
+                output[0] = value.copy()
+            return
         outcome = black_box.outcome(inputs, self.names)
         has_failed = outcome.failed is not None
         if not has_failed:
@@ -308,9 +421,24 @@ class Simulator(Op):
             if np.all(np.isfinite(value)):
                 self.last = value.copy()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is only asked what its function would be called with."""
+        return self.black_box.asked is not None
+
     def do_constant_folding(self, fgraph, node):
         """Never: a call may be expensive."""
         return False
+
+
+def _key(values, names):
+    return names, *((value.shape, value.tobytes()) for value in values)
+
+
+def _in_two(values, names):
+    """Values by position, and those by `names`."""
+    n = len(values) - len(names)
+    return tuple(values[:n]), dict(zip(names, values[n:], strict=True))
 
 
 def _holds_variables(value):
@@ -358,7 +486,8 @@ class Calls:
 
     By name of the function, `made` counts the calls and `first` describes the first failure since
     the last chain began; `failed` counts by name and kind. `n_failed` are all failures, `last`
-    describes the last one.
+    describes the last one. `seconds_ahead` is what calls that were made ahead took, of those that
+    were asked for.
     """
 
     def __init__(self):
@@ -366,6 +495,7 @@ class Calls:
         self.failed: Counter = Counter()
         self.first: dict[str, str] = {}
         self.n_failed, self.last = 0, None
+        self.seconds_ahead = 0.0
 
     def count(self, black_box: BlackBox, values, names, outcome) -> None:
         """Count a call and what it came to."""

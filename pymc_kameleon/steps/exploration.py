@@ -99,6 +99,8 @@ class Explorer(SurrogateHMCStep):
         points, values = list(points), []
         if self.parallel is not None:
             points = self.parallel.announced(points[: max(self.left, 0)])
+        else:
+            self._announce(points[: max(self.left, 0)])
         with suppress(Spent):
             for point in points:
                 values.append(self._evaluate_as_proposal(point))
@@ -127,11 +129,15 @@ class Explorer(SurrogateHMCStep):
         return self.learner is not None and self.learner.has_learnt
 
     def fit(self) -> None:
-        """Fit the surrogate to all that is known, if that can be done."""
+        """Fit the surrogate to all that is known, of others too, if that can be done."""
         self._keep_to_one_period()
         self._read_store()
-        fitted = self.learner.fit(self.rng)
+        self._fit()
+
+    def _fit(self):
+        fitted = super()._fit()
         self.fitted = fitted or self.fitted
+        return fitted
 
     def explore(self) -> None:
         """Evaluate where the surrogate is uncertain, then fit it again.

@@ -21,10 +21,12 @@ from pymc_kameleon.mcmc.loop import run_plain, runner
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.scalings import target_acceptance
+from pymc_kameleon.model.batches import Batches
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import Step, all_or_nothing, draw_statistics
+from pymc_kameleon.steps.look_ahead import LookAhead
 from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import (
     Report,
@@ -93,6 +95,9 @@ class MetropolisHastingsStep(Step):
     takes_gradients = False
     """Whether gradients of prior and likelihood follow the terms of the log density."""
 
+    can_look_ahead = True
+    """Whether `_transitions` depend on nothing but chain, learner and random numbers."""
+
     correction: Callable[[np.ndarray], float] | None = None
     """What is added to the log likelihood at a point, if anything: in plain Python then."""
 
@@ -149,6 +154,7 @@ class MetropolisHastingsStep(Step):
         self.stored = None
         if store is not None:
             self.stored = StoredDensity(self.target, store, self.takes_gradients)
+        self.ahead = self._new_look_ahead()
         self.target_accept = (
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
@@ -214,6 +220,14 @@ class MetropolisHastingsStep(Step):
     def _n_learnt_from(self) -> int:
         """Transitions of tuning so far, and what else taught as much."""
         return self.transition
+
+    def _new_look_ahead(self) -> LookAhead | None:
+        """What evaluates at several points at once; None if nothing of the model can."""
+        is_repeatable = not (self.pseudo_marginal or self.target.estimated_terms)
+        if not (self.can_look_ahead and is_repeatable) or self.takes_gradients:
+            return None
+        batches = Batches(self.target.function)
+        return LookAhead(batches) if batches.size > 1 else None
 
     # the life of a chain --------------------------------------------------------------------------
 
@@ -391,8 +405,20 @@ class MetropolisHastingsStep(Step):
             n -= count
 
     def _run(self, n):
-        """Make `n` transitions, compiled if log density and proposal are."""
+        """Make `n` transitions, and learn from their evaluations."""
         self._keep_to_one_period()
+        normals = self.rng.standard_normal((n, self.dim + self.learner.n_more_normals))
+        uniforms = self.rng.random((n, N_UNIFORMS + self.learner.n_more_uniforms))
+        if self.ahead is None:
+            self._transitions(normals, uniforms)
+        else:
+            for i in range(n):
+                self.ahead.look(self, normals[i:], uniforms[i:])
+                self._transitions(normals[i : i + 1], uniforms[i : i + 1])
+        self._learn_from_evaluations()
+
+    def _transitions(self, normals, uniforms):
+        """Make a transition with each row of these, compiled if log density and proposal are."""
         table = self._density.compiled() if self.runs_compiled else None
         is_compiled, learner = table is not None, self.learner
         proposal = learner.proposal(is_compiled)
@@ -407,8 +433,8 @@ class MetropolisHastingsStep(Step):
                 proposal,
                 learner.recursion(),
                 self.adapts,
-                self.rng.standard_normal((n, self.dim + learner.n_more_normals)),
-                self.rng.random((n, N_UNIFORMS + learner.n_more_uniforms)),
+                normals,
+                uniforms,
             )
         except Exception as error:
             if is_compiled:
@@ -422,7 +448,6 @@ class MetropolisHastingsStep(Step):
                 if self.draws.n_draws:
                     end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
             raise
-        self._learn_from_evaluations()
 
     def _learn_from_evaluations(self):
         """Teach the first stage what was evaluated, here and, while tuning, elsewhere."""
@@ -484,6 +509,8 @@ class MetropolisHastingsStep(Step):
 
     def _plain_density(self, x, value):
         """Write what `_density` returns at `x`, then the seeds of its new estimates, to `value`."""
+        if self.ahead is not None:
+            self.ahead.asked(x)
         end = value.size - self.target.n_seeds
         value[end:] = self.target.redraw_estimates(self.rng)
         self._density.into(x, value[:end])
@@ -519,6 +546,15 @@ class MetropolisHastingsStep(Step):
         if not math.isfinite(self.chain.value[:N_TERMS].sum()):
             self.chain.value[:N_TERMS] = 0.0
             self.chain.value[0] = -np.inf
+
+    @property
+    def _is_foreseeable(self) -> bool:
+        """Whether the next transition depends on earlier log densities by acceptance alone."""
+        return not self.adapts
+
+    def _guess(self, x: np.ndarray, value: np.ndarray) -> None:
+        """Write to `value` what the log density at the proposal `x` (d,) is taken for ahead."""
+        self.screening.guess(self.stage, self.chain, value)
 
     def _evaluate_as_proposal(self, x):
         """Log density at `x` (d,), -inf if it is not finite; its terms are kept as a proposal's."""

@@ -490,6 +490,7 @@ class MultilevelStep(MetropolisHastingsStep):
     """
 
     name = "multilevel"
+    can_look_ahead = False
     stats_dtypes_shapes = draw_statistics(
         "accept", "accepted", "n_evals", "n_nonfinite", "n_transitions", "coarse_evals", "length",
         "coarse_error",

@@ -107,6 +107,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     """
 
     name = "parallel_tempering"
+    can_look_ahead = False
     _not_arguments = (
         "learner",
         "store",

@@ -249,7 +249,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             self.learner.keep(x, self.chain.proposed_value)
         return value
 
+    def _announce(self, points):
+        """Evaluate black boxes at these points at once, where that can be done."""
+        if self.ahead is not None:
+            stored = self.stored
+            self.ahead.announce([x for x in points if stored is None or not stored.knows(x)])
+
     def _evaluate_all(self, points):
+        self._announce(points)
         return np.array([self._evaluate_as_proposal(point) for point in points])
 
     def _explore(self):
@@ -264,11 +271,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         for _ in range(MOST_CHECKS):
             self._keep_to_one_period()
             super()._end_learning(position)
-            surrogate = self.learner.surrogate
-            errors = [
-                self._evaluate_as_proposal(point) - predicted_at(surrogate, point, np.inf)
-                for point in self.learner.acquisition_points
-            ]
+            surrogate, points = self.learner.surrogate, self.learner.acquisition_points
+            found = self._evaluate_all(points)
+            errors = found - [predicted_at(surrogate, point, np.inf) for point in points]
             if min(errors, default=0.0) > -GROSS - 3.0 * self.learner.gp.noise[0]:
                 break
         else:
@@ -277,6 +282,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             random_state = self.rng.bit_generator.state
             self.learner.log_normaliser = self.normaliser().log_evidence
             self.rng.bit_generator.state = random_state  # draws do not depend on it
+
+    @property
+    def _is_foreseeable(self):
+        learner = self.learner
+        return not self.tune or (learner.has_learnt and learner.n_own < learner.next_update)
+
+    def _guess(self, x, value):
+        value[:] = 0.0
+        learner = self.learner
+        value[0] = predicted_at(learner.surrogate, x, np.inf) if learner.has_learnt else -np.inf
 
     def _keep_to_one_period(self):
         super()._keep_to_one_period()
@@ -318,16 +333,23 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if from_anywhere:
             points, values, _ = self.learner.known()
             begin = points[np.argmax(values)]
+        if not self.takes_gradients:  # where every search without them begins
+            steps = self.scales * np.vstack([np.eye(self.dim), -np.eye(self.dim)])
+            self._announce([begin, *(begin + steps)])
         missing = None if self.stored is None else self._missing
         search_from(
             begin, self.scales, self._evaluate_as_proposal, self._gradient_of_proposal, missing
         )
         self._read_store()
 
+    def _fit(self):
+        """Fit the surrogate to all that is known, if that can be done."""
+        return self.learner.fit(self.rng)
+
     def _begin_near_mode(self):
         """Move the chain to a random point around the mode of what is known."""
         learner = self.learner
-        learner.fit(self.rng)
+        self._fit()
         gaussian, (points, values, _) = learner.standardization, learner.known()
         point_near_mode(gaussian, points, values, self._evaluate_as_proposal, self.rng)
         self._move_to_proposal()
@@ -341,9 +363,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if warm is not None:
             self.learner = learner
             learner.history.begin_with(warm.points)
-            for point in thinned(warm.points, 50 + 10 * self.dim, self.rng):
-                self._evaluate_as_proposal(point)
-            learner.fit(self.rng)
+            self._evaluate_all(thinned(warm.points, 50 + 10 * self.dim, self.rng))
+            self._fit()
         return learner
 
     # the surrogate as a density ------------------------------------------------------------------

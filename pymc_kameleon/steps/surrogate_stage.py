@@ -62,6 +62,14 @@ class NoScreening:
     def form(self, stage, chain, is_compiled, learns):
         """Return the first stage as transitions take it, with what it calls in the same form."""
 
+    def guess(self, stage, chain, value):
+        """Write to `value` a guess of the log density at a proposal, which is to be evaluated.
+
+        Most are rejected; with a first stage most of those that it lets through are accepted.
+        """
+        value[:] = 0.0
+        value[0] = -np.inf
+
     def invalidate(self, stage):
         """Drop what was computed for the position, which was changed from outside."""
 
@@ -139,6 +147,11 @@ class Screening(NoScreening):
                 routines=compiled_routines(stage, chain), log_prior=self.prior.compiled()
             )
         return stage._replace(routines=plain_routines(stage), log_prior=self.prior.plain())
+
+    def guess(self, stage, chain, value):  # noqa: D102
+        value[:] = 0.0
+        value[0] = stage.proposed_prior[0]
+        value[1] = chain.value[1] + stage.there.moments[0] - stage.here.moments[0]
 
     def invalidate(self, stage):  # noqa: D102
         stage.is_current[0] = False

@@ -36,6 +36,9 @@ STUCK, MOST_STUCK = 0.1, 0.3
 """Mean acceptance below which a start does not count for the step size, and the largest share of
 such starts: in the neck of a funnel steps would have to be too small for everywhere else."""
 
+LARGEST_CONDITION, STEEPEST = 1e6, 1e100
+"""Of the information from which the mass matrix is made, and of the slopes that it is made of."""
+
 LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128])
 
 
@@ -180,8 +183,12 @@ def tuned_integrator(
     gradients, workspace = np.empty((k, dim)), new_workspace(surrogate)
     for point, gradient in zip(points, gradients, strict=True):
         surrogate_value_and_gradient(surrogate, point, workspace, gradient)
-    gradients = gradients[np.all(np.isfinite(gradients), axis=1)]
+    gradients = gradients[np.all(np.abs(gradients) < STEEPEST, axis=1)]
     information = (gradients.T @ gradients + 2 * dim * np.eye(dim)) / (k + 2 * dim)
+    eigenvalues = np.linalg.eigvalsh(information)
+    too_small = eigenvalues[-1] / LARGEST_CONDITION - eigenvalues[0]
+    if too_small > 0.0:
+        information += too_small * np.eye(dim)
     root = np.linalg.cholesky(np.linalg.inv(information))
     starts = np.ascontiguousarray(points[rng.integers(k, size=N_STARTS)])
     momenta = rng.standard_normal(starts.shape)

@@ -18,6 +18,7 @@ COMMANDS = {
     "black-box": "error against all evaluations, for likelihoods that cost seconds",
     "surrogate-trust": "predicted against true error of surrogate_posterior",
     "noisy-surrogate": "effective draws an estimate of a noisy likelihood, with a surrogate",
+    "batches": "wall time of chains whose likelihood sleeps, with several points at once",
     "coarse-models": "fine solves an effective draw, with and without coarse models",
     "surrogate-parts": "what each part of SurrogateHMCStep is worth, on black boxes",
     "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",

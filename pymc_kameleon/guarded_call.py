@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -83,9 +84,7 @@ class TimedCall:
             is_late.set()
             _kill(process)
 
-        timer = threading.Timer(
-            threading.TIMEOUT_MAX if self.timeout is None else self.timeout, end
-        )
+        timer = threading.Timer(self.timeout or threading.TIMEOUT_MAX, end)
         timer.daemon = True
         timer.start()
         try:
@@ -168,12 +167,15 @@ class ParallelCalls:
                 free.put(call)
 
         with ThreadPoolExecutor(len(self._calls)) as threads:
+            found = [threads.submit(one, request) for request in requests]
             try:
-                return list(threads.map(one, requests))
+                return [future.result() for future in found]
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
-                for call in self._calls:
-                    call.interrupt()
+                while not all(future.done() for future in found):
+                    for call in self._calls:
+                        call.interrupt()
+                    time.sleep(0.02)
                 raise
 
 

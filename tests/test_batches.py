@@ -147,6 +147,7 @@ def test_a_random_walk_looks_ahead_after_tuning(surrogate):
     assert len(functions.sizes) < 0.5 * 2 * n_evaluations  # of two functions
 
 
+@pytest.mark.numerics
 def test_a_posterior_of_a_surrogate_is_the_same():
     found = []
     for is_vectorized in (False, True):
@@ -216,6 +217,21 @@ def test_an_error_where_nothing_is_asked_for_is_none():
         step.target(np.array([11.0]))
 
 
+@pytest.mark.numerics
+def test_what_a_store_knows_is_not_evaluated_again(tmp_path):
+    """The second chain is the first one again."""
+    n_calls = []
+    for _ in range(2):
+        model, functions = two_functions(True)
+        with model:
+            step = SurrogateHMCStep(store=EvaluationStore(tmp_path / "store"))
+        functions.sizes.clear()
+        begin(step, seed=1, tune=40)
+        step.step(model.initial_point())
+        n_calls.append(sum(functions.sizes))
+    assert n_calls[1] < 0.3 * n_calls[0]
+
+
 def test_a_store_has_what_was_asked_for(tmp_path):
     def found(is_vectorized, name):
         store = EvaluationStore(tmp_path / name)
@@ -274,6 +290,17 @@ def test_a_copy_takes_as_many_at_once():
         box = black_box(new_function(), **options)
         copied = cloudpickle.loads(cloudpickle.dumps(box))
         assert copied.n_at_once == box.n_at_once > 1 and copied.vectorized == box.vectorized
+
+
+def test_a_copy_of_a_step_asks_its_own_functions():
+    box = black_box(lambda x: -0.5 * x**2, vectorized=True, shape=())
+    with pm.Model():
+        pm.Potential("p", box(pm.Flat("x")))
+        step = cloudpickle.loads(cloudpickle.dumps(KameleonStep()))
+    step.ahead.announce([np.array([1.0]), np.array([2.0])])
+    begun = CALLS.seconds_ahead
+    step.target(np.array([2.0]))
+    assert CALLS.seconds_ahead > begun
 
 
 def test_an_interrupt_ends_all_calls(interruptible):

@@ -51,7 +51,7 @@ class Batches:
 
 
 def _box(operation):
-    """The black box of an operation; what keeps its values in a store has it as `op`."""
+    """Return the black box of an operation; what keeps its values in a store has it as `op`."""
     return getattr(operation, "op", operation).black_box
 
 

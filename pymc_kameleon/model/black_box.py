@@ -95,7 +95,8 @@ def _numbers(value, dtype):
     return new if is_same else None
 
 
-def described(value):
+def described(value) -> str:
+    """Return what a user's function returned in a few words, for messages."""
     if isinstance(value, np.ndarray) and value.ndim:
         return f"an array of shape {value.shape} and type {value.dtype}"
     text = repr(value)

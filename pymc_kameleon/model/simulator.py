@@ -261,7 +261,7 @@ class BlackBox:
             self._known.update({key: (one, share) for key, one in zip(keys, found, strict=True)})
 
     def _outcomes(self, requests, names) -> list[Outcome | Exception]:
-        """What calls for each of `requests` come to."""
+        """Return what calls for each of `requests` come to."""
         if self.vectorized:
             return self._of_a_batch(requests, names)
         calls = [_in_two([value.copy()[()] for value in values], names) for values in requests]

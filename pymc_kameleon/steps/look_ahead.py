@@ -13,19 +13,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_kameleon.model.batches import Batches
+from pymc_kameleon.stored_density import StoredDensity
 
 
 class LookAhead:
-    """What a step expects its chain to ask for next, and evaluates at once by `batches`."""
+    """What a step expects its chain to ask for next, and evaluates at once by `batches`.
 
-    def __init__(self, batches: Batches):
-        self.batches = batches
+    What the store of a step knows is not evaluated.
+    """
+
+    def __init__(self, batches: Batches, stored: StoredDensity | None):
+        self.batches, self.stored = batches, stored
         self._path: deque[tuple[np.ndarray, np.ndarray]] = deque()
 
     def announce(self, points: Sequence[np.ndarray]) -> None:
         """Evaluate at `points`, each (d,), which the step will ask for."""
         self._path.clear()
-        self.batches.announce(points)
+        self.batches.announce([x for x in points if not self._is_known(x)])
+
+    def _is_known(self, x):
+        return self.stored is not None and self.stored.knows(x)
 
     def asked(self, x: np.ndarray) -> None:
         """Follow the path, or leave it: the log density is evaluated at `x` (d,)."""
@@ -70,7 +77,7 @@ class LookAhead:
 
 
 def _copied(step):
-    """A step whose chain is a copy of that of `step`."""
+    """Return a step whose chain is a copy of that of `step`."""
     copied = object.__new__(type(step))
     copied.__dict__.update(step.__dict__)
     copied.learner = copy.copy(step.learner)

@@ -222,12 +222,12 @@ class MetropolisHastingsStep(Step):
         return self.transition
 
     def _new_look_ahead(self) -> LookAhead | None:
-        """What evaluates at several points at once; None if nothing of the model can."""
+        """Return what evaluates at several points at once; None if nothing of the model can."""
         is_repeatable = not (self.pseudo_marginal or self.target.estimated_terms)
         if not (self.can_look_ahead and is_repeatable) or self.takes_gradients:
             return None
         batches = Batches(self.target.function)
-        return LookAhead(batches) if batches.size > 1 else None
+        return LookAhead(batches, self.stored) if batches.size > 1 else None
 
     # the life of a chain --------------------------------------------------------------------------
 

@@ -252,8 +252,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _announce(self, points):
         """Evaluate black boxes at these points at once, where that can be done."""
         if self.ahead is not None:
-            stored = self.stored
-            self.ahead.announce([x for x in points if stored is None or not stored.knows(x)])
+            self.ahead.announce(points)
 
     def _evaluate_all(self, points):
         self._announce(points)

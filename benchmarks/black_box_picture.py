@@ -7,7 +7,7 @@ from pymc_kameleon.plots import plot_efficiency
 
 __all__ = ["picture"]
 
-OURS = ("SurrogateHMC", "SurrogateHMC, shared")
+OURS = ("SurrogateHMC", "SurrogateHMC, shared", "surrogate_posterior")
 COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Those of Okabe and Ito, which the colour-blind tell apart; vermilion is for `OURS`."""
 

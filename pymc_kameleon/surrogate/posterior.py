@@ -211,6 +211,20 @@ def surrogate_value_and_gradient(surrogate, v, workspace, out):
     return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
 
 
+@jit(allocates=True)
+def _gradients(surrogate, rows, out):
+    workspace = new_workspace(surrogate)
+    for i in range(rows.shape[0]):
+        surrogate_value_and_gradient(surrogate, rows[i], workspace, out[i])
+
+
+def surrogate_gradients(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndarray:
+    """Gradients (n, d) of the surrogate at the rows of an array (n, d), in coordinates of moves."""
+    gradients = np.empty(rows.shape)
+    _gradients(surrogate, np.ascontiguousarray(rows), gradients)
+    return gradients
+
+
 @resolved_once
 @jit(allocates=True)
 def predicted_at(surrogate, x, radius):

@@ -17,6 +17,7 @@ from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     new_workspace,
+    surrogate_gradients,
     surrogate_value_and_gradient,
 )
 
@@ -180,9 +181,7 @@ def tuned_integrator(
     """
     radius = integrator.radius[0]
     k, dim = points.shape
-    gradients, workspace = np.empty((k, dim)), new_workspace(surrogate)
-    for point, gradient in zip(points, gradients, strict=True):
-        surrogate_value_and_gradient(surrogate, point, workspace, gradient)
+    gradients = surrogate_gradients(surrogate, points)
     gradients = gradients[np.all(np.abs(gradients) < STEEPEST, axis=1)]
     information = (gradients.T @ gradients + 2 * dim * np.eye(dim)) / (k + 2 * dim)
     eigenvalues = np.linalg.eigvalsh(information)

@@ -163,6 +163,26 @@ def test_a_posterior_of_a_surrogate_is_the_same():
     assert len(at_once) < 0.6 * len(singly)
 
 
+def test_another_step_is_not_foreseen():
+    """What it does to its variables is not known beforehand, so that nothing is asked in vain."""
+    sizes = []
+
+    def log_likelihood(x, y):
+        sizes.append(len(x))
+        return -0.5 * (x - y) ** 2
+
+    with pm.Model() as model:
+        x, y = pm.Normal("x"), pm.Normal("y")
+        pm.Potential("p", black_box(log_likelihood, vectorized=True, shape=())(x, y))
+        step = KameleonStep([x], steps_per_draw=4)
+    begin(step, seed=1, tune=0, draws=20)
+    step.stop_tuning()
+    point, rng = model.initial_point(), np.random.default_rng(3)
+    for _ in range(20):
+        point, _ = step.step(point | {"y": rng.normal()})
+    assert max(sizes) == 4 and sum(sizes) < 2.5 * 20 * 4
+
+
 def test_all_arguments_get_an_axis():
     shapes = []
 

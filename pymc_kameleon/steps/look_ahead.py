@@ -65,7 +65,8 @@ class LookAhead:
 
         copied._plain_density = guess
         copied._transitions(normals.copy(), uniforms.copy())
-        if step.adapts and step.steps_per_draw > 1:  # an update may be due within the draw
+        may_update = step.adapts and step.steps_per_draw > 1
+        if may_update or step.target.shared:  # what comes next is not known from here
             return path
         copied.learner.absorb()
         copied.transition += step.steps_per_draw

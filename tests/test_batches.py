@@ -109,7 +109,7 @@ STEPS = {
         1.0,
     ),
 }
-"""Steps, and the largest share of calls among evaluations, a search for the mode and tuning included.
+"""Steps, and the largest share of calls among evaluations, with search for a mode and tuning.
 
 With several transitions a draw a chain that learns looks ahead within the draw alone."""
 

@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 
 from benchmarks.common import SEED, heading, mark, show, write
+from benchmarks.sampling import four_chains
 from pymc_kameleon import KameleonStep, SurrogateHMCStep, black_box
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.targets import Banana
@@ -52,18 +53,9 @@ def measure(step: str, way: str, dim: int, draws: int, sleep: float):
     make, tune = STEPS[step]
     with sleeping_model(dim, sleep, **WAYS[way]):
         method = make()
+        tune = method.default_tune_steps if tune is None else tune
         begin = time.perf_counter()
-        idata = pm.sample(
-            draws=draws,
-            tune=method.default_tune_steps if tune is None else tune,
-            step=method,
-            chains=4,
-            cores=4,
-            random_seed=SEED,
-            progressbar=False,
-            compute_convergence_checks=False,
-            discard_tuned_samples=False,
-        )
+        idata = four_chains(method, cores=4, tune=tune, draws=draws, random_seed=SEED)
     seconds = time.perf_counter() - begin
     statistics = [group_dataset(idata, g) for g in ("sample_stats", "warmup_sample_stats")]
     n_evals = sum(part["n_evals"].sum("draw") for part in statistics)

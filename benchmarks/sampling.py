@@ -107,14 +107,14 @@ class Stopwatch:
         return np.diff(np.reshape(self.times, (-1, 3)), axis=1).sum(axis=0)
 
 
-def four_chains(step, **options):
-    """Call `pymc.sample` quietly, chains one after the other; what was drawn in tuning is kept."""
+def four_chains(step, cores=1, **options):
+    """Call `pymc.sample` quietly, by default one chain at a time; draws of tuning are kept."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pm.sample(
             step=step,
             chains=4,
-            cores=1,
+            cores=cores,
             progressbar=False,
             compute_convergence_checks=False,
             discard_tuned_samples=False,

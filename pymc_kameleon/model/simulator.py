@@ -105,18 +105,17 @@ def black_box(
     ...     pm.Normal("measured", curve(absorption, elimination), 0.3, observed=measured)
     ...     idata = pm.sample(step=SurrogateHMCStep())
     """
-    if function is None:
-        return functools.partial(
-            BlackBox,
-            failures=failures,
-            timeout=timeout,
-            store=store,
-            shape=shape,
-            name=name,
-            workers=workers,
-            vectorized=vectorized,
-        )
-    return BlackBox(function, failures, timeout, store, shape, name, workers, vectorized)
+    make = functools.partial(
+        BlackBox,
+        failures=failures,
+        timeout=timeout,
+        store=store,
+        shape=shape,
+        name=name,
+        workers=workers,
+        vectorized=vectorized,
+    )
+    return make if function is None else make(function)
 
 
 class BlackBox:

@@ -126,7 +126,7 @@ def calibration_p_values(make, n=1000, transitions=10, n_effects=4, is_kept=True
         moved[i] = chain.position[0]
         mean = data.sum() / (1.0 + SPREAD**2) / precision
         standardized[i] = (moved[i] - mean) * np.sqrt(precision)
-    assert chain.outcome[1] > n
+    assert chain.outcome[1] > n / 4
     return [stats.kstest(found, stats.norm.cdf).pvalue for found in (moved, standardized)]
 
 

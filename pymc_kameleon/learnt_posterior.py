@@ -81,7 +81,7 @@ def surrogate_posterior(
     draws, chains : int
         Nearly independent draws of the surrogate are returned as so many chains, for ArviZ.
     tolerance : float, optional
-        Stop as soon as the predicted error is below this. By default all evaluations are made.
+        Stop as soon as the cautious error is below this. By default all evaluations are made.
     store : EvaluationStore, optional
         Keeps the evaluations. What is known already is learnt from, and not evaluated again.
     cores : int
@@ -125,6 +125,8 @@ def surrogate_posterior(
     predicted_error         predicted distance to the posterior: mean over the marginals of the
                             total variation distance, between 0 and 1; that of exact draws of this
                             number is included
+    cautious_error          the same as the surrogate and its last check say it, whose values have
+                            been learnt since: above 0.1 there is a warning
     n_checked               true values at fresh draws of the surrogate
     effective_share         effective size of their importance weights, a share of them
     believable              1, or 0 where there was a warning
@@ -281,6 +283,7 @@ def _attributes(run, approximation):
         "n_evaluations": explorer.n_calls,
         "n_known": explorer.n_known,
         "predicted_error": approximation.predicted_error,
+        "cautious_error": approximation.cautious_error,
         "n_checked": checked.n,
         "effective_share": checked.size / max(checked.n, 1),
         "pareto_k": checked.pareto_k,
@@ -327,10 +330,10 @@ def _reasons(found, dim):
         )
     if found["n_checked"] == 0:
         reasons.append("they were not checked")
-    if found["predicted_error"] > LARGEST_ERROR:
+    if found["cautious_error"] > LARGEST_ERROR:
         reasons.append(
-            f"the predicted error of the marginals is {found['predicted_error']:.2f} (total "
-            "variation distance, 0 to 1)"
+            f"the error of the marginals is predicted as {found['predicted_error']:.2f} and may be "
+            f"{found['cautious_error']:.2f} (total variation distance, 0 to 1)"
         )
     if found["n_checked"] and found["effective_share"] < SMALLEST_SHARE:
         reasons.append(

@@ -27,8 +27,9 @@ N_PROBED = 5
 """Draws from which it is seen whether the surrogate is far too large where nothing was evaluated:
 the first of each check, and of the last surrogate."""
 
-KEPT = 0.2
-"""Share of the total variation distance that a check finds which the next fit is taken to keep."""
+KEPT = 0.2, 0.5
+"""Shares of the total variation distance that a check finds which the next fit, to its values too,
+is taken to keep at least and at most."""
 
 N_JUDGED = 400
 """Draws at which the error of the marginals is predicted."""
@@ -56,17 +57,22 @@ UNCHECKED = Checked(0, float("nan"), 0.0, float("nan"), 1.0, 0, NO_ESTIMATE)
 
 
 class Approximation(NamedTuple):
-    """Draws from a surrogate: raveled `points` (n, d), its log densities and their errors (n,)."""
+    """Draws from a surrogate: raveled `points` (n, d), its log densities and their errors (n,).
+
+    `cautious_error` is what the process and the last check say, `predicted_error` no more than a
+    fit to the values of this check too is taken to keep of what it found.
+    """
 
     points: np.ndarray
     values: np.ndarray
     deviations: np.ndarray
     predicted_error: float
+    cautious_error: float
     evidence: Estimate
 
 
 class CheckedExploration:
-    """Evaluations until the budget is spent or the predicted error is below `tolerance`."""
+    """Evaluations until the budget is spent or the cautious error is below `tolerance`."""
 
     def __init__(self, explorer: Explorer, tolerance: float | None):
         self.explorer, self.tolerance = explorer, tolerance
@@ -141,7 +147,7 @@ class CheckedExploration:
         What was wrong by far is not known from these few to be right now.
         """
         distance = self.checked.distance
-        return 1.0 if self.is_astray else max(KEPT * distance, 2.0 * distance - 1.0)
+        return 1.0 if self.is_astray else max(KEPT[0] * distance, 2.0 * distance - 1.0)
 
     def _predicted(self, v):
         points = self.explorer.learner.surrogate.to_points(v.T)
@@ -189,7 +195,8 @@ class CheckedExploration:
                 "See model.debug(), or take more evaluations."
             )
         surrogate, drawn = explorer.learner.surrogate, explorer.draw_surrogate(max(n, N_DRAWN))
-        predicted = max(self._predicted(drawn[:N_JUDGED]), self._doubt())
+        cautious = max(self._predicted(drawn[:N_JUDGED]), self._doubt())
+        kept = KEPT[1] * self.checked.distance if self.checked.n else 1.0
         v = drawn[:n]
         points = surrogate.to_points(v.T)
         few = error_of_few_draws(surrogate.to_points(drawn.T)) * np.sqrt(len(drawn) / n)
@@ -197,7 +204,7 @@ class CheckedExploration:
             points,
             surrogate_values(surrogate, v),
             self.checked.scale * explorer.standard_deviations(v),
-            min(1.0, float(np.hypot(predicted, few))),
+            *(min(1.0, float(np.hypot(x, few))) for x in (min(cautious, kept), cautious)),
             self._evidence(drawn),
         )
 

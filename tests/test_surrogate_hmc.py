@@ -28,10 +28,10 @@ from pymc_kameleon.surrogate import trajectory, trajectory_adaptation, transitio
 from pymc_kameleon.surrogate.mean import Mean, confined, fit_quadratic, mean_value
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
-    PosteriorSurrogate,
     everywhere,
     find_modes,
     nearest_mode,
+    new_surrogate,
     new_workspace,
     predicted,
     surrogate_value_and_gradient,
@@ -62,7 +62,7 @@ def without_prior(gp):
     nowhere = np.zeros(len(gp.mean.linear), dtype=np.bool_)
     bends = gp.triangular_map
     mean, support = gp.mean_function(), everywhere(len(nowhere))
-    return PosteriorSurrogate(gp.standardization, bends, mean, nowhere, NO_PRIOR, support)
+    return new_surrogate(gp.standardization, bends, mean, nowhere, NO_PRIOR, support)
 
 
 def fitted(target=BANANA, n=80, max_centers=500, seed=0):

@@ -77,6 +77,6 @@ def exp(x):
     return math.exp(x)
 
 
-@overload(exp, jit_options=compile_options(False) | {"fastmath": FUSED})
+@overload(exp, jit_options=compile_options(False, fastmath=FUSED))
 def _exp_overload(x):
     return _exp_by_series if x == types.float64 else None

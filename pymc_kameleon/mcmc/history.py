@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import jit, jitable
+from pymc_kameleon.mcmc.numba_bridge import jit_inner, jitable
 
 STORED, STRIDE, SEEN, RECENT = range(4)
 """Positions in a history's `cursor`: what they count is said in `History`."""
@@ -50,7 +50,7 @@ def new_history(capacity: int, dim: int, n_recent: int = 0) -> History:
     return History(np.zeros((capacity, dim)), np.zeros((n_recent, dim)), np.array([0, 1, 0, 0]))
 
 
-@jit
+@jit_inner
 def record(history, position):
     """Show the history the chain's next position."""
     points, cursor = history.points, history.cursor

@@ -77,9 +77,15 @@ CALLERS = {"demo", "distributed", "plots", "steps", "store"}
 """Folders that hold nothing that is compiled."""
 
 
-def compile_options(allocates):
-    """Return options of `numba.njit` for a function, with `allocates` as `jit` takes it."""
-    return OPTIONS | ({"_nrt": allocates} if COUNTS_AT_WILL else {})
+def compile_options(allocates, **options):
+    """Return options of `numba.njit` for a function, with `allocates` as `jit` takes it.
+
+    A function whose sums may be reordered becomes part of each that calls it. Else there would be
+    several copies of it, each ordered in its own way, and which one is called would depend on
+    whether this process compiles the callers or finds them on disk.
+    """
+    counting = {"_nrt": allocates} if COUNTS_AT_WILL else {}
+    return OPTIONS | counting | {"forceinline": "fastmath" in options} | options
 
 
 @functools.cache
@@ -124,7 +130,7 @@ def jit(function=None, *, allocates=False, **options):
     """
     if function is None:
         return functools.partial(jit, allocates=allocates, **options)
-    options = compile_options(allocates) | options
+    options = compile_options(allocates, **options)
     compiled = numba.njit(cache=KEEPS_ON_DISK, **options)(function)
     if KEEPS_ON_DISK and is_jitted(compiled):
         _keep_until_a_source_changes(compiled._cache, function.__module__)
@@ -145,7 +151,7 @@ def jit_inner(function=None, *, allocates=False, **options):
     def call(*arguments):
         return jitted(*arguments)
 
-    @overload(call, jit_options=compile_options(allocates) | options, strict=False)
+    @overload(call, jit_options=compile_options(allocates, **options), strict=False)
     def compiled(*arguments):
         return function
 

@@ -11,13 +11,13 @@ import scipy
 from scipy import linalg
 
 from pymc_kameleon.mcmc.linalg import squared_distances
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
 COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
 """Code of each covariance in a process: compiled code takes no function pointers."""
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def radial(kernel, squared):
     r"""Return :math:`\varphi(q), -2\varphi'(q), 4\varphi''(q), -8\varphi'''(q)` at q = `squared`.
 
@@ -44,7 +44,7 @@ def radial(kernel, squared):
     )
 
 
-@jit(fastmath=SIMD, allocates=True)
+@jit_inner(fastmath=SIMD, allocates=True)
 def correlations(kernel, z, coordinates, count, size, out):
     """Correlations at `z` (d,) with the rows of the first `count` points of `coordinates` (d, n).
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.numba_bridge import jit_inner
 
 FALL, LEAST_REACH = 0.25, 1.0
 """By how much a confined mean falls, at least, over the reach of the points that it was fitted to,
@@ -28,7 +28,7 @@ class Mean(NamedTuple):
     quadratic: np.ndarray
 
 
-@jit
+@jit_inner
 def mean_value(mean, u):
     """Evaluate the mean at `u` (d,)."""
     total = mean.constant[0]
@@ -40,7 +40,7 @@ def mean_value(mean, u):
     return total
 
 
-@jit
+@jit_inner
 def mean_gradient(mean, u, out):
     """Gradient of the mean in `u`, into `out` (d,)."""
     for i in range(u.size):

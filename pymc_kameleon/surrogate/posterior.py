@@ -8,21 +8,34 @@ log-likelihood goes on smoothly in that, and flattens out without end in x. Wher
 cannot call the prior, or it has no gradient, all of the log density is learnt, with w(x) = x.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numba import typeof, types
+from numba.extending import is_jitted
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 from scipy.special import expit
 
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, resolved_once
+from pymc_kameleon.mcmc.numba_bridge import (
+    N_TERMS,
+    by_address,
+    evaluate,
+    jit,
+    jit_inner,
+    machine_code_address,
+    resolved_once,
+)
 from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
 from pymc_kameleon.surrogate.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
 
 NO_PRIOR = np.zeros(0, dtype=np.int64)
 """Stands for a log prior of 0: all of the log density is learnt."""
+
+call_for_value = by_address(types.float64)
 
 
 class Support(NamedTuple):
@@ -42,7 +55,7 @@ def everywhere(dim: int) -> Support:
     return Support(np.zeros((0, dim)), np.zeros(0, dtype=np.bool_), np.full(dim, np.inf))
 
 
-@jit
+@jit_inner
 def is_inside(support, v):
     """Whether there is a density at `v` (d,), as far as is known."""
     for k in range(v.size):
@@ -58,13 +71,24 @@ def is_inside(support, v):
     return found
 
 
+class Routines(NamedTuple):
+    """What evaluates a surrogate: addresses of machine code, in plain Python functions.
+
+    All that calls them is compiled without a copy of them, and gets the same digits.
+    """
+
+    value: int | Callable
+    value_and_gradient: int | Callable
+
+
 class PosteriorSurrogate(NamedTuple):
     """A surrogate of the log density; fixed until the next fit.
 
     Moves are in v(u) of u = factor^-1 (x - location); the map's determinant is constant, so the
     density of v is proportional to that of u. The process has its own standardised coordinates of
     w(x). `log_prior` is what `evaluate` takes of the log prior with its gradient, or `NO_PRIOR`; it
-    is valid until a shared variable gets another array. Outside of the `support` it is -inf.
+    is valid until a shared variable gets another array. Outside of the `support` it is -inf. One is
+    made by `new_surrogate`, which finds the `routines`.
     """
 
     standardization: Standardization
@@ -73,6 +97,7 @@ class PosteriorSurrogate(NamedTuple):
     is_bounded: np.ndarray
     log_prior: np.ndarray
     support: Support
+    routines: Routines
 
     def to_moves(self, points: np.ndarray) -> np.ndarray:
         """Coordinates of moves (d, n) of the rows of `points` (n, d)."""
@@ -103,7 +128,7 @@ class Workspace(NamedTuple):
     other: np.ndarray
 
 
-@jit(allocates=True)
+@jit_inner(allocates=True)
 def new_workspace(surrogate):
     """Return room for evaluations of `surrogate`."""
     dim = surrogate.is_bounded.size
@@ -134,14 +159,14 @@ def natural_slopes(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.where(is_bounded, shares * (1.0 - shares), 1.0)
 
 
-@jit
+@jit_inner
 def move_coordinates(surrogate, x, u, out):
     """Coordinates of moves of `x` (d,), into `out` (d,); `u` (d,) is written."""
     standardize(surrogate.standardization, x, u)
     map_to_v(surrogate.triangular_map, u, out)
 
 
-@jit
+@jit_inner
 def raw_coordinates(surrogate, v, u, out):
     """Raw coordinates of `v` (d,), into `out` (d,), and the standardised ones, into `u` (d,)."""
     map_to_u(surrogate.triangular_map, v, u)
@@ -149,7 +174,11 @@ def raw_coordinates(surrogate, v, u, out):
     add_into(surrogate.standardization.location, out, out)
 
 
-@jit
+# Nothing but compiled code calls them.
+_without_wrapper = jit(no_cpython_wrapper=True)
+
+
+@jit_inner
 def _find_coordinates(surrogate, v, workspace):
     raw, own = workspace.raw, workspace.own
     raw_coordinates(surrogate, v, workspace.standardised, raw)
@@ -158,9 +187,8 @@ def _find_coordinates(surrogate, v, workspace):
     standardize(surrogate.gp.standardization, own, own)
 
 
-@jit
-def surrogate_value(surrogate, v, workspace):
-    """Evaluate the surrogate at `v` (d,), in coordinates of moves; -inf if it is not finite."""
+@_without_wrapper
+def _value(surrogate, v, workspace):
     _find_coordinates(surrogate, v, workspace)
     value = value_at(
         surrogate.gp, workspace.own, workspace.straight, workspace.scaled, workspace.basis
@@ -171,23 +199,8 @@ def surrogate_value(surrogate, v, workspace):
     return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
 
 
-@jit(allocates=True)
-def _values(surrogate, rows, out):
-    workspace = new_workspace(surrogate)
-    for i in range(out.size):
-        out[i] = surrogate_value(surrogate, rows[i], workspace)
-
-
-def surrogate_values(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndarray:
-    """Surrogate (n,) at the rows of an array (n, d), in coordinates of moves."""
-    values = np.empty(len(rows))
-    _values(surrogate, np.ascontiguousarray(rows), values)
-    return values
-
-
-@jit
-def surrogate_value_and_gradient(surrogate, v, workspace, out):
-    """Evaluate likewise, and write the gradient in `v` into `out` (d,)."""
+@_without_wrapper
+def _value_and_gradient(surrogate, v, workspace, out):
     _find_coordinates(surrogate, v, workspace)
     raw, slopes = workspace.raw, workspace.slopes
     value = value_and_gradient_at(
@@ -209,6 +222,60 @@ def surrogate_value_and_gradient(surrogate, v, workspace, out):
             out[i] += factor[j, i] * slopes[j]
     gradient_in_v(surrogate.triangular_map, workspace.standardised, out)
     return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
+
+
+_found: list[Routines] = []
+
+
+def new_surrogate(
+    standardization: Standardization,
+    triangular_map: TriangularMap,
+    gp: MeanFunction,
+    is_bounded: np.ndarray,
+    log_prior: np.ndarray,
+    support: Support,
+) -> PosteriorSurrogate:
+    """Return a surrogate with the routines of this process; all have arrays of the same types."""
+    parts = standardization, triangular_map, gp, is_bounded, log_prior, support
+    if not is_jitted(_value):  # NUMBA_DISABLE_JIT
+        return PosteriorSurrogate(*parts, Routines(_value, _value_and_gradient))
+    if not _found:
+        surrogate = PosteriorSurrogate(*parts, Routines(0, 0))
+        vector = types.float64[::1]
+        kinds = typeof(surrogate), vector, typeof(new_workspace(surrogate))
+        _found.append(
+            Routines(
+                machine_code_address(_value, kinds),
+                machine_code_address(_value_and_gradient, (*kinds, vector)),
+            )
+        )
+    return PosteriorSurrogate(*parts, _found[0])
+
+
+@jit_inner
+def surrogate_value(surrogate, v, workspace):
+    """Evaluate the surrogate at `v` (d,), in coordinates of moves; -inf if it is not finite."""
+    return call_for_value(surrogate.routines.value, (surrogate, v, workspace))
+
+
+@jit_inner
+def surrogate_value_and_gradient(surrogate, v, workspace, out):
+    """Evaluate likewise, and write the gradient in `v` into `out` (d,)."""
+    return call_for_value(surrogate.routines.value_and_gradient, (surrogate, v, workspace, out))
+
+
+@jit(allocates=True)
+def _values(surrogate, rows, out):
+    workspace = new_workspace(surrogate)
+    for i in range(out.size):
+        out[i] = surrogate_value(surrogate, rows[i], workspace)
+
+
+def surrogate_values(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.ndarray:
+    """Surrogate (n,) at the rows of an array (n, d), in coordinates of moves."""
+    values = np.empty(len(rows))
+    _values(surrogate, np.ascontiguousarray(rows), values)
+    return values
 
 
 @jit(allocates=True)

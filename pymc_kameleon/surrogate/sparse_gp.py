@@ -30,7 +30,7 @@ from pymc_kameleon.mcmc.linalg import (
     solve_upper,
     squared_distances,
 )
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 from pymc_kameleon.surrogate.covariances import (
     COVARIANCES,
     correlation_matrix,
@@ -147,7 +147,7 @@ def new_sparse_gp(
     )
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def _distances(gp, u, v, z, out):
     """Those of `u` (d,) to the centres, in lengthscales, squared; `v` and `z` (d,) are written."""
     map_to_v(gp.triangular_map, u, v)
@@ -156,7 +156,7 @@ def _distances(gp, u, v, z, out):
     squared_distances(z, gp.centres, out.size, out)
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def value_at(gp, u, v, z, basis):
     """Mean at `u` (d,), for the rational quadratic covariance; `v`, `z` and `basis` are written."""
     _distances(gp, u, v, z, basis)
@@ -174,7 +174,7 @@ def mean_at(gp, x):
     return value_at(gp, u, v, z, np.empty(gp.weights.size))
 
 
-@jit(fastmath=SIMD)
+@jit_inner(fastmath=SIMD)
 def value_and_gradient_at(gp, u, v, z, basis, out):
     """Evaluate likewise, and write the gradient in `u` into `out` (d,)."""
     _distances(gp, u, v, z, basis)
@@ -194,7 +194,7 @@ def value_and_gradient_at(gp, u, v, z, basis, out):
     return value
 
 
-@jit
+@jit_inner
 def _predicted(gp, x, u, v, z, basis):
     """Mean at `x` (d,), raw, and 1 - its variance over the prior's; `basis` becomes L^-1 k."""
     standardize(gp.standardization, x, u)
@@ -216,7 +216,7 @@ def predict(gp, x):
     return mean, math.exp(2.0 * gp.hyperparameters[0]) * max(0.0, 1.0 - explained)
 
 
-@jit
+@jit_inner
 def _in_raw_coordinates(gp, u, gradient, spare):
     """Gradient in z at `u` to raw coordinates, in place; `spare` (d,) is overwritten."""
     for k in range(u.size):
@@ -276,7 +276,7 @@ def log_surrogate(gp, x):
     return bounded(gp, mean, variance)
 
 
-@jit
+@jit_inner
 def bounded(gp, mean, variance):
     r"""Return :math:`S = \min(\mu + \kappa/2, \text{largest value learnt})`.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.linalg import dot, factor_times
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     new_workspace,
@@ -67,14 +67,14 @@ def new_integrator(dim: int) -> Integrator:
     return Integrator(np.eye(dim), 0.1 * one, 8.0 * one, zero, zero.copy(), zero.copy())
 
 
-@jit
+@jit_inner
 def _kick(root, size, gradient, momentum):
     for i in range(momentum.size):
         for j in range(i, momentum.size):
             momentum[i] += size * root[j, i] * gradient[j]
 
 
-@jit
+@jit_inner
 def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum):
     """Move `u` and `momentum`, both (d,), in place along a trajectory; return s where it ends.
 
@@ -94,12 +94,12 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u
     return value
 
 
-@jit
+@jit_inner
 def _squared_norm(vector):
     return dot(vector, vector, vector.size)
 
 
-@jit
+@jit_inner
 def move_by_trajectory(surrogate, integrator, temperature, u, value, momentum, uniforms, workspace):
     """Move `u` (d,) in place, or leave it, so that exp(s / T) stays invariant; return s there.
 

@@ -23,6 +23,7 @@ from pymc_kameleon.surrogate.posterior import (
     natural_slopes,
     natural_where,
     nearest_mode,
+    new_surrogate,
     surrogate_values,
 )
 from pymc_kameleon.surrogate.sparse_gp import (
@@ -441,7 +442,7 @@ class TrajectoryLearner(Learner):
 
     def _surrogate_of(self, coordinates, triangular_map, gp, support):
         mean = gp.mean_function()
-        return PosteriorSurrogate(
+        return new_surrogate(
             coordinates, triangular_map, mean, self.is_bounded, self.log_prior, support
         )
 

@@ -22,10 +22,11 @@ from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation
 from pymc_kameleon.mcmc.history import History, record, two_of
 from pymc_kameleon.mcmc.linalg import copy_into, dot
-from pymc_kameleon.mcmc.numba_bridge import by_address, jit, machine_code_address, resolved_once
+from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner, machine_code_address, resolved_once
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
+    call_for_value,
     move_coordinates,
     new_workspace,
     raw_coordinates,
@@ -50,9 +51,6 @@ UNIFORMS = 1 + 4 * TRIES
 HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
 """Temperatures above 1 of the annealing, the hottest first, and of hot transitions: times the root
 of the dimension."""
-
-
-call_for_value = by_address(types.float64)
 
 
 class TransitionRecord(NamedTuple):
@@ -85,12 +83,12 @@ class SurrogateTransition(NamedTuple):
     record: TransitionRecord | None
 
 
-@jit
+@jit_inner
 def _temperature(heat, dim):
     return 1.0 + heat / math.sqrt(dim)
 
 
-@jit
+@jit_inner
 def _move_by_differences(surrogate, points, radius, temperature, u, value, uniforms, workspace):
     dim, n = points.shape
     moved = workspace.other

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner
 from pymc_kameleon.surrogate.mean import LARGEST_FIT, n_coefficients
 
 STRAIGHT = 0.8
@@ -80,7 +80,7 @@ def identity_map(dim: int) -> TriangularMap:
     return TriangularMap(np.zeros(0, dtype=np.int64), *nothing)
 
 
-@jit
+@jit_inner
 def _expected(triangular_map, r, u):
     """Quadratic of row `r` at `u` (d,)."""
     total = triangular_map.constant[r]
@@ -92,7 +92,7 @@ def _expected(triangular_map, r, u):
     return total
 
 
-@jit
+@jit_inner
 def _expected_slope(triangular_map, r, u, i):
     slope = triangular_map.linear[r, i]
     for j in range(u.size):
@@ -100,7 +100,7 @@ def _expected_slope(triangular_map, r, u, i):
     return slope
 
 
-@jit
+@jit_inner
 def map_to_v(triangular_map, u, v):
     """Write the straight coordinates of `u` (d,) into `v` (d,), another array."""
     for i in range(u.size):
@@ -110,7 +110,7 @@ def map_to_v(triangular_map, u, v):
         v[k] = (u[k] - _expected(triangular_map, r, u)) / triangular_map.scales[r]
 
 
-@jit
+@jit_inner
 def map_to_u(triangular_map, v, u):
     """Write the point of straight coordinates `v` (d,) into `u` (d,), another array."""
     for i in range(v.size):
@@ -120,7 +120,7 @@ def map_to_u(triangular_map, v, u):
         u[k] = triangular_map.scales[r] * v[k] + _expected(triangular_map, r, u)
 
 
-@jit
+@jit_inner
 def gradient_in_u(triangular_map, u, gradient, out):
     """Gradient in `u` (d,), into `out` (d,), of what has this `gradient` (d,) in v."""
     for i in range(u.size):
@@ -133,7 +133,7 @@ def gradient_in_u(triangular_map, u, gradient, out):
             out[i] -= slope * _expected_slope(triangular_map, r, u, i)
 
 
-@jit
+@jit_inner
 def gradient_in_v(triangular_map, u, gradient):
     """Replace a `gradient` (d,) in `u` (d,) by that in v."""
     for r in range(triangular_map.mapped.size):

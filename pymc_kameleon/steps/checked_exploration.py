@@ -204,7 +204,8 @@ class CheckedExploration:
             points,
             surrogate_values(surrogate, v),
             self.checked.scale * explorer.standard_deviations(v),
-            *(min(1.0, float(np.hypot(x, few))) for x in (min(cautious, kept), cautious)),
+            min(1.0, float(np.hypot(min(cautious, kept), few))),
+            min(1.0, float(np.hypot(cautious, few))),
             self._evidence(drawn),
         )
 

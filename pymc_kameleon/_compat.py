@@ -271,7 +271,7 @@ def evaluation_bar(total: int, shown: bool):
     columns = [
         TextColumn("Evaluations {task.completed:.0f} of {task.total:.0f}"),
         BarColumn(),
-        TextColumn("predicted error {task.fields[error]:.3f}"),
+        TextColumn("cautious error {task.fields[error]:.3f}"),
         TimeRemainingColumn(),
     ]
     with Progress(*columns, disable=not shown) as progress:

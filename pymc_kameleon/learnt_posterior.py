@@ -92,7 +92,7 @@ def surrogate_posterior(
         called once a draw.
     random_seed : int, sequence of int, Generator or None
     progressbar : bool
-        Show evaluations made, the predicted error and the time left.
+        Show evaluations made, the cautious error and the time left.
     compile_kwargs : dict, optional
         For `model.compile_fn`.
 

@@ -114,6 +114,7 @@ STEPS = {
 With several transitions a draw a chain that learns looks ahead within the draw alone."""
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("name", STEPS)
 def test_draws_are_the_same_with_fewer_calls(name):
     make, share = STEPS[name]
@@ -254,6 +255,7 @@ def test_what_a_store_knows_is_not_evaluated_again(tmp_path):
     assert n_calls[1] < 0.3 * n_calls[0]
 
 
+@pytest.mark.numerics
 def test_a_store_has_what_was_asked_for(tmp_path):
     def found(is_vectorized, name):
         store = EvaluationStore(tmp_path / name)

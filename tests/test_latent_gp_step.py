@@ -95,6 +95,7 @@ def names_of(step):
     return [v.name for v in step.vars]
 
 
+@pytest.mark.numerics
 def test_hyperparameters_are_found():
     model = hierarchical()
     with model:

@@ -362,6 +362,7 @@ def test_beside_nuts_and_metropolis():
     assert values(idata, "f").shape == (1, 4, 6)
 
 
+@pytest.mark.numerics
 def test_two_functions_each_with_its_step():
     model = _model(two_functions)
     steps = [

@@ -197,6 +197,7 @@ def process_zero_sum():
     pm.Normal("level", 0, 1)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("process", [process_walk, process_ar, process_icar, process_zero_sum])
 def test_a_density_gives_the_gaussian(process):
     """Density of the model = that of the target with N(x; m, K), at random values; 1e-6 of it."""
@@ -224,6 +225,7 @@ def test_a_density_gives_the_gaussian(process):
         np.testing.assert_allclose(density(point), value, rtol=1e-6)
 
 
+@pytest.mark.numerics
 def test_prior_of_linear_predictors():
     """Against the covariance put together by hand."""
     model = made(mixed)
@@ -373,7 +375,7 @@ def ends_and_fresh(name, n_sets, n_transitions):
     return np.array(ends), fresh
 
 
-def p_values(name, n_sets=500, n_transitions=10):
+def p_values(name, n_sets=300, n_transitions=10):
     ends, fresh = ends_and_fresh(name, n_sets, n_transitions)
     columns = zip(ends.T[:-1], fresh.T, strict=True)
     return np.array([stats.ks_2samp(end, new).pvalue for end, new in columns])
@@ -383,7 +385,7 @@ def p_values(name, n_sets=500, n_transitions=10):
 @pytest.mark.numerics
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_transitions_leave_exact_draws_exact(name, monkeypatch):
-    """500 data sets: hyperparameters and all variables behind the predictors keep their prior."""
+    """300 data sets: hyperparameters and all variables behind the predictors keep their prior."""
     if name != "areas":  # sparse, though the matrix is so small
         monkeypatch.setattr(sparse_cholesky, "FULL", 2.0)
     found = p_values(name)

@@ -91,7 +91,7 @@ def estimate(theta, y, effects):
     return (logsumexp(terms, axis=0) - np.log(len(effects))).sum()
 
 
-def calibration_p_values(make, n=1000, transitions=10, n_effects=4, is_kept=True):
+def calibration_p_values(make, n=700, transitions=10, n_effects=4, is_kept=True):
     """Simulation-based calibration: parameter, effects and data are drawn from the model.
 
     An estimate from the true effects and fresh ones has the distribution of a kept one (Andrieu,
@@ -191,6 +191,7 @@ def test_likelihood_of_the_noise_and_its_gradient(has_gradients):
     assert slopes[-1] == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("noise", [0.3, 1.5])
 def test_noise_is_found(noise):
     """To 20 %, from 300 values of a smooth function, where its standard error is 5 %."""
@@ -271,7 +272,7 @@ def test_estimates_are_saved_through_pm_sample():
     with pm.Model():
         x = pm.Normal("x", 0.0, 3.0, shape=4)
         pm.Potential("p", estimated_loglikelihood(estimate, x))
-        for make, draws in ((AdaptiveMetropolisStep, 4000), (SurrogateHMCStep, 1000)):
+        for make, draws in ((AdaptiveMetropolisStep, 2000), (SurrogateHMCStep, 700)):
             step = make(pseudo_marginal=True, steps_per_draw=1)
             found[make.__name__] = sample(step, tune=600, draws=draws, chains=2)
     precision = np.diag(np.arange(1.0, 5.0) + 1 / 9)

@@ -41,11 +41,13 @@ def p_values(example):
     return invariance_p_values(step, draws, reference, radius)
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_it_leaves_its_target_invariant(example):
     assert min(p_values(example).values()) > 1e-6
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_a_forgotten_ratio_would_be_caught(example):
     right = example.propose

@@ -27,9 +27,9 @@ N_PROBED = 5
 """Draws from which it is seen whether the surrogate is far too large where nothing was evaluated:
 the first of each check, and of the last surrogate."""
 
-KEPT = 0.2, 0.5
+KEPT, CAUTIOUS = (0.2, 0.5), 0.35
 """Shares of the total variation distance that a check finds which the next fit, to its values too,
-is taken to keep at least and at most."""
+is predicted to keep at least and at most, and which it may keep."""
 
 N_JUDGED = 400
 """Draws at which the error of the marginals is predicted."""
@@ -59,8 +59,9 @@ UNCHECKED = Checked(0, float("nan"), 0.0, float("nan"), 1.0, 0, NO_ESTIMATE)
 class Approximation(NamedTuple):
     """Draws from a surrogate: raveled `points` (n, d), its log densities and their errors (n,).
 
-    `cautious_error` is what the process and the last check say, `predicted_error` no more than a
-    fit to the values of this check too is taken to keep of what it found.
+    `cautious_error` is the larger one of what the process and the last check say; the
+    `predicted_error` is that of the process, within what a fit to the values of this check too is
+    taken to keep of what it found.
     """
 
     points: np.ndarray
@@ -142,12 +143,12 @@ class CheckedExploration:
         return self.tolerance is not None and self.error < self.tolerance
 
     def _doubt(self):
-        """Least error: a share of the check's, and where it found most of the mass elsewhere, more.
+        """Least cautious error: a share of the check's; where most mass was elsewhere, more.
 
         What was wrong by far is not known from these few to be right now.
         """
         distance = self.checked.distance
-        return 1.0 if self.is_astray else max(KEPT[0] * distance, 2.0 * distance - 1.0)
+        return 1.0 if self.is_astray else max(CAUTIOUS * distance, 2.0 * distance - 1.0)
 
     def _predicted(self, v):
         points = self.explorer.learner.surrogate.to_points(v.T)
@@ -195,8 +196,10 @@ class CheckedExploration:
                 "See model.debug(), or take more evaluations."
             )
         surrogate, drawn = explorer.learner.surrogate, explorer.draw_surrogate(max(n, N_DRAWN))
-        cautious = max(self._predicted(drawn[:N_JUDGED]), self._doubt())
-        kept = KEPT[1] * self.checked.distance if self.checked.n else 1.0
+        error = self._predicted(drawn[:N_JUDGED])
+        least, most = (share * self.checked.distance for share in KEPT)
+        predicted = min(max(error, least), most if self.checked.n else 1.0)
+        cautious = max(error, self._doubt())
         v = drawn[:n]
         points = surrogate.to_points(v.T)
         few = error_of_few_draws(surrogate.to_points(drawn.T)) * np.sqrt(len(drawn) / n)
@@ -204,7 +207,7 @@ class CheckedExploration:
             points,
             surrogate_values(surrogate, v),
             self.checked.scale * explorer.standard_deviations(v),
-            min(1.0, float(np.hypot(min(cautious, kept), few))),
+            min(1.0, float(np.hypot(predicted, few))),
             min(1.0, float(np.hypot(cautious, few))),
             self._evidence(drawn),
         )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
+from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
@@ -23,6 +24,9 @@ DISAGREEMENT = 1.0
 
 EVEN = 0.7
 """Effective share of weights from which they are so even that the shape of their tail is noise."""
+
+COVERAGE = 0.975
+"""Quantile up to which 1.96 standard errors are to reach, also where they are from few chains."""
 
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
 
@@ -71,7 +75,10 @@ def log_evidence(result: Any) -> Estimate:
     the chains then disagree.
 
     The standard error is the larger of two: from the autocorrelation within chains, with the
-    correlation between temperatures counted, and from the spread of the chains.
+    correlation between temperatures counted, and from the spread of the chains. That of surrogates,
+    which have normalisers of their own, is seen in this spread alone: it is wider by as much as
+    Student's t with m - 1 degrees of freedom, m chains, is wider than a normal distribution. Of a
+    single chain the error of its normaliser is not known.
 
     References
     ----------
@@ -138,7 +145,11 @@ def _of_chains_on_a_surrogate(statistics):
             f"do not trust this log evidence. Pareto k is {k:.2f}, above 0.7. Tune longer."
         )
     _warn_of_disagreement(-means, "plots.plot_surrogate(result)")
-    return _of_chains(-means, 1.0 - weights)
+    estimate, m = _of_chains(-means, 1.0 - weights), len(means)
+    # Errors of the normalisers are seen between chains alone, of which there are few.
+    wider = float(stats.t.ppf(COVERAGE, max(m - 1, 1)) / stats.norm.ppf(COVERAGE))
+    error = max(estimate.standard_error, wider * _error_between(means))
+    return estimate._replace(standard_error=error)
 
 
 def _of_approximation(found):
@@ -212,8 +223,11 @@ def _of_chains(found, series):
     if not np.isfinite(value):
         return Estimate(value, float("nan"), 0.0)
     estimate = from_series(value, series)
-    between = float(np.std(found, ddof=1)) / np.sqrt(len(found)) if len(found) > 1 else 0.0
-    return estimate._replace(standard_error=float(max(estimate.standard_error, between)))
+    return estimate._replace(standard_error=max(estimate.standard_error, _error_between(found)))
+
+
+def _error_between(found):
+    return float(np.std(found, ddof=1) / np.sqrt(len(found))) if len(found) > 1 else 0.0
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

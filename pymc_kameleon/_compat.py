@@ -192,14 +192,20 @@ def is_in_worker() -> bool:
 
 
 def can_interrupt_sampling() -> bool:
-    """Whether the caller is called by `pymc.sample`, which can be ended from there."""
+    """Whether the caller is called by `pymc.sample`, which can be ended from there.
+
+    Not on a cluster, where nobody would see that: there an error goes to the client.
+    """
     if is_in_worker():
         # A signal would end the process of the user on Windows, and is ignored by one that a shell
         # has put into the background.
         return os.name != "nt" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-    frames = (frame for frame, _ in traceback.walk_stack(None))
-    where = ("pymc.sampling.mcmc", "_sample")
-    return any((f.f_globals.get("__name__"), f.f_code.co_name) == where for f in frames)
+    callers = {
+        (frame.f_globals.get("__name__"), frame.f_code.co_name)
+        for frame, _ in traceback.walk_stack(None)
+    }
+    on_cluster = ("pymc_kameleon.distributed.worker", "run_round")
+    return ("pymc.sampling.mcmc", "_sample") in callers and on_cluster not in callers
 
 
 def interrupt_sampling() -> NoReturn:

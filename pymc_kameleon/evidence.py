@@ -145,11 +145,9 @@ def _of_chains_on_a_surrogate(statistics):
             f"do not trust this log evidence. Pareto k is {k:.2f}, above 0.7. Tune longer."
         )
     _warn_of_disagreement(-means, "plots.plot_surrogate(result)")
-    estimate, m = _of_chains(-means, 1.0 - weights), len(means)
     # Errors of the normalisers are seen between chains alone, of which there are few.
-    wider = float(stats.t.ppf(COVERAGE, max(m - 1, 1)) / stats.norm.ppf(COVERAGE))
-    error = max(estimate.standard_error, wider * _error_between(means))
-    return estimate._replace(standard_error=error)
+    few = stats.t.ppf(COVERAGE, max(len(means) - 1, 1)) / stats.norm.ppf(COVERAGE)
+    return _of_chains(-means, 1.0 - weights, float(few))
 
 
 def _of_approximation(found):
@@ -217,17 +215,17 @@ def combined(ladders: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
     return np.array(values), _of_chains(np.array(values), np.array(series))
 
 
-def _of_chains(found, series):
-    """Mean over chains (m,), with the larger of the errors within them (m, n) and between them."""
-    value = float(np.mean(found))
+def _of_chains(found, series, wider=1.0):
+    """Mean over chains (m,), with the larger of the errors within them (m, n) and between them.
+
+    The latter is made `wider` by this factor.
+    """
+    value, m = float(np.mean(found)), len(found)
     if not np.isfinite(value):
         return Estimate(value, float("nan"), 0.0)
     estimate = from_series(value, series)
-    return estimate._replace(standard_error=max(estimate.standard_error, _error_between(found)))
-
-
-def _error_between(found):
-    return float(np.std(found, ddof=1) / np.sqrt(len(found))) if len(found) > 1 else 0.0
+    between = wider * float(np.std(found, ddof=1)) / np.sqrt(m) if m > 1 else 0.0
+    return estimate._replace(standard_error=max(estimate.standard_error, between))
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

@@ -365,13 +365,17 @@ def test_chains_that_disagree_about_the_evidence():
 
 
 def test_log_evidence_of_a_regression():
-    """Within 5 standard errors, null probability 6e-7; and the comparison of two priors."""
+    """Within 5 standard errors, null probability 6e-7; and the comparison of two priors.
+
+    The standard error within chains is 0.045; half of the difference of two is above 0.2 with
+    probability 1e-5.
+    """
     results, truth = {}, {}
     for scale in (1.0, 30.0):
         model, truth[scale] = conjugate(scale)
-        found = evidence.log_evidence(sampled(model, draws=500, tune=500))
+        found = evidence.log_evidence(sampled(model, draws=3000, tune=500))
         assert abs(found.log_evidence - truth[scale]) < 5.0 * found.standard_error
-        assert found.standard_error < 0.15
+        assert found.standard_error < 0.2
         results[scale] = found if scale == 1.0 else SimpleNamespace(**found._asdict())
     table = evidence.compare_evidence(results)
     assert list(table.index) == [1.0, 30.0]

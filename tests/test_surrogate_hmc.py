@@ -972,25 +972,28 @@ def test_a_chain_with_vague_priors_comes_to_the_mode():
 
 
 @pytest.mark.slow
+@pytest.mark.numerics
 def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
     """The median of its draws is typical of the posterior, and steps are as large as there.
 
-    Of two chains together: up to half of one's draws lie in the spike, in one chain of about twelve
-    more than half.
+    In one chain of about twelve more than half of the draws lie in the spike. So two of five are
+    asked for, and four have them there with probability 2e-4.
     """
-    model, log_tau = hierarchy(), []
+    model, good = hierarchy(), 0
     step = SurrogateHMCStep(model=model)
     tune = step.default_tune_steps
-    for seed in (1, 2):
+    low, high = quantiles_of_the_log_spread([0.05, 0.95])
+    for seed in range(1, 6):
         begin(step, seed, tune=tune)
         drive(step, model.initial_point(), tune, tune=tune)
         step.stop_tuning()
         learner = step.learner
-        log_tau.append(learner.surrogate.to_points(learner.population)[:, 1])
-        assert learner.integrator.step_size[0] > 0.05
-        assert learner.acceptance > 0.5
-    low, high = quantiles_of_the_log_spread([0.05, 0.95])
-    assert low < np.median(log_tau) < high
+        log_tau = learner.surrogate.to_points(learner.population)[:, 1]
+        is_typical = low < np.median(log_tau) < high
+        good += is_typical and learner.acceptance > 0.5 and learner.integrator.step_size[0] > 0.05
+        if good == 2:
+            return
+    pytest.fail(f"{good} of 5 chains are good")
 
 
 def test_a_density_that_is_not_smooth_is_warned_of():

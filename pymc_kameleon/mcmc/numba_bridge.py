@@ -137,6 +137,10 @@ def jit(function=None, *, allocates=False, **options):
     return compiled
 
 
+jit_by_address = functools.partial(jit, no_cpython_wrapper=True)
+"""`jit` for a function that only compiled code calls, by its address."""
+
+
 def jit_inner(function=None, *, allocates=False, **options):
     """`jit` for a small function that loops call: compiled for them and for plain Python apart.
 
@@ -258,6 +262,21 @@ def machine_code(jitted, argument_types) -> tuple:
 def machine_code_address(jitted, argument_types):
     """Address of `machine_code`; where there is none the function, which callers compile anew."""
     return machine_code(jitted, argument_types)[0] if BY_ADDRESS else jitted
+
+
+_addresses: dict = {}
+
+
+def address_once(jitted, argument_types):
+    """Return its `machine_code_address`, which is looked for once a process.
+
+    `argument_types` returns the Numba types, which are always the same.
+    """
+    if not is_jitted(jitted):  # NUMBA_DISABLE_JIT
+        return jitted
+    if jitted not in _addresses:
+        _addresses[jitted] = machine_code_address(jitted, argument_types())
+    return _addresses[jitted]
 
 
 def _call_there(context, builder, address, result, kinds, values):

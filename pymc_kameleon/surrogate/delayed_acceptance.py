@@ -20,12 +20,13 @@ from pymc_kameleon.mcmc.chain import accept_in_one_stage, accept_in_two_stages, 
 from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.numba_bridge import (
     N_TERMS,
+    address_once,
     by_address,
     call_for_nothing,
     evaluate,
     jit,
+    jit_by_address,
     jitable,
-    machine_code_address,
 )
 from pymc_kameleon.mcmc.proposals.langevin import accept_langevin, accept_langevin_in_two_stages
 from pymc_kameleon.surrogate.acceptance_ratios import (
@@ -306,8 +307,7 @@ def accept_with_gradients(stage, log_density, chain, factor, step_size, uniforms
 # which of them -----------------------------------------------------------------------------------
 
 
-# Nothing but compiled code calls them.
-_compiled = functools.cache(jit(no_cpython_wrapper=True))
+_compiled = functools.cache(jit_by_address)
 
 
 def _acceptance(stage):
@@ -319,28 +319,23 @@ def plain_routines(stage) -> Routines:
     return Routines(_acceptance(stage), learn, add_centre)
 
 
-_found: dict = {}
-
-
 def compiled_routines(stage, chain) -> Routines:
-    """Return the addresses that a `FirstStage` of a `Chain` calls in compiled code.
+    """Return the addresses that a `FirstStage` of a `Chain` calls in compiled code."""
+    accept, number, vector = _acceptance(stage), types.float64, types.float64[::1]
 
-    Both classes always bring arrays of the same types, so they are looked at once a process.
-    """
-    accept = _acceptance(stage)
-    if accept not in _found:
-        table = typeof(np.zeros(0, np.intp))
-        bare = stage._replace(routines=Routines(0, 0, 0), log_prior=np.zeros(0, np.intp))
-        stage, chain = typeof(bare), typeof(chain)
-        number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
-        move = (matrix, number) if accept is accept_with_gradients else (number,)
-        process = stage[stage.fields.index("process")]
-        _found[accept] = Routines(
-            machine_code_address(_compiled(accept), (stage, table, chain, *move, vector)),
-            machine_code_address(_compiled(learn), (stage, chain, types.boolean)),
-            machine_code_address(add_centre, (process, vector, number)),
-        )
-    return _found[accept]
+    def stage_type():
+        return typeof(stage._replace(routines=Routines(0, 0, 0), log_prior=np.zeros(0, np.intp)))
+
+    def of_acceptance():
+        has_gradients = accept is accept_with_gradients
+        move = (types.float64[:, ::1], number) if has_gradients else (number,)
+        return stage_type(), typeof(np.zeros(0, np.intp)), typeof(chain), *move, vector
+
+    return Routines(
+        address_once(_compiled(accept), of_acceptance),
+        address_once(_compiled(learn), lambda: (stage_type(), typeof(chain), types.boolean)),
+        address_once(add_centre, lambda: (typeof(stage.process), vector, number)),
+    )
 
 
 def _accept(stage, log_density, chain, log_ratio, uniforms):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import typeof, types
-from numba.extending import is_jitted
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 from scipy.special import expit
@@ -22,11 +21,12 @@ from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import (
     N_TERMS,
+    address_once,
     by_address,
     evaluate,
     jit,
+    jit_by_address,
     jit_inner,
-    machine_code_address,
     resolved_once,
 )
 from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
@@ -174,10 +174,6 @@ def raw_coordinates(surrogate, v, u, out):
     add_into(surrogate.standardization.location, out, out)
 
 
-# Nothing but compiled code calls them.
-_without_wrapper = jit(no_cpython_wrapper=True)
-
-
 @jit_inner
 def _find_coordinates(surrogate, v, workspace):
     raw, own = workspace.raw, workspace.own
@@ -187,7 +183,7 @@ def _find_coordinates(surrogate, v, workspace):
     standardize(surrogate.gp.standardization, own, own)
 
 
-@_without_wrapper
+@jit_by_address
 def _value(surrogate, v, workspace):
     _find_coordinates(surrogate, v, workspace)
     value = value_at(
@@ -199,7 +195,7 @@ def _value(surrogate, v, workspace):
     return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
 
 
-@_without_wrapper
+@jit_by_address
 def _value_and_gradient(surrogate, v, workspace, out):
     _find_coordinates(surrogate, v, workspace)
     raw, slopes = workspace.raw, workspace.slopes
@@ -224,9 +220,6 @@ def _value_and_gradient(surrogate, v, workspace, out):
     return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
 
 
-_found: list[Routines] = []
-
-
 def new_surrogate(
     standardization: Standardization,
     triangular_map: TriangularMap,
@@ -235,21 +228,18 @@ def new_surrogate(
     log_prior: np.ndarray,
     support: Support,
 ) -> PosteriorSurrogate:
-    """Return a surrogate with the routines of this process; all have arrays of the same types."""
+    """Return a surrogate with the routines of this process."""
     parts = standardization, triangular_map, gp, is_bounded, log_prior, support
-    if not is_jitted(_value):  # NUMBA_DISABLE_JIT
-        return PosteriorSurrogate(*parts, Routines(_value, _value_and_gradient))
-    if not _found:
+
+    def argument_types():
         surrogate = PosteriorSurrogate(*parts, Routines(0, 0))
-        vector = types.float64[::1]
-        kinds = typeof(surrogate), vector, typeof(new_workspace(surrogate))
-        _found.append(
-            Routines(
-                machine_code_address(_value, kinds),
-                machine_code_address(_value_and_gradient, (*kinds, vector)),
-            )
-        )
-    return PosteriorSurrogate(*parts, _found[0])
+        return typeof(surrogate), types.float64[::1], typeof(new_workspace(surrogate))
+
+    routines = Routines(
+        address_once(_value, argument_types),
+        address_once(_value_and_gradient, lambda: (*argument_types(), types.float64[::1])),
+    )
+    return PosteriorSurrogate(*parts, routines)
 
 
 @jit_inner

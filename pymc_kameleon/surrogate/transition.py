@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import typeof, types
-from numba.extending import is_jitted
 
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.evaluations import Evaluations, keep_evaluation
 from pymc_kameleon.mcmc.history import History, record, two_of
 from pymc_kameleon.mcmc.linalg import copy_into, dot
-from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner, machine_code_address, resolved_once
+from pymc_kameleon.mcmc.numba_bridge import address_once, jit, jit_inner, resolved_once
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
@@ -118,20 +117,16 @@ def _move(surrogate, integrator, points, temperature, u, value, normals, uniform
     )
 
 
-_found: list[int] = []
-
-
 def move_routine(surrogate: PosteriorSurrogate, integrator: Integrator) -> int | Callable:
     """Return the address of a move on a surrogate, compiled once for all that make moves."""
-    if not is_jitted(_move):  # NUMBA_DISABLE_JIT
-        return _move
-    if not _found:
+
+    def argument_types():
         number, vector, matrix = types.float64, types.float64[::1], types.float64[:, ::1]
-        surrogate_type, integrator_type = typeof(surrogate), typeof(integrator)
         workspace = typeof(new_workspace(surrogate))
-        arguments = (matrix, number, vector, number, vector, vector, workspace)
-        _found.append(machine_code_address(_move, (surrogate_type, integrator_type, *arguments)))
-    return _found[0]
+        arguments = matrix, number, vector, number, vector, vector, workspace
+        return typeof(surrogate), typeof(integrator), *arguments
+
+    return address_once(_move, argument_types)
 
 
 def _propose(proposal, chain, normals, uniforms):

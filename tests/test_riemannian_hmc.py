@@ -449,13 +449,14 @@ def test_dual_averaging_reaches_the_target_acceptance(initial):
 
 def exact_draws(target, count, rng):
     """Draws by rejection from the Gaussian, for likelihoods with a largest value."""
-    kept = []
+    kept, base = np.zeros((0, target.base.mean.size)), target.base
     largest = float(target.likelihood.upper_bound)
     while len(kept) < count:
-        draw = target.base.draw(rng)
-        if np.log(rng.random()) < target.scale * (target.likelihood.value(draw) - largest):
-            kept.append(draw)
-    return np.array(kept)
+        drawn = base.mean + rng.standard_normal((2000, base.mean.size)) @ base.cholesky.T
+        values = target.likelihood.elementwise(drawn).sum(axis=1)
+        is_kept = np.log(rng.random(len(drawn))) < target.scale * (values - largest)
+        kept = np.concatenate([kept, drawn[is_kept]])
+    return kept[:count]
 
 
 def move(target, draws, settings, n_transitions, seed):

@@ -320,16 +320,17 @@ def test_a_search_is_left_out_where_the_mode_is_known():
 def test_a_search_ends_when_another_chain_has_taught_enough(shares):
     """What that chain evaluated comes between two calls of the search, which takes 55 alone."""
     model, operation = models.black_box(dim=8)
-    other = make(SurrogateHMCStep, model, EvaluationStore())
-    driven(other, model, 60, 100, 2)
-    taught = other.stored.store.read(other.stored.model)
-    store = EvaluationStore()
+    taught, store = [], EvaluationStore()
+    if shares:
+        other = make(SurrogateHMCStep, model, EvaluationStore())
+        driven(other, model, 60, 100, 2)
+        taught = other.stored.store.read(other.stored.model)
     step = make(SurrogateHMCStep, model, store)
     asked, original = [], operation.function
 
     def searching(x):
         asked.append(x)
-        if len(asked) == 30 and shares:
+        if len(asked) == 30:
             for found in taught:
                 store.add(step.stored.model, "other", found.point, found.value, 0.0)
         return original(x)

@@ -120,7 +120,7 @@ def test_starts_are_finite_and_distinct_and_chains_begin_there(build):
             tune=0,
             chains=3,
             cores=1,
-            step=pm.Metropolis(scaling=1e-13),
+            step=pm.Metropolis(scaling=1e-13, blocked=True),
             initvals=starts,
             random_seed=3,
             progressbar=False,
@@ -147,7 +147,9 @@ def test_the_support_is_respected():
 
 @pytest.mark.numerics
 def test_the_seed_decides():
-    model = hierarchical()
+    with pm.Model() as model:
+        pm.Normal("child", pm.Normal("mean", 0, 1), 1)
+        pm.Flat("flat")
 
     def flat(seed):
         starts = dispersed_starts(model, 2, random_seed=seed)

@@ -82,7 +82,6 @@ def counts(unit):
 MODELS = (decay, eight_schools, bounded)
 UNITS = (1e-6, 1e6)
 STEPS = {
-    "KameleonStep": KameleonStep,
     "FastKameleonStep": FastKameleonStep,
     "PCAKameleonStep": PCAKameleonStep,
     "AdaptiveMetropolisStep": AdaptiveMetropolisStep,

@@ -16,11 +16,13 @@ from pymc_kameleon._compat import result_of_traces
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.evidence import is_heavy_tailed
+from pymc_kameleon.mcmc.numba_bridge import NONFINITE
 from pymc_kameleon.model.black_box import has_black_box
 from pymc_kameleon.model.simulator import CALLS
 from pymc_kameleon.steps.checked_exploration import FEWEST_CHECKED, CheckedExploration
 from pymc_kameleon.steps.exploration import Explorer
 from pymc_kameleon.steps.parallel_evaluations import can_fork
+from pymc_kameleon.steps.report import MANY, failures, not_finite
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.validation import checked_integer, checked_number
@@ -181,17 +183,22 @@ def surrogate_posterior(
     approximation = run.draw(chains * draws)
     found = _attributes(run, approximation)
     reasons = _reasons(found, explorer.dim) if is_complete else []
-    is_random = explorer.randomness() if reasons else None
+    cause = failures(explorer) or (explorer.randomness() if reasons else None)
+    if cause and is_complete and not reasons:
+        reasons = ["what they are like where it failed is not known"]
     found |= {"n_evaluations": explorer.n_calls, "believable": int(is_complete and not reasons)}
     result = _result(model, variables, chains, approximation, time.time() - begin)
     result["posterior"].attrs.update(found)
     if not is_complete:
         _warn_of_interrupt(found)
     elif reasons:
-        _warn_of(", ".join(explorer.target.names), found, reasons, is_random)
-    failures = CALLS.complaint(calls_before)
-    if failures is not None:
-        warn_user(failures)
+        _warn_of(", ".join(explorer.target.names), found, reasons, cause)
+    nonfinite = int(explorer.chain.counts[NONFINITE]) - explorer.report.failed
+    if nonfinite > MANY * explorer.n_calls:
+        warn_user(not_finite(", ".join(explorer.target.names), nonfinite / explorer.n_calls))
+    complaint = CALLS.complaint(calls_before)
+    if complaint is not None:
+        warn_user(complaint)
     return result
 
 
@@ -305,8 +312,8 @@ def _warn_of_interrupt(found):
     )
 
 
-def _warn_of(names, found, reasons, is_random):
-    advice = is_random or (
+def _warn_of(names, found, reasons, cause):
+    advice = cause or (
         f"Take more evaluations (n_evaluations={2 * found['n_evaluations']}; with store= none is "
         "made twice), or exact chains that begin with these, "
         "pm.sample(step=SurrogateHMCStep(store=store)). If twice as many do not help, the log "

@@ -616,3 +616,36 @@ def test_the_expected_error_of_functions_that_shift_a_normal():
     truth = np.mean(2.0 * stats.norm.cdf(a / 2.0) - 1.0)
     found = np.mean([expected_error(x, 0.09 * x @ x.T, rng) for _ in range(3)])
     assert found == pytest.approx(truth, rel=0.3)
+
+
+def _raises_below_zero(x):
+    if x[0] < 0:
+        raise KeyError("below 0")
+    return float(-0.5 * (x[0] - 1.0) ** 2)
+
+
+def test_an_exception_that_nobody_named_is_told_of():
+    model, _ = of_function(_raises_below_zero, dim=1, sd=1.0)
+    with pytest.warns(UserWarning, match=r"failed at \d+ points.*x = \[-.*KeyError: 'below 0'"):
+        result = surrogate_posterior(model, n_evaluations=60, **RUN)
+    assert attributes(result)["believable"] == 0
+
+
+def test_values_that_are_no_number_are_told_of():
+    model, _ = of_function(_half_line, dim=1, sd=1.0)
+    with pytest.warns(UserWarning, match="of the log densities of x so far were NaN"):
+        surrogate_posterior(model, n_evaluations=60, **RUN)
+
+
+def test_it_begins_at_a_draw_from_the_prior_where_the_models_start_is_impossible():
+    """A third of the prior has a density; of 32 draws none is there with probability 7e-6."""
+    with pm.Model() as model:
+        x = pm.Normal("x", -0.5, 1.0)
+        pm.Potential("positive", pt.switch(x > 0, 0.0, -np.inf))
+    results = [
+        surrogate_posterior(model, n_evaluations=80, **RUN | {"random_seed": seed})
+        for seed in range(3)
+    ]
+    expected = stats.truncnorm(0.5, np.inf, -0.5, 1.0)
+    for result in results:
+        assert abs(np.median(draws_of(result, "x")) - expected.median()) < 0.15

@@ -8,6 +8,7 @@ from pymc_kameleon._compat import evaluation_bar, pareto_k
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.latent_gp.latent_evidence import Estimate, importance_sampling
 from pymc_kameleon.steps.exploration import Explorer
+from pymc_kameleon.steps.report import failures
 from pymc_kameleon.steps.surrogate_hmc import GROSS, NO_ESTIMATE
 from pymc_kameleon.surrogate.normaliser import N_DRAWN
 from pymc_kameleon.surrogate.posterior import surrogate_values
@@ -111,8 +112,8 @@ class CheckedExploration:
             if explorer.learner is None:
                 raise ValueError(
                     f"n_evaluations={explorer.budget}: at none of the points that were tried is "
-                    f"there a density of {', '.join(explorer.target.names)}. See model.debug(), or "
-                    "take more evaluations."
+                    f"there a density of {', '.join(explorer.target.names)}. "
+                    f"{failures(explorer) or 'See model.debug(), or take more evaluations.'}"
                 )
             explorer.fit()
         while True:

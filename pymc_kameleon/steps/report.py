@@ -14,6 +14,9 @@ from pymc_kameleon.steps.life_cycle import STUCK_AFTER
 
 _log = logging.getLogger("pymc.kameleon")
 
+MANY = 0.1
+"""Share of log densities that are no number above which there is a warning."""
+
 
 @dataclass
 class Report:
@@ -95,24 +98,18 @@ def _complaint(step):
         report.told.add("failed")
         return (
             WarningType.BAD_PARAMS,
-            f"The log density of {names} failed at {report.failed} points of start and tuning, "
-            f"which count as impossible. The first was {report.first_failure}. After tuning "
-            "such a proposal ends the chain: let the function return -np.inf there.",
+            f"{failures(step)} Those were points of start and tuning. After tuning such a proposal "
+            "ends the chain.",
         )
     if not step.tune and "black box" not in report.told:
         told = CALLS.complaint(report.calls_before)
         if told is not None:
             report.told.add("black box")
             return WarningType.BAD_PARAMS, told
-    found = report.evaluations + report.known
-    if found >= 500 and report.nonfinite > 0.1 * found and "nonfinite" not in report.told:
+    found, nonfinite = report.evaluations + report.known, report.nonfinite - report.failed
+    if found >= 500 and nonfinite > MANY * found and "nonfinite" not in report.told:
         report.told.add("nonfinite")
-        share = report.nonfinite / found
-        return (
-            WarningType.BAD_PARAMS,
-            f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
-            "rejected. The draws keep to where the model is finite; check the model there.",
-        )
+        return WarningType.BAD_PARAMS, not_finite(names, nonfinite / found)
     message = _complaint_of_mixing(step)
     if message is not None:
         return message
@@ -120,6 +117,26 @@ def _complaint(step):
     if message is None and not step.tune:
         message = step.screening.complaint(step.stage, report, names)
     return message
+
+
+def not_finite(names: str, share: float) -> str:
+    """Say that a share of the log densities was no number, which is as if it were impossible."""
+    return (
+        f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
+        "rejected. The draws keep to where the model is finite; check the model there."
+    )
+
+
+def failures(step) -> str | None:
+    """Say at how many points the log density raised an exception that nobody had named."""
+    if not step.report.failed:
+        return None
+    return (
+        f"The log density of {', '.join(step.target.names)} failed at {step.report.failed} points, "
+        f"which count as impossible. The first was {step.report.first_failure}. Where the model is "
+        "impossible, let the function return -np.inf, or name the exception in "
+        "black_box(failures=...)."
+    )
 
 
 def randomness(step):

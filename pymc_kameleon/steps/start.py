@@ -23,9 +23,11 @@ N_READ = 6000
 NEARER = 0.25
 """What the share of the way to a draw from the prior is multiplied by where that is too far."""
 
-LOOKS, IMPOSSIBLE_LOOKS, TRIES = 15, 64, 8
-"""Points that are tried, each nearer; those from where there is no density, and how many of these
-are as near."""
+SHARES = FIRST_SHARE * NEARER ** np.arange(15)
+"""Shares of the way at which it is looked for a density."""
+
+SHARES_OF_IMPOSSIBLE = np.append(np.ones(32), np.repeat(SHARES[:8], 8))
+"""The same from a point without one: at the draws themselves, then at eight of each share."""
 
 WIDTHS = (1.5, 1.0, 0.5, 0.25)
 """Of the Gaussian from which a chain's start is drawn, relative to that of the mode, in the order
@@ -79,8 +81,8 @@ def find_start(step, x):
             f"Initial evaluation of {', '.join(step.target.names)} failed: the log density "
             f"at the start {np.array2string(x, threshold=20)} (raveled, unconstrained) is not "
             f"finite{tried if step.target.has_estimates else ''}. Give a start with a positive "
-            "probability: pm.sample(initvals=dispersed_starts(model, chains)), or see "
-            "model.debug()."
+            "probability, initval= of a variable or "
+            "pm.sample(initvals=dispersed_starts(model, chains)), or see model.debug()."
         )
 
 
@@ -100,10 +102,9 @@ def _look_around(step, x, is_free):
     here = step.chain.value[:N_TERMS].sum()
     is_possible = here > -np.inf
     lowest = here - typical_depth(step.dim) if is_possible else -np.inf
-    for i in range(LOOKS if is_possible else IMPOSSIBLE_LOOKS):
-        share = FIRST_SHARE * NEARER ** (i if is_possible else i // TRIES)
+    for share in SHARES if is_possible else SHARES_OF_IMPOSSIBLE:
         if _looks_at(step, x, share) > lowest:
-            step.scales = share * step.target.scales
+            step.scales = min(share, FIRST_SHARE) * step.target.scales
             if is_free or not is_possible:
                 step._move_to_proposal()
             return

@@ -257,7 +257,8 @@ def _is_function(model, rv) -> bool:
 
 NO_FUNCTION = (
     "vars: no latent function was found in the model. This step takes "
-    "pm.gp.Latent(...).prior(...), pm.MvNormal, pm.CAR, pm.ICAR, pm.GaussianRandomWalk or pm.AR. "
+    "pm.gp.Latent(...).prior(...), pm.MvNormal, pm.CAR, pm.ICAR, pm.GaussianRandomWalk or pm.AR "
+    "by itself; name effects of groups and coefficients, LatentGPStep([effects]). "
     "pm.gp.Marginal has integrated its function out and pm.gp.HSGP is a linear model in its "
     "coefficients: take NUTS, or KameleonStep() if there is no gradient."
 )

@@ -132,9 +132,9 @@ def failures(step) -> str | None:
     if not step.report.failed:
         return None
     return (
-        f"The log density of {', '.join(step.target.names)} failed at {step.report.failed} points, "
-        f"which count as impossible. The first was {step.report.first_failure}. Where the model is "
-        "impossible, let the function return -np.inf, or name the exception in "
+        f"The log density of {', '.join(step.target.names)} failed at {step.report.failed} points "
+        f"that were tried, which count as impossible. The first was {step.report.first_failure}. "
+        "Where the model is impossible, let the function return -np.inf, or name the exception in "
         "black_box(failures=...)."
     )
 

@@ -371,6 +371,7 @@ def assert_moments(draws, mean, sd, what=""):
     assert_mean((np.asarray(draws) - mean) ** 2, sd**2, f"{what} second moment:")
 
 
+UNCOMPILED = {"mode": "FAST_COMPILE"}
 PLAIN = {"mode": "cvm"} if pytensor.config.cxx else {"mode": "FAST_COMPILE"}
 """A log density that compiled transitions cannot call."""
 

@@ -134,6 +134,7 @@ def test_draws_are_the_same_with_fewer_calls(name):
     assert set(singly) == {1} and len(at_once) < share * len(singly)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("surrogate", [None, GPSurrogate()], ids=["plain", "surrogate"])
 def test_a_random_walk_looks_ahead_after_tuning(surrogate):
     model, functions = two_functions(True)

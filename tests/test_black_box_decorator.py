@@ -215,15 +215,6 @@ def test_failures_of_a_curve_are_impossible_and_counted():
     assert "first at a = -1.: SolverError" in CALLS.complaint(before)
 
 
-@pytest.mark.parametrize("make", [pm.Slice, pm.Metropolis])
-def test_steps_of_pymc_never_come_to_where_a_curve_fails(make):
-    curve = black_box(lambda a: WEIGHTS + only_positive(a), failures=SolverError)
-    with pm.Model():
-        pm.Normal("y", curve(pm.Normal("a", initval=1.0)), 3.0, observed=WEIGHTS)
-        idata = sample(make(), tune=100, draws=300)
-    assert idata["posterior"]["a"].values.min() > 0
-
-
 def test_another_chain_in_between_changes_no_count():
     model = half_normal_model(lambda f: black_box(f, failures=SolverError))
     step = begin(KameleonStep(model=model, steps_per_draw=20), 1, tune=20, draws=2)

@@ -30,11 +30,10 @@ from conftest import (
     rows,
     small_model,
 )
-from models import assert_mean, assert_moments, begin, drive, run, sample, values
+from models import UNCOMPILED, assert_mean, assert_moments, begin, drive, run, sample, values
 from pymc.stats.convergence import SamplerWarning
 from pymc.step_methods import STEP_METHODS
 from pymc.step_methods.compound import CompoundStep
-from pytensor.compile import ops
 from scipy import stats
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels, register, unregister
@@ -42,8 +41,6 @@ from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 
 PYMC_6 = int(pm.__version__.split(".")[0]) >= 6
 C_LINKER = {"mode": "cvm"}
-UNCOMPILED = {"mode": "FAST_COMPILE"}
-wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 needs_c_compiler = pytest.mark.skipif(**models.needs_c_compiler)
 pytestmark = [
     pytest.mark.usefixtures("quick_fits"),
@@ -292,19 +289,6 @@ def test_pickled_step_continues(every_case):
     assert_same_continuation(clone, point, remaining, drive(step, point, **remaining))
 
 
-def test_restored_state_keeps_the_estimate(make_estimating):
-    model, operation = models.black_box(dim=1, noise=1.0)
-    step, other = (make_estimating(model=model, pseudo_marginal=True) for _ in range(2))
-    begin(step, seed=4)
-    _, _, point = drive(step, model.initial_point(), 50, tune=30)
-    other.sampling_state = step.sampling_state
-    kept = step.chain.value.copy()
-    operation.calls = 0
-    other._arrive(point["x"])
-    assert operation.calls == 0
-    np.testing.assert_array_equal(other.chain.value, kept)
-
-
 OTHER_PROPOSALS = [
     (KameleonStep, {"kernel": "gaussian"}, {"kernel": "linear"}),
     (KameleonStep, {"n_subsample": 10}, {"n_subsample": 11}),
@@ -510,15 +494,6 @@ def test_two_of_ours(make_each_way):
     assert_evaluations(steps[1], counts[:, 1], 1 + moved[1:, 0])
 
 
-def test_steps_of_two_kinds_and_one_for_every_variable():
-    model = models.two_scales()
-    with model:
-        steps = [KameleonStep(["a"], n_subsample=50), AdaptiveMetropolisStep(["b"])]
-    idata = sample(steps, model, draws=30, tune=30)
-    assert values(idata, "scaling", "sample_stats").shape == (1, 30, 2)
-    assert "bandwidth" in idata["sample_stats"]
-
-
 @pytest.mark.slow
 def test_with_steps_of_pymc(make_each_way):
     """With gradients, for whole numbers and for switches: a Gaussian pair, given the other two."""
@@ -589,7 +564,9 @@ def test_a_step_may_be_called_from_any_point(make_each_way):
     assert_evaluations(step, statistics["n_evals"], 4)
     _, (statistics,) = step.step(point)
     assert_evaluations(step, statistics["n_evals"], 3)
-    np.testing.assert_allclose(step.target(point["x"]).sum(), model.compile_logp()(point))
+    np.testing.assert_allclose(
+        step.target(point["x"]).sum(), model.compile_logp(**UNCOMPILED)(point)
+    )
     rng = np.random.default_rng(0)
     for _ in range(20):
         point, _ = step.step({"x": rng.normal(size=2)})
@@ -618,7 +595,9 @@ def test_new_data_in_the_middle_of_a_chain(make_each_way):
         pm.set_data({"y": np.full(7, 5.0)})
     point, (statistics,) = step.step(point)
     assert statistics["n_evals"] == 2
-    np.testing.assert_allclose(step.chain.value[:N_TERMS].sum(), model.compile_logp()(point))
+    np.testing.assert_allclose(
+        step.chain.value[:N_TERMS].sum(), model.compile_logp(**UNCOMPILED)(point)
+    )
 
 
 # estimated likelihoods ----------------------------------------------------------------------------
@@ -742,16 +721,6 @@ def test_regions_without_density(make_each_way, value, compile_kwargs):
         assert len(told) == 1 and "NaN" in told[0] and "%" in told[0]
 
 
-def test_model_without_bounds_checks():
-    """A negative standard deviation is then NaN instead of -inf."""
-    with pm.Model(check_bounds=False) as model:
-        sigma = pm.Normal("sigma", 1, 1, initval=1.0)
-        pm.Normal("y", 0, sigma, observed=np.array([0.5, -1.0]))
-    points, statistics, _ = run(KameleonStep(model=model), model, 600, tune=400)
-    assert points.min() > 0
-    assert sum(s["n_nonfinite"] for s in statistics) > 0
-
-
 # registration -------------------------------------------------------------------------------------
 
 
@@ -827,22 +796,6 @@ def test_unpicklable_black_box_on_one_core(make_gradient_free):
     model, _ = models.unpicklable_black_box()
     step = make_gradient_free(model=model)
     assert values(sample(step, model, draws=10, tune=10, chains=2), "x").shape == (2, 10, 2)
-
-
-@wrap_python(itypes=[pt.dvector], otypes=[pt.dscalar])
-def wrapped_function(x):
-    return -0.5 * np.sum((x - 1.0) ** 2)
-
-
-def test_wrapped_python_function(make_gradient_free, caplog):
-    with pm.Model() as model:
-        x = pm.Normal("x", 0, 1, shape=2)
-        pm.Potential("simulator", wrapped_function(x))
-        with caplog.at_level(logging.INFO, logger="pymc.kameleon"):
-            step = make_gradient_free()
-    idata = sample(step, model, draws=20, tune=20)
-    assert values(idata, "x").shape == (1, 20, 2)
-    assert len([r for r in caplog.records if r.name.startswith("pymc.kameleon")]) == 1
 
 
 # processes of their own, models, interruptions ----------------------------------------------------

@@ -17,9 +17,7 @@ from pymc_kameleon import (
     AdaptiveMetropolisStep,
     EvaluationStore,
     GPSurrogate,
-    MultilevelStep,
     SurrogateHMCStep,
-    black_box,
 )
 
 umbridge = pytest.importorskip("umbridge", reason="pip install umbridge, which is not here")
@@ -57,10 +55,6 @@ class Decay(OneNumber):
     def __call__(self, parameters, config):
         self.calls += 1
         start, rate = np.exp(parameters[0])
-        if "steps" in config:  # of Euler's rule between two observations
-            n = np.arange(1, 9) * config["steps"]
-            curve = start * (1.0 - rate * 0.5 / config["steps"]) ** n
-            return [[float(stats.norm.logpdf(OBSERVED, curve, 0.1).sum())]]
         solved = integrate.solve_ivp(
             lambda t, y: -rate * y, (0.0, 4.0), [start], t_eval=TIMES, rtol=1e-8, atol=1e-10
         )
@@ -186,38 +180,3 @@ def test_chains_ask_a_server_each_and_a_later_run_asks_less():
         asked = sum(calls_of(url) - n for url, n in zip(urls, before, strict=True))
         assert asked == store.summary()["evaluations"] - known < 240
         models.assert_mean(models.values(idata, "x"), mean)
-
-
-def on_level(url, config):
-    server = umbridge.HTTPModel(url, "decay")
-
-    def log_likelihood(x):
-        return server([x.tolist()], config)[0][0]
-
-    with pm.Model() as model:
-        x = pm.Normal("x", 0.0, 1.0, shape=2)
-        pm.Potential("likelihood", black_box(log_likelihood, shape=())(x))
-    return model
-
-
-@pytest.mark.numerics
-def test_levels_are_configurations_of_one_server():
-    """Euler's rule, of a curve that is known to rounding."""
-    mean, square = expected_means()
-    with servers(1) as (url,):
-        coarse, fine = on_level(url, {"steps": 1}), on_level(url, {})
-        before = calls_of(url)
-        idata = sample(
-            MultilevelStep(coarse=[coarse], length=3, model=fine),
-            fine,
-            tune=40,
-            draws=150,
-            discard_tuned_samples=False,
-        )
-        groups, names = ("sample_stats", "warmup_sample_stats"), ("n_evals", "coarse_evals")
-        counts = [models.values(idata, name, group) for name in names for group in groups]
-        assert calls_of(url) - before == sum(map(np.sum, counts))
-    assert counts[0].sum() <= 150.0
-    draws = models.values(idata, "x")
-    models.assert_mean(draws, mean)
-    models.assert_mean(draws**2, square)

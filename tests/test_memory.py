@@ -228,18 +228,6 @@ def test_a_resized_variable_is_refused_and_other_data_of_any_length_just_work(va
         assert np.all(np.isfinite(found))
 
 
-def test_a_resized_variable_in_worker_processes():
-    model, step = used("kameleon")
-    resize(model, 8)
-    try:
-        with pytest.raises(Exception) as raised:
-            sample(step, model, chains=2, cores=2, mp_ctx="fork", draws=50, tune=50)
-    finally:
-        resize(model, SIZE)
-    chain = [raised.value, raised.value.__cause__, getattr(raised.value, "__context__", None)]
-    assert any("x has shape (8,)" in str(error) for error in chain)
-
-
 # what compiled code allocates ---------------------------------------------------------------------
 
 

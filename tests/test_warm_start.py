@@ -32,7 +32,8 @@ WARM = [name for name in METROPOLIS_HASTINGS if name != "parallel_tempering"]
     ("name", "source"),
     [
         ("kameleon", "result"),
-        *(pytest.param(n, "draws", marks=pytest.mark.numerics) for n in WARM),
+        pytest.param("surrogate_hmc", "draws", marks=pytest.mark.numerics),
+        pytest.param("multilevel", "draws", marks=pytest.mark.numerics),
     ],
 )
 def test_frozen_from_the_start_with_right_moments(name, source, model, exact_draws):

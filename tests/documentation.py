@@ -8,6 +8,7 @@ from pathlib import Path
 import pymc as pm
 import pytensor
 
+import pymc_kameleon
 from pymc_kameleon import latent_gp
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +27,7 @@ ADJACENT = re.compile(r'"\s*\n\s*f?"')
 
 
 def sample_little(monkeypatch, folder):
-    """Let `pm.sample` and `log_evidence` make a few draws, in a folder where files may be left.
+    """Let samplers and `log_evidence` make a few draws, in a folder where files may be left.
 
     Models are not compiled, which would take most of the time: other tests compile each step.
     """
@@ -41,6 +42,12 @@ def sample_little(monkeypatch, folder):
 
     few = functools.partial(latent_gp.log_evidence, n_temperatures=10, n_particles=8)
     monkeypatch.setattr(latent_gp, "log_evidence", few)
+    approximate = pymc_kameleon.surrogate_posterior
+
+    def approximate_little(*args, **kwargs):
+        return approximate(*args, **kwargs | {"n_evaluations": 60, "draws": 50})
+
+    monkeypatch.setattr(pymc_kameleon, "surrogate_posterior", approximate_little)
     monkeypatch.setattr(pm, "sample", sample)
     monkeypatch.chdir(folder)
 

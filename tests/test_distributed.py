@@ -166,7 +166,7 @@ def test_the_result_is_one_of_pymc(client):
     groups = ("posterior", "sample_stats", "observed_data", "warmup_posterior")
     assert_alike(found, expected, (*groups, "warmup_sample_stats"))
     assert group_dataset(found, "posterior").attrs["tuning_steps"] == 30
-    some = shared(model, client, **options, var_names=["total"])
+    some = sampled(model, client, step=AdaptiveMetropolisStep, **options, var_names=["total"])
     assert set(group_dataset(some, "posterior").data_vars) == {"total"}
 
 

@@ -404,12 +404,13 @@ def test_estimates_that_are_refused(make, step, error, message):
 def test_warned_without_the_flag():
     model, _ = noisy_normal()
     with model, pytest.warns(UserWarning, match=r"loglike.*pseudo_marginal=True"):
-        KameleonStep()
+        KameleonStep(compile_kwargs=models.UNCOMPILED)
     with pm.Model():
         a_simulator()
         with pytest.warns(UserWarning, match=r"y is an estimate.*pseudo_marginal=True"):
-            KameleonStep()
-        assert KameleonStep(pseudo_marginal=True).target.has_estimates
+            KameleonStep(compile_kwargs=models.UNCOMPILED)
+        step = KameleonStep(pseudo_marginal=True, compile_kwargs=models.UNCOMPILED)
+        assert step.target.has_estimates
 
 
 def test_a_start_whose_estimates_are_all_zero():

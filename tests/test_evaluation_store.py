@@ -155,7 +155,7 @@ def test_a_file_that_is_damaged_later_is_told(path):
 def test_sampling_goes_on_where_the_disk_is_full(path, caplog):
     model, operation = models.black_box()
     store = EvaluationStore(path)
-    step = SurrogateHMCStep(model=model, store=store)
+    step = AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(store=store))
     begin(step, 1, tune=30)
     ((pages,),) = store._execute("PRAGMA page_count")
     store._execute(f"PRAGMA max_page_count = {pages}")
@@ -282,10 +282,10 @@ def test_evaluations_as_a_data_set_have_natural_coordinates():
         rate = pm.LogNormal("rate", 0.0, 1.0, dims="place")
         share = pm.Uniform("share", 0.0, 2.0)
         pm.Potential("y", -pt.sum((rate - 1.0) ** 2) - (share - 1.5) ** 2)
-    store = EvaluationStore()
-    step = SurrogateHMCStep(model=model, store=store)
-    begin(step, 1, tune=20)
-    drive(step, model.initial_point(), 20, tune=20)
+    store, value = EvaluationStore(), np.empty(3)
+    density = StoredDensity(LogDensity(model, compile_kwargs=models.UNCOMPILED), store)
+    for x in np.random.default_rng(1).normal(size=(20, 3)):
+        density.into(x, value)
     found = store.to_dataset(model)
     assert found["rate"].dims == ("evaluation", "place")
     assert list(found["place"].values) == ["a", "b"]
@@ -410,7 +410,8 @@ def test_data_that_change_are_another_model():
         y = pm.Data("y", np.array([1.0, 2.0]))
         x = pm.Normal("x", 0.0, 1.0)
         pm.Potential("likelihood", -0.5 * pt.sum((x - y) ** 2))
-    step = begin(SurrogateHMCStep(model=model, store=EvaluationStore()), 1, tune=5)
+    surrogate = GPSurrogate(store=EvaluationStore())
+    step = begin(AdaptiveMetropolisStep(model=model, surrogate=surrogate), 1, tune=5)
     step.step(model.initial_point())
     model.set_data("y", np.array([1.0, 3.0]))
     begin(step, 1, tune=5)

@@ -41,7 +41,12 @@ TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)
 
 @numba.njit
 def _gradient(x, y, c):
-    return 2 * (y - x) / c**2 / (1 + ((x - y) ** 2).sum() / c**2) ** 2
+    square, out = 0.0, np.empty(x.size)
+    for k in range(x.size):
+        square += (x[k] - y[k]) ** 2
+    for k in range(x.size):
+        out[k] = 2 * (y[k] - x[k]) / c**2 / (1 + square / c**2) ** 2
+    return out
 
 
 def _value(x, y, c):

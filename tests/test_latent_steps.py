@@ -118,7 +118,7 @@ def test_vars_may_be_the_variable_behind_the_function():
     with model:
         step = make((model.rvs_to_values[behind],))
         assert [v.name for v in step.vars] == ["f_rotated_"] and step.function.name == "f"
-        assert isinstance(make(["f"], blocked=False), EllipticalSliceStep)
+        assert isinstance(make("f", blocked=False), EllipticalSliceStep)
 
 
 @pytest.mark.parametrize("make", [RiemannianHMCStep, EllipticalSliceStep])

@@ -335,7 +335,7 @@ def test_new_data_in_a_precision():
 def ends_and_fresh(name, n_sets, n_transitions):
     """All that moves, after frozen transitions from exact draws, and as many fresh values."""
     model = made(MODELS[name])
-    joint = JointModel(model, compile_kwargs=UNCOMPILED)
+    joint = JointModel(model, compile_kwargs=PLAIN)
     twin = made(partial(bym2, can_be_drawn=True)) if name == "bym2" else model
     values = [*joint.hyperparameters, *joint.function.value_variables]
     variables = [twin[model.values_to_rvs[v].name] for v in values]

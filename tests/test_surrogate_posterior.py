@@ -610,13 +610,15 @@ def test_the_expected_error_of_functions_that_shift_a_normal():
 
 def _raises_below_zero(x):
     if x[0] < 0:
-        raise KeyError("below 0")
+        raise ArithmeticError("below 0")
     return float(-0.5 * (x[0] - 1.0) ** 2)
 
 
 def test_an_exception_that_nobody_named_is_told_of():
     model, _ = of_function(_raises_below_zero, dim=1, sd=1.0)
-    with pytest.warns(UserWarning, match=r"failed at \d+ points.*x = \[-.*KeyError: 'below 0'"):
+    with pytest.warns(
+        UserWarning, match=r"failed at \d+ points.*x = \[-.*ArithmeticError: below 0"
+    ):
         result = surrogate_posterior(model, n_evaluations=60, **RUN)
     assert attributes(result)["believable"] == 0
 

@@ -616,9 +616,7 @@ def _raises_below_zero(x):
 
 def test_an_exception_that_nobody_named_is_told_of():
     model, _ = of_function(_raises_below_zero, dim=1, sd=1.0)
-    with pytest.warns(
-        UserWarning, match=r"failed at \d+ points.*\[-.*ArithmeticError: below 0"
-    ):
+    with pytest.warns(UserWarning, match=r"failed at \d+ points.*\[-.*ArithmeticError: below 0"):
         result = surrogate_posterior(model, n_evaluations=60, **RUN)
     assert attributes(result)["believable"] == 0
 

@@ -182,10 +182,9 @@ def surrogate_posterior(
             explorer.parallel.close()
     approximation = run.draw(chains * draws)
     found = _attributes(run, approximation)
-    reasons = _reasons(found, explorer.dim) if is_complete else []
-    cause = failures(explorer) or (explorer.randomness() if reasons else None)
-    if cause and is_complete and not reasons:
-        reasons = ["what they are like where it failed is not known"]
+    failed = failures(explorer)
+    reasons = _reasons(found, explorer.dim, failed is not None) if is_complete else []
+    cause = failed or (explorer.randomness() if reasons else None)
     found |= {"n_evaluations": explorer.n_calls, "believable": int(is_complete and not reasons)}
     result = _result(model, variables, chains, approximation, time.time() - begin)
     result["posterior"].attrs.update(found)
@@ -326,9 +325,11 @@ def _warn_of(names, found, reasons, cause):
     )
 
 
-def _reasons(found, dim):
+def _reasons(found, dim, has_failed):
     """Say in words what there is against the draws."""
     reasons, coefficients = [], n_coefficients(dim)
+    if has_failed:
+        reasons.append("what they are like where it failed is not known")
     taught = found["n_evaluations"] + found["n_known"] - found["n_checked"]
     if taught < ENOUGH * coefficients:
         reasons.append(

@@ -372,7 +372,7 @@ def assert_moments(draws, mean, sd, what=""):
 
 
 UNCOMPILED = {"mode": "FAST_COMPILE"}
-PLAIN = {"mode": "cvm"} if pytensor.config.cxx else {"mode": "FAST_COMPILE"}
+PLAIN = {"mode": "cvm"} if pytensor.config.cxx else UNCOMPILED
 """A log density that compiled transitions cannot call."""
 
 needs_c_compiler = {

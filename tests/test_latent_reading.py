@@ -6,19 +6,18 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from models import UNCOMPILED, BlackBox, negative_half_square
 
 from pymc_kameleon.latent_gp import expectation_propagation, interface, laplace
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
-from tests.models import BlackBox, negative_half_square
 
 N = 5
 INPUTS = np.linspace(0.0, 2.0, N)[:, None]
-QUICK = {"mode": "FAST_COMPILE"}
 PLACE = np.array([-1.3, 0.4, 0.9, -0.2, 1.7])
 
 
 def read(model, var="f", **kwargs):
-    return LatentFunction(model, var, compile_kwargs=QUICK, **kwargs)
+    return LatentFunction(model, var, compile_kwargs=UNCOMPILED, **kwargs)
 
 
 def standard_normal_function(n=N):
@@ -28,14 +27,16 @@ def standard_normal_function(n=N):
 def evaluated(model, variables, point):
     """Values of a model's variables in PyMC's own graphs, at a point of its value variables."""
     graphs = model.replace_rvs_by_values(variables)
-    function = model.compile_fn(graphs, inputs=model.value_vars, on_unused_input="ignore", **QUICK)
+    function = model.compile_fn(
+        graphs, inputs=model.value_vars, on_unused_input="ignore", **UNCOMPILED
+    )
     return function({v.name: point[v.name] for v in model.value_vars})
 
 
 def observed_log_density(model, point):
     """PyMC's own log density of everything that is observed."""
     variables = [*model.observed_RVs, *model.potentials]
-    return model.compile_logp(vars=variables, **QUICK)(point)
+    return model.compile_logp(vars=variables, **UNCOMPILED)(point)
 
 
 # likelihoods --------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_likelihood_and_its_derivatives_are_those_of_the_model(problem):
     if name == "another layer":
         point["rate"] = np.linspace(-0.5, 0.5, N)
         function.set_point(point)
-        expected = model.compile_logp(vars=[model["rate"]], **QUICK)(point)
+        expected = model.compile_logp(vars=[model["rate"]], **UNCOMPILED)(point)
     else:
         expected = observed_log_density(model, point)
     # PyMC's invprobit holds a root of two in single precision.
@@ -364,7 +365,7 @@ def test_prior_and_likelihood_make_the_models_density(with_prior):
     model, _, function = with_prior
     values = POINTS[0]
     other = np.linspace(-0.3, 0.8, N)
-    log_density = model.compile_logp(**QUICK)
+    log_density = model.compile_logp(**UNCOMPILED)
     difference = 0.0
     for sign, position in ((1, PLACE), (-1, other)):
         point = value_point(model, values, function, position)
@@ -671,7 +672,7 @@ def counts_with_lengthscale():
 
 
 def evidence(model, f, lengthscale, approximate=laplace):
-    return approximate(model, f, point={"lengthscale": lengthscale}, compile_kwargs=QUICK)
+    return approximate(model, f, point={"lengthscale": lengthscale}, compile_kwargs=UNCOMPILED)
 
 
 def test_approximations_at_many_hyperparameters_compile_once(compilations):
@@ -693,7 +694,7 @@ def test_an_approximation_keeps_the_likelihood_that_it_was_made_with(compilation
         f = standard_normal_function()
         scale = pm.HalfNormal("scale", 1.0)
         pm.StudentT("y", 4, mu=f, sigma=scale, observed=np.log(COUNTS + 1.0))
-    at = [laplace(model, f, point={"scale": s}, compile_kwargs=QUICK) for s in (0.5, 2.0)]
+    at = [laplace(model, f, point={"scale": s}, compile_kwargs=UNCOMPILED) for s in (0.5, 2.0)]
     values = [result.likelihood.value(PLACE) for result in (at[1], at[0], at[1])]
     assert values[0] == values[2] != values[1]
     assert len(compilations) == 1

@@ -138,7 +138,8 @@ def test_marginals_and_evidence_of_modes_and_bends(function, draw):
     assert error < 0.04
     found = attributes(result)
     assert found["predicted_error"] < 0.1
-    assert operation.calls == found["n_evaluations"] == 119  # one is left to ask if it is random
+    # One is left to ask if the density is random, where there is a warning.
+    assert operation.calls == found["n_evaluations"] == 120 - found["believable"]
     if function is _two_modes:
         evidence = log_evidence(result)
         bound = max(0.1, 6.0 * evidence.standard_error)

@@ -112,8 +112,9 @@ def gradients_of(target, points):
 @pytest.mark.parametrize("has_gradients", [False, True])
 def test_values_and_gradients_are_regressed_on_together(has_gradients):
     """The weights of few centres are those of generalised least squares on all evaluations."""
-    points = BANANA.draw(30, np.random.default_rng(0))
-    gradients, values = gradients_of(BANANA, points), BANANA.log_density(points)
+    target = Ring(dim=2)
+    points = target.draw(30, np.random.default_rng(0))
+    gradients, values = gradients_of(target, points), target.log_density(points)
     gradients[0, 1] = np.nan
     coordinates, given = standardization(points, np.ones(2)), gradients if has_gradients else None
     gp, _ = fit_sparse_gp(points, values, coordinates, 20, None, None, given)
@@ -128,7 +129,16 @@ def test_values_and_gradients_are_regressed_on_together(has_gradients):
         apart = (u * inverse[:, None]).T[:, None] - centres.T[None]
         return (1 + np.sum(apart**2, axis=2) / 16) ** -8
 
-    rows, targets, sds = [basis(u)], [residuals], [noise]
+    apart = centres.T[:, None] - centres.T[None]
+    covariance = (1 + np.sum(apart**2, axis=2) / 16) ** -8 + 1e-8 * np.eye(len(centres.T))
+
+    def with_the_rest(noise, rows, prior):
+        explained = np.sum(rows * np.linalg.solve(covariance, rows.T).T, axis=1)
+        left = np.where(prior - explained > 2e-8, prior - explained, 0.0)
+        return np.sqrt(noise**2 + np.exp(2 * gp.hyperparameters[0]) * left)
+
+    rows, targets, sds = [basis(u)], [residuals], [with_the_rest(noise, basis(u), 1.0)]
+    assert np.any(sds[0] > 2.0 * noise)
     known = np.flatnonzero(
         np.all(np.isfinite(slopes), axis=1) & (values > values.max() - typical_depth(2))
     )
@@ -141,11 +151,9 @@ def test_values_and_gradients_are_regressed_on_together(has_gradients):
             for sign in (1, -1)
         ]
         targets.append((slopes[:, k] - (np.subtract(*means) / 2e-5))[known])
-        sds.append(noise[known])
+        sds.append(with_the_rest(noise[known], rows[-1], inverse[k] ** 2))
     design, target = np.concatenate(rows), np.concatenate(targets)
     scaled = design / np.concatenate(sds)[:, None]
-    apart = centres.T[:, None] - centres.T[None]
-    covariance = (1 + np.sum(apart**2, axis=2) / 16) ** -8 + 1e-8 * np.eye(len(centres.T))
     precision = scaled.T @ scaled + covariance * np.exp(-2 * gp.hyperparameters[0])
     weights = np.linalg.solve(precision, scaled.T @ (target / np.concatenate(sds)))
     new = basis(np.random.default_rng(2).normal(size=(2, 9)))

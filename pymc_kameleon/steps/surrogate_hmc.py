@@ -150,7 +150,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        max_centers: int = 500,
+        max_centers: int = 1000,
         target_accept: float = 0.9,
         gradients: bool = False,
         start: str | None = None,

@@ -3,9 +3,10 @@ r"""A Gaussian process that knows of all evaluations of a log density through so
 .. math:: s(u) = m(v) + \sum_j w_j\, \varphi(\lVert (v - c_j) / \ell \rVert^2)
 
 in standardised coordinates u, of which v(u) are those where the posterior is straight. The weights
-are those of the subset of regressors (Rasmussen & Williams 2006, section 8.3.1), so all evaluations
-are used, and a value and its gradient cost no more than the centres do. With a centre at each of
-them it is the textbook's process.
+are those of the fully independent training conditional (Quiñonero-Candela & Rasmussen 2005, A
+unifying view of sparse approximate Gaussian process regression, JMLR 6), so all evaluations are
+used, each as far as functions of the centres can follow it, and a value and its gradient cost no
+more than the centres do. With a centre at each of them it is the textbook's process.
 
 The variance is that of the process given its values at the centres. With :math:`\Delta = z - z'` in
 coordinates z divided by the lengthscales, :math:`\sigma_1 = -2\varphi'` and :math:`\sigma_2 =

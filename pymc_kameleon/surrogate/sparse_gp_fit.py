@@ -13,9 +13,11 @@ from pymc_kameleon.surrogate.covariances import (
     correlation_matrix,
     correlations,
     fit_hyperparameters,
+    radial,
 )
 from pymc_kameleon.surrogate.mean import Mean, confined, constant_mean, fit_quadratic, mean_value
 from pymc_kameleon.surrogate.sparse_gp import (
+    KNOWN,
     RATIONAL,
     SMALLEST_JITTER,
     SparseGP,
@@ -345,10 +347,12 @@ def cholesky_with_jitter(matrix: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _ridge(kernel, data, centres, amplitude):
-    """Weights of the basis functions, whitened (m,): the mean of the subset of regressors.
+    """Weights of the basis functions, whitened (m,).
 
     `data` lists points z (d, n), what the basis functions are to add there, and how closely: (n,)
-    for values, (n, d) for gradients in z. Returns uncertainty and jitter too.
+    for values, (n, d) for gradients in z. Variance of the process that the centres do not explain
+    counts as noise: where they are few, weights that had to follow all values would be wild
+    elsewhere. Returns uncertainty and jitter too.
     """
     m = centres.shape[1]
     correlation = np.zeros((m, m))
@@ -360,10 +364,13 @@ def _ridge(kernel, data, centres, amplitude):
         basis = np.empty((z.shape[1], 1 if is_value else 1 + len(z), m))
         basis_functions(kernel, z, centres, basis)
         rows = basis[:, 0] if is_value else basis[:, 1:].reshape(-1, m)
-        sds, targets = noise.ravel(), residuals.ravel()
-        scaled = linalg.solve_triangular(factor, rows.T / sds, lower=True, check_finite=False)
+        scaled = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
+        prior = radial(kernel, 0.0)[0 if is_value else 1]
+        left = np.maximum(prior - np.sum(scaled**2, axis=0) - KNOWN * jitter, 0.0)
+        sds = np.hypot(noise.ravel(), amplitude * np.sqrt(left))
+        scaled /= sds
         gram += linalg.blas.dsyrk(1.0, scaled, lower=1)
-        moment += scaled @ (targets / sds)
+        moment += scaled @ (residuals.ravel() / sds)
     gram[np.diag_indices(m)] += amplitude**-2
     precision = linalg.cholesky(gram, lower=True, check_finite=False)
     whitened = linalg.cho_solve((precision, True), moment, check_finite=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import begin
+from models import begin, black_box, run
 from pytensor.compile import ops
 
 from pymc_kameleon import (
@@ -95,3 +95,14 @@ def test_dispersed_starts_leave_failures_out():
     starts = dispersed_starts(model, 3, random_seed=1)
     assert all(0.7 < start["k"] < 1.4 for start in starts)
     assert any(not 0.7 < value < 1.4 for value in calls)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("step_class", [KameleonStep, SurrogateHMCStep])
+def test_a_black_box_that_is_random_is_told_of(step_class, noise):
+    model, operation = black_box(noise=noise)
+    _, statistics, _ = run(step_class(model=model), model, 45, tune=40)
+    told = [s["warning"].message for s in statistics if "warning" in s]
+    is_told = any("The log density is random: at one point of x" in text for text in told)
+    assert is_told == (noise > 0)
+    assert operation.calls == sum(s["n_evals"] for s in statistics)  # one of them to find out

@@ -1061,25 +1061,6 @@ def test_what_is_refused(call, error, words):
         call()
 
 
-@pytest.mark.parametrize("noise", [0.0, 2.0])
-def test_a_log_density_that_is_random_is_told_of(noise):
-    rng = np.random.default_rng(1)
-
-    def log_likelihood(x):
-        return -0.5 * np.sum(x**2) + noise * rng.normal()
-
-    with pm.Model() as model:
-        x = pm.Normal("x", 0, 1, shape=2)
-        pm.Potential("y", wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])(log_likelihood)(x))
-    step = SurrogateHMCStep(model=model)
-    begin(step, 1, tune=40)
-    drive(step, model.initial_point(), 30, tune=40)
-    step.learner.difference_share = 0.8
-    _, message = step._complaint_of_acceptance()
-    told = "is random" in message and "pseudo_marginal" in message
-    assert told == (noise > 0)
-
-
 def test_many_dimensions_are_warned_of(caplog):
     SurrogateHMCStep(model=CorrelatedGaussian(40).model())
     assert "40 dimensions" in caplog.text

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cdist
 
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
 from pymc_kameleon.steps.parallel_evaluations import ParallelFunction
-from pymc_kameleon.steps.report import randomness
+from pymc_kameleon.steps.report import may_be_random, randomness
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.posterior import surrogate_values
 from pymc_kameleon.surrogate.sparse_gp import Uncertainty
@@ -189,13 +189,13 @@ class Explorer(SurrogateHMCStep):
 
     def randomness(self) -> str | None:
         """Say so if the log density is another one when evaluated again, by the last evaluation."""
-        if self.left <= 0:
+        if self.left <= 0 or not may_be_random(self):
             return None
-        before = int(self.chain.counts[EVALUATIONS])
-        found = randomness(self)
-        if self.stored is not None:
-            self.stored.n_evaluated += int(self.chain.counts[EVALUATIONS]) - before
-        return found
+        if self.stored is None:
+            self.chain.counts[EVALUATIONS] += 1
+        else:
+            self.stored.n_evaluated += 1
+        return randomness(self)
 
     # what was learnt ------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
-from pymc_kameleon.steps.report import randomness
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.store import EvaluationStore
@@ -604,13 +603,11 @@ class MultilevelStep(MetropolisHastingsStep):
     def _complaint_of_acceptance(self):
         if self.report.acceptance >= POOR:
             return None
-        reason = randomness(self) or (
-            "A finer coarse model, shorter subchains (length=1) or longer tuning may help."
-        )
         return (
             WarningType.BAD_ACCEPTANCE,
             f"The acceptance of {', '.join(self.target.names)} ended tuning at "
-            f"{self.report.acceptance:.3f}: the coarse model says little of the fine one. {reason}",
+            f"{self.report.acceptance:.3f}: the coarse model says little of the fine one. A finer "
+            "coarse model, shorter subchains (length=1) or longer tuning may help.",
         )
 
     def proposal_covariance(self, x: ArrayLike) -> np.ndarray:

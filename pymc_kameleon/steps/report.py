@@ -7,7 +7,7 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 
 from pymc_kameleon._compat import can_interrupt_sampling, interrupt_sampling
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
+from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.simulator import CALLS
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER
@@ -65,7 +65,11 @@ def next_warning(step, statistics):
     report.acceptance += weight * (statistics["accept"] - report.acceptance)
     report.evaluations += statistics["n_evals"]
     report.nonfinite += statistics["n_nonfinite"]
-    return kept_estimate.overestimate(step, statistics) or _complaint(step)
+    return (
+        kept_estimate.overestimate(step, statistics)
+        or _complaint_of_randomness(step, statistics)
+        or _complaint(step)
+    )
 
 
 def end_with_draws(error: Exception, n_draws: int, names: str) -> None:
@@ -82,14 +86,11 @@ def _complaint(step):
     has_stuck = not step.tune and report.unmoved >= STUCK_AFTER
     if has_stuck and not {"stuck", "overestimate"} & report.told:
         report.told.add("stuck")
-        reason = randomness(step) or (
-            f"Tune longer (tune={2 * step.default_tune_steps}) or start elsewhere "
-            "(initvals=dispersed_starts(model, chains))."
-        )
         return (
             WarningType.CONVERGENCE,
             f"The chain of {names} is stuck: no move was accepted in the last "
-            f"{report.unmoved} transitions. {reason}",
+            f"{report.unmoved} transitions. Tune longer (tune={2 * step.default_tune_steps}) or "
+            "start elsewhere (initvals=dispersed_starts(model, chains)).",
         )
     if report.pending is not None:
         message, report.pending = report.pending, None
@@ -139,20 +140,37 @@ def failures(step) -> str | None:
     )
 
 
-def randomness(step):
-    """Say so if the log density at the current point is another one when evaluated again."""
-    if not step.target.function.has_black_box or step.target.has_estimates:
+def _complaint_of_randomness(step, statistics):
+    """Return a warning if a black box is random, which is asked once: in the first draw."""
+    report = step.report
+    if step.tune or step.stored is not None or "random" in report.told or not may_be_random(step):
         return None
-    kept, again = step.chain.value[:N_TERMS].sum(), np.empty(N_TERMS)
-    step.chain.counts[EVALUATIONS] += 1
-    step.target.function.into(step.chain.position, again)
-    again = again.sum()
-    if np.isclose(again, kept, rtol=1e-6, atol=1e-3):
+    report.told.add("random")
+    statistics["n_evals"] += 1.0
+    report.evaluations += 1.0
+    told = randomness(step)
+    if told is None:
+        return None
+    report.told |= {"stuck", "mixing"}  # this is their cause
+    report.pending = None
+    return WarningType.BAD_PARAMS, told
+
+
+def may_be_random(step) -> bool:
+    """Whether there is a black box, which may draw random numbers that nobody has declared."""
+    return step.target.function.has_black_box and not step.target.has_estimates
+
+
+def randomness(step) -> str | None:
+    """Say so if the log density at the current point is another one when evaluated again."""
+    kept = step.chain.value[:N_TERMS].sum()
+    again = step.target(step.chain.position).sum()
+    if np.isclose(again, kept, rtol=1e-6, atol=1e-2):
         return None
     return (
-        f"The log density is random: at one point it is {kept:.4g}, and evaluated again "
-        f"{again:.4g}. Give what draws random numbers a fixed seed; or, if it estimates the "
-        "likelihood, take KameleonStep(pseudo_marginal=True)."
+        f"The log density is random: at one point of {', '.join(step.target.names)} it is "
+        f"{kept:.8g}, and evaluated again {again:.8g}. Give what draws random numbers a fixed "
+        "seed; or, if it estimates the likelihood, take KameleonStep(pseudo_marginal=True)."
     )
 
 

@@ -19,7 +19,6 @@ from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
-from pymc_kameleon.steps.report import randomness
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.start import are_enough, least_typical, point_near_mode, search_from
 from pymc_kameleon.store import EvaluationStore
@@ -432,16 +431,13 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.gp.noise[0])
         if learner.follows or too_noisy:
             return too_noisy
-        reason = randomness(self) or (
-            f"Tune longer (tune={2 * self.default_tune_steps}); if that does not help, the log "
-            "density is not smooth enough: take KameleonStep."
-        )
         return (
             WarningType.BAD_ACCEPTANCE,
             f"At the end of tuning, trajectories of {', '.join(self.target.names)} on the "
             f"surrogate (acceptance {learner.acceptance:.3f}) took the chain less far than "
             "differences of earlier points: it does not follow the log density, so those make most "
-            f"of the moves. {reason}",
+            f"of the moves. Tune longer (tune={2 * self.default_tune_steps}); if that does not "
+            "help, the log density is not smooth enough: take KameleonStep.",
         )
 
     def proposal_covariance(self, x: ArrayLike) -> np.ndarray:

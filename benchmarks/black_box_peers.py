@@ -284,25 +284,38 @@ def pyvbmc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
     It starts at a mode; the plausible region is as wide as a third of the prior's middle two
     thirds, and lies around the mode.
     """
+    return _fitted_mixture(box, starts[0], seed).sample(N_DRAWS)[0]
+
+
+def stacked_pyvbmc(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
+    """Draw from such mixtures of all starts, whose components get new weights together."""
+    from pyvbmc import SVBMC
+
+    found = [_fitted_mixture(box, start, seed + k) for k, start in enumerate(starts)]
+    stacked = SVBMC(found, M_min=1 / len(found), seed=seed, show_tips=False)
+    stacked.optimize()
+    return stacked.sample(N_DRAWS)
+
+
+def _fitted_mixture(box, start, seed):
     from pyvbmc import VBMC
 
-    start = modes(box, starts[:1], SEARCH_FOR_ONE)[0]
-    lowest = box.log_density(start) - UNUSABLY_LOWER
+    mode = modes(box, [start], SEARCH_FOR_ONE)[0]
+    lowest = box.log_density(mode) - UNUSABLY_LOWER
     low, high = (box.from_unit_cube(np.full(box.dim, share)) for share in (1 / 6, 5 / 6))
     margin = (high - low) / 6
     unbounded = np.full(box.dim, np.inf)
     fit = VBMC(
         lambda x: max(box.log_density(np.ravel(x)), lowest),
-        start,
+        mode,
         -unbounded,
         unbounded,
-        start - margin,
-        start + margin,
+        mode - margin,
+        mode + margin,
         {"display": "off", "show_tips": False},
         seed=seed,
     )
-    posterior, _ = fit.optimize()
-    return posterior.sample(N_DRAWS)[0]
+    return fit.optimize()[0]
 
 
 def gpry(box: BlackBox, starts: list, budget: int, seed: int) -> np.ndarray:
@@ -357,4 +370,5 @@ PEERS = {
     "pocoMC": Peer(pocomc, "pocomc", own_budget=True),
     "GPry": Peer(gpry, "gpry", own_budget=True),
     "PyVBMC": Peer(pyvbmc, "pyvbmc", own_budget=True),
+    "PyVBMC, stacked": Peer(stacked_pyvbmc, "torch", own_budget=True),
 }

@@ -640,3 +640,18 @@ def test_it_begins_at_a_draw_from_the_prior_where_the_models_start_is_impossible
     expected = stats.truncnorm(0.5, np.inf, -0.5, 1.0)
     for result in results:
         assert abs(np.median(draws_of(result, "x")) - expected.median()) < 0.15
+
+
+@pytest.mark.parametrize(("budget", "n_searches"), [(110, 1), (400, 2)])
+def test_a_mode_is_searched_for_again_where_evaluations_are_left(monkeypatch, budget, n_searches):
+    """From another point; the second search ends where the first one did."""
+    begins = []
+
+    def searched(self, begin, search=Explorer._search_from):
+        begins.append(begin)
+        search(self, begin)
+
+    monkeypatch.setattr(Explorer, "_search_from", searched)
+    explorer = Explorer(budget=budget, model=models.black_box()[0])
+    explorer.begin(np.random.default_rng(1))
+    assert len(np.unique(begins, axis=0)) == len(begins) == n_searches

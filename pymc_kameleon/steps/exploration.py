@@ -10,12 +10,18 @@ from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
 from pymc_kameleon.steps.parallel_evaluations import ParallelFunction
 from pymc_kameleon.steps.report import may_be_random, randomness
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
+from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import surrogate_values
 from pymc_kameleon.surrogate.sparse_gp import Uncertainty
 from pymc_kameleon.surrogate.trajectory_adaptation import N_BEST
+from pymc_kameleon.surrogate.typical_set import typical_depth
 
 SEARCHED = 0.7
 """Largest share of the evaluations before the check that prior draws and search take."""
+
+MOST_SEARCHES, FEWEST_EXPLORED = 4, 100
+"""Searches for modes at most, and evaluations that one more has to leave, or twice those that a
+quadratic takes."""
 
 EDGES = 0.4
 """Share of the evaluations that go to edges of the density, where some evaluations have none."""
@@ -115,8 +121,19 @@ class Explorer(SurrogateHMCStep):
             self._begin_at(self.target.default_start if start is None else start)
 
     def _search(self, from_anywhere):
-        with self.limited(max(1, round(SEARCHED * self.limit))), suppress(Spent):
-            super()._search(from_anywhere=True)  # no chain has to begin apart from others
+        """Search for modes from several points, until one is found again or too few are left."""
+        end, reserve = self.limit, max(FEWEST_EXPLORED, 2 * n_coefficients(self.dim))
+        with self.limited(max(1, round(SEARCHED * end))), suppress(Spent):
+            heights = []
+            for begin in self._points_to_search_from()[:MOST_SEARCHES]:
+                n_calls, n_known = self.n_calls, len(self.learner.known()[1])
+                self._search_from(begin)
+                heights.append(max(self.learner.known()[1][n_known:], default=-np.inf))
+                is_known = np.ptp(np.sort(heights)[-2:]) < typical_depth(self.dim)
+                if len(heights) > 1 and is_known:
+                    break
+                if end - self.n_calls - (self.n_calls - n_calls) < reserve:
+                    break
 
     def _new_learner(self, position, warm):
         learner = super()._new_learner(position, warm)

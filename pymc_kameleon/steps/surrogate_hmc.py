@@ -320,17 +320,25 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         return least_typical(values, self.dim) - best if self._is_taught_by(values) else np.nan
 
     def _search(self, from_anywhere):
-        """Search for a mode.
+        """Search for a mode, from the best point if `from_anywhere`, else where the chain is."""
+        begin = self.chain.position
+        points = self._points_to_search_from()
+        self._search_from(points[0] if from_anywhere else begin)
 
-        Some draws from the prior are evaluated first, so that the surrogate sees other modes; the
-        search begins at the best of what is known if `from_anywhere`, else where the chain is.
+    def _points_to_search_from(self):
+        """Evaluate some draws from the prior, so that the surrogate sees other modes.
+
+        Returns these points after the best one of all that is known, the higher ones first.
         """
-        pool, begin = self.prior_points[self.prior_share], self.chain.position
-        self._evaluate_all(pool[self.rng.permutation(len(pool))[: self._n_prior_points]])
+        pool = self.prior_points[self.prior_share]
+        drawn = pool[self.rng.permutation(len(pool))[: self._n_prior_points]]
+        values = self._evaluate_all(drawn)
         self._read_store()
-        if from_anywhere:
-            points, values, _ = self.learner.known()
-            begin = points[np.argmax(values)]
+        points, known, _ = self.learner.known()
+        best, others = points[np.argmax(known)], drawn[np.argsort(-values)]
+        return [best, *others[np.any(others != best, axis=1)]]
+
+    def _search_from(self, begin):
         if not self.takes_gradients:  # where every search without them begins
             steps = self.scales * np.vstack([np.eye(self.dim), -np.eye(self.dim)])
             self._announce([begin, *(begin + steps)])

@@ -38,9 +38,9 @@ class Explorer(SurrogateHMCStep):
     """`SurrogateHMCStep` that is taught by a bounded number of evaluations and makes no draws.
 
     It searches for the mode as the step does, and again from elsewhere if it can; then, in turns,
-    fits the surrogate and evaluates where that is uncertain, among its draws at all temperatures. With several `cores`, points that
-    are known beforehand are evaluated at once. `on_call`, if it is set, is called after each
-    evaluation.
+    fits the surrogate and evaluates where that is uncertain, among its draws at all temperatures.
+    With several `cores`, points that are known beforehand are evaluated at once. `on_call`, if it
+    is set, is called after each evaluation.
     """
 
     called = "surrogate_posterior"

@@ -336,7 +336,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self._read_store()
         points, known, _ = self.learner.known()
         best, others = points[np.argmax(known)], drawn[np.argsort(-values)]
-        return [best, *others[np.any(others != best, axis=1)]]
+        return [best, *(point for point in others if not np.array_equal(point, best))]
 
     def _search_from(self, begin):
         if not self.takes_gradients:  # where every search without them begins

@@ -121,7 +121,10 @@ class Explorer(SurrogateHMCStep):
             self._begin_at(self.target.default_start if start is None else start)
 
     def _search(self, from_anywhere):
-        """Search for modes from several points, until one is found again or too few are left."""
+        """Search for modes from several points, until one is found again or too few are left.
+
+        They are the best ones: no chain has to begin apart from others.
+        """
         end, reserve = self.limit, max(FEWEST_EXPLORED, 2 * n_coefficients(self.dim))
         with self.limited(max(1, round(SEARCHED * end))), suppress(Spent):
             heights = []
@@ -129,10 +132,10 @@ class Explorer(SurrogateHMCStep):
                 n_calls, n_known = self.n_calls, len(self.learner.known()[1])
                 self._search_from(begin)
                 heights.append(max(self.learner.known()[1][n_known:], default=-np.inf))
-                is_known = np.ptp(np.sort(heights)[-2:]) < typical_depth(self.dim)
-                if len(heights) > 1 and is_known:
+                cost = self.n_calls - n_calls
+                if end - self.n_calls < reserve + cost:
                     break
-                if end - self.n_calls - (self.n_calls - n_calls) < reserve:
+                if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < typical_depth(self.dim):
                     break
 
     def _new_learner(self, position, warm):

@@ -321,9 +321,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _search(self, from_anywhere):
         """Search for a mode, from the best point if `from_anywhere`, else where the chain is."""
-        begin = self.chain.position
         points = self._points_to_search_from()
-        self._search_from(points[0] if from_anywhere else begin)
+        self._search_from(points[0] if from_anywhere else self.chain.position)
 
     def _points_to_search_from(self):
         """Evaluate some draws from the prior, so that the surrogate sees other modes.

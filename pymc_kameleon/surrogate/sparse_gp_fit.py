@@ -365,7 +365,7 @@ def _ridge(kernel, data, centres, amplitude):
         basis_functions(kernel, z, centres, basis)
         rows = basis[:, 0] if is_value else basis[:, 1:].reshape(-1, m)
         scaled = linalg.solve_triangular(factor, rows.T, lower=True, check_finite=False)
-        prior = radial(kernel, 0.0)[0 if is_value else 1]
+        prior = 1.0 if is_value else radial(kernel, 0.0)[1]
         left = np.maximum(prior - np.sum(scaled**2, axis=0) - KNOWN * jitter, 0.0)
         sds = np.hypot(noise.ravel(), amplitude * np.sqrt(left))
         scaled /= sds

@@ -11,16 +11,20 @@ from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jitable
 ACCEPTANCE, ACCEPTED = 0, 1
 """Positions in the `outcome` array: summed acceptance probabilities, and accepted moves."""
 
+TRANSITION = 2
+"""Position in the `counts` array, after those of evaluations: the present transition of a run."""
+
 
 class Chain(NamedTuple):
     """Where a chain is, with its log density kept; all arrays are changed in place.
 
     `value` (values,) has the terms of the log density at `position` (d,), and what else a step
     keeps of them; `proposed_value` has those at `proposal` (d,), the last proposed position.
-    `counts` (2,), of int64, are log-density evaluations, and non-finite ones; `outcome` (2,) has
-    the sum of acceptance probabilities, and the number of accepted moves. `bounds` (2, d) are least
-    and largest coordinates: one period of an angle, else infinite. A proposal beyond them is
-    rejected, so that the target is a density of one period.
+    `counts` (3,), of int64, are log-density evaluations, non-finite ones, and the number of the
+    present transition in a run, from 0; `outcome` (2,) has the sum of acceptance probabilities, and
+    the number of accepted moves. `bounds` (2, d) are least and largest coordinates: one period of
+    an angle, else infinite. A proposal beyond them is rejected, so that the target is a density of
+    one period.
     """
 
     position: np.ndarray
@@ -40,7 +44,7 @@ def new_chain(x: np.ndarray, n_values: int = N_TERMS) -> Chain:
         value=np.zeros(n_values),
         proposal=x.copy(),
         proposed_value=np.zeros(n_values),
-        counts=np.zeros(2, dtype=np.int64),
+        counts=np.zeros(3, dtype=np.int64),
         outcome=np.zeros(2),
         bounds=np.array([-unbounded, unbounded]),
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from pymc_kameleon.mcmc.chain import accept_or_reject
+from pymc_kameleon.mcmc.chain import TRANSITION, accept_or_reject
 from pymc_kameleon.mcmc.history import two_of
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
 from pymc_kameleon.mcmc.numba_bridge import (
@@ -124,6 +124,7 @@ def run_plain(log_density, stage, chain, mixture, proposal, recursion, adapts, n
     `proposal` a NamedTuple registered in `mcmc.proposals`. The chain learns if `adapts`.
     """
     for t in range(normals.shape[0]):
+        chain.counts[TRANSITION] = t
         z, u = normals[t], uniforms[t]
         is_coordinate = u[CHOICE] < mixture.coordinate_share
         is_own = u[CHOICE] >= mixture.coordinate_share + mixture.difference_share

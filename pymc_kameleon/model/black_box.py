@@ -69,12 +69,12 @@ def converted(value, type: TensorType, name: str) -> np.ndarray:
     """
     array = _numbers(value, np.dtype(type.dtype))
     if array is None:
-        raise TypeError(f"{name} returned {described(value)}: {_wanted(type)}.")
+        raise TypeError(f"{name} returned {described(value)}: {wanted(type)}.")
     if type.ndim == 0 and array.size == 1:
         array = array.reshape(())
     sizes = zip(array.shape, type.shape, strict=False)
     if array.ndim != type.ndim or any(known not in (None, size) for size, known in sizes):
-        raise ValueError(f"{name} returned {described(value)}: {_wanted(type)}.")
+        raise ValueError(f"{name} returned {described(value)}: {wanted(type)}.")
     return array
 
 
@@ -103,7 +103,8 @@ def described(value) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _wanted(type):
+def wanted(type: TensorType) -> str:
+    """Say what a user's function has to return."""
     number = "number" if np.dtype(type.dtype).kind == "f" else "whole number"
     if type.ndim == 0:
         return f"return one {number}, as in `return float(value)`"

@@ -235,13 +235,24 @@ class ModelFunction:
             **{"on_unused_input": "ignore"} | kwargs,
         )
 
+    def _compile_for_numba(self, function):
+        """Have Numba compile what PyTensor made; what may be expensive is not called for it."""
+        x, jitted = np.zeros(self._dim, dtype=self._point.dtype), jitted_by_pytensor(function)
+        if self.has_black_box and jitted is not None:
+            values = [container.storage[0] for container in function.input_storage[1:]]
+            jitted.compile(tuple(map(numba.typeof, [x, *values])))
+        else:
+            function(x)
+
     def _compile_numba(self, level):
         """Compile with the Numba linker, or return None after logging why it cannot be done."""
         foreign = {operation_name(o) for o in operations(self._outputs) if not is_in_numba(o)}
         if foreign:
             _log.log(
                 level,
-                "The log density holds %s, which Numba cannot compile: transitions run in Python.",
+                "The log density holds %s, which runs in Python, and so do transitions. To compile "
+                "them, give black_box a function of @numba.njit, and none of its options failures, "
+                "timeout, store, workers and vectorized.",
                 ", ".join(sorted(foreign)),
             )
             return None
@@ -252,7 +263,7 @@ class ModelFunction:
             warnings.simplefilter("always")
             try:
                 function = self._compile_fn(mode="NUMBA")
-                function(np.zeros(self._dim, dtype=self._point.dtype))
+                self._compile_for_numba(function)
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             else:

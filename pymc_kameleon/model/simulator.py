@@ -2,29 +2,36 @@
 
 import functools
 import inspect
+import logging
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numba
 import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from numba.extending import is_jitted
 from pymc.initial_point import make_initial_point_fn
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.utils import MissingInputError
+from pytensor.link.numba.dispatch import numba_funcify
 
 from pymc_kameleon.guarded_call import GuardedCall, Outcome, ParallelCalls, TimedCall
-from pymc_kameleon.model.black_box import converted, described
+from pymc_kameleon.mcmc.numba_bridge import BY_ADDRESS, machine_code
+from pymc_kameleon.model.black_box import converted, described, wanted
 from pymc_kameleon.validation import checked_integer, checked_number
 
 if TYPE_CHECKING:
     from pymc_kameleon.store import EvaluationStore
 
 __all__ = ["black_box"]
+
+_log = logging.getLogger("pymc.kameleon")
 
 VECTORIZED = 8
 """Points that a chain asks a vectorized function for at once, some of them in vain."""
@@ -49,6 +56,8 @@ def black_box(
         Takes numbers and arrays, in the natural coordinates of the variables that it is called
         with, and returns one number, a log-likelihood for ``pymc.Potential``, or an array of
         numbers, a curve for an ordinary likelihood of PyMC. A list, an int or a float32 will do.
+        One of ``numba.njit`` that returns a number or an array is called by compiled transitions,
+        with none of the options `failures`, `timeout`, `store`, `workers` and `vectorized`.
     failures : exception class or several
         What the function raises where it cannot run. There the posterior is 0: such points are
         rejected, and counted, and a warning says how many and where the first was. Other exceptions
@@ -164,6 +173,8 @@ class BlackBox:
         self._known: dict[tuple, tuple[Outcome | Exception, float]] = {}
         self.asked: list | None = None
         self.may_fail = bool(self.failures) or timeout is not None
+        needs_python = self.may_fail or store is not None or self.n_at_once > 1
+        self._is_for_numba = BY_ADDRESS and is_jitted(function) and not needs_python
         self._options = failures, timeout, store, shape, name, workers, vectorized
         self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
 
@@ -200,11 +211,19 @@ class BlackBox:
                 raise RuntimeError(f"{self.name} failed: {outcome.failed}")
             return self._numbers(outcome.returned)
         inputs = [self._tensor(value, i) for i, value in enumerate(given)]
+        kind = None
+        if self._is_for_numba and not named:
+            try:
+                kind = _returned_kind(self.function, inputs)
+            except Exception as error:
+                _log.info("Numba cannot compile %s, which runs in Python: %s", self.name, error)
+                return type(self)(self.function.py_func, *self._options)(*arguments)
         if self.shape is None:
             found = self._value_at_start(inputs, tuple(named))
         else:
             found = np.ones(self.shape)
-        operation = Simulator(self, tuple(named), found.shape, found)
+        make = CompiledSimulator if kind is not None and _fits(kind, found.shape) else Simulator
+        operation = make(self, tuple(named), found.shape, found)
         if self.store is not None:
             operation = self.store.wrap(operation, self._name_in_store)
         outputs = operation(*inputs)
@@ -428,6 +447,61 @@ class Simulator(Op):
     def do_constant_folding(self, fgraph, node):
         """Never: a call may be expensive."""
         return False
+
+
+class CompiledSimulator(Simulator):
+    """The same of a function that Numba compiles: compiled transitions call it too."""
+
+
+@numba_funcify.register(CompiledSimulator)
+def _compiled_call(op, node, **options):
+    """Return what calls the function in compiled code as `Simulator.perform` does in Python."""
+    names = [f"x{i}" for i in range(len(node.inputs))]
+    values = [f"{x}.copy()" if node.inputs[i].ndim else f"{x}[()]" for i, x in enumerate(names)]
+    source = f"def call({', '.join(names)}): return returned(function({', '.join(values)}))"
+    namespace = {"function": op.black_box.function, "returned": _compiled_conversion(op)}
+    exec(source, namespace)
+    return numba.njit(namespace["call"])
+
+
+def _compiled_conversion(op):
+    """Return what makes of what the function returned a new array of the promised shape."""
+    shape, asked = op.shape, wanted(_float_tensor(op.shape))
+    error = f"{op.name} returned an array of another shape than {shape}: {asked}."
+
+    def number(value):
+        found, array = np.asarray(value), np.empty(())
+        if found.size != 1:
+            raise ValueError(error)
+        array[()] = found.item()
+        return array
+
+    def curve(value):
+        if value.shape != shape:
+            raise ValueError(error)
+        array = np.empty(shape)
+        array[...] = value
+        return array
+
+    return numba.njit(curve if shape else number)
+
+
+def _returned_kind(function, inputs):
+    """Numba type of what a jitted function returns for inputs of these types."""
+    numbers = [numba.from_dtype(np.dtype(variable.dtype)) for variable in inputs]
+    kinds = [
+        numba.types.Array(number, variable.ndim, "C") if variable.ndim else number
+        for number, variable in zip(numbers, inputs, strict=True)
+    ]
+    return machine_code(function, kinds)[1]
+
+
+def _fits(kind, shape) -> bool:
+    """Whether compiled code can make an array of this shape of what has this Numba type."""
+    is_array = isinstance(kind, numba.types.Array)
+    dtype, ndim = (kind.dtype, kind.ndim) if is_array else (kind, 0)
+    is_real = isinstance(dtype, numba.types.Integer | numba.types.Float | numba.types.Boolean)
+    return is_real and (shape == () or ndim == len(shape))
 
 
 def _key(values, names):

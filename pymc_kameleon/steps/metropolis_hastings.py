@@ -16,7 +16,14 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.learner import Learner, LearnerState, WarmStart
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, Chain, new_chain, turned
+from pymc_kameleon.mcmc.chain import (
+    ACCEPTANCE,
+    ACCEPTED,
+    TRANSITION,
+    Chain,
+    new_chain,
+    turned,
+)
 from pymc_kameleon.mcmc.loop import run_plain, runner
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
@@ -418,36 +425,55 @@ class MetropolisHastingsStep(Step):
         self._learn_from_evaluations()
 
     def _transitions(self, normals, uniforms):
-        """Make a transition with each row of these, compiled if log density and proposal are."""
+        """Make a transition with each row of these, compiled if log density and proposal are.
+
+        One at which compiled code raises an error is made again in Python while tuning, where that
+        counts as no density.
+        """
         table = self._density.compiled() if self.runs_compiled else None
+        while len(normals):
+            try:
+                return self._loop(table, normals, uniforms)
+            except Exception as error:
+                if table is None or not self.tune:
+                    self._explain(error, table is not None)
+                    raise
+            failed = int(self.chain.counts[TRANSITION])
+            self.chain.counts[EVALUATIONS] -= 1
+            self._loop(None, normals[failed : failed + 1], uniforms[failed : failed + 1])
+            normals, uniforms = normals[failed + 1 :], uniforms[failed + 1 :]
+
+    def _loop(self, table, normals, uniforms):
+        """Make transitions compiled, with the `table` of the log density, or without in Python."""
         is_compiled, learner = table is not None, self.learner
         proposal = learner.proposal(is_compiled)
         run = runner(type(proposal)) if is_compiled else run_plain
         density = self._density_or_none if self.tune else self._plain_density
-        try:
-            run(
-                table if is_compiled else (density,),
-                self.screening.form(self.stage, self.chain, is_compiled, self.adapts),
-                self.chain,
-                learner.mixture(self.tune),
-                proposal,
-                learner.recursion(),
-                self.adapts,
-                normals,
-                uniforms,
-            )
-        except Exception as error:
+        run(
+            table if is_compiled else (density,),
+            self.screening.form(self.stage, self.chain, is_compiled, self.adapts),
+            self.chain,
+            learner.mixture(self.tune),
+            proposal,
+            learner.recursion(),
+            self.adapts,
+            normals,
+            uniforms,
+        )
+
+    def _explain(self, error, is_compiled):
+        """Say of an error of a black box where it was, and end the chain with its draws."""
+        if not self.target.function.has_black_box:
             if is_compiled:
                 self.target(self.chain.proposal)  # PyTensor's own error names the operation
-            if self.target.function.has_black_box:
-                error.add_note(
-                    f"The log density failed at a proposal of the chain, {self._failure(error)}. "
-                    "Where the model is impossible, let the function return -np.inf, or name the "
-                    "exception in black_box(failures=...)."
-                )
-                if self.draws.n_draws:
-                    end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
-            raise
+        else:
+            error.add_note(
+                f"The log density failed at a proposal of the chain, {self._failure(error)}. "
+                "Where the model is impossible, let the function return -np.inf, or name the "
+                "exception in black_box(failures=...)."
+            )
+            if self.draws.n_draws:
+                end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
 
     def _learn_from_evaluations(self):
         """Teach the first stage what was evaluated, here and, while tuning, elsewhere."""

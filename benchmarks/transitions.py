@@ -9,11 +9,18 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import pymc as pm
 
 from benchmarks.common import DrivenStep, heading, mark, pymc_major, show, write
-from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep, PCAKameleonStep
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    KameleonStep,
+    PCAKameleonStep,
+    black_box,
+)
 from pymc_kameleon.mcmc.history import RECENT
 from pymc_kameleon.targets import Banana
 
@@ -237,10 +244,67 @@ def show_adaptation(arguments):
     write(rows, lines, arguments.output / "transitions-adaptation.csv")
 
 
+DAYS = np.arange(1.0, 9.0)
+
+
+def cooling(rate, start):
+    return start * np.exp(-rate * DAYS)
+
+
+def predation(rate, start):
+    """Logarithm of the prey in eight years, of two species: 400 Runge-Kutta steps."""
+    x, y, h, found = math.log(start), 0.0, 0.02, np.empty(8)
+    for i in range(400):
+        a, b = rate - 0.1 * math.exp(y), 0.02 * math.exp(x) - rate
+        c, d = x + 0.5 * h * a, y + 0.5 * h * b
+        a2, b2 = rate - 0.1 * math.exp(d), 0.02 * math.exp(c) - rate
+        c, d = x + 0.5 * h * a2, y + 0.5 * h * b2
+        a3, b3 = rate - 0.1 * math.exp(d), 0.02 * math.exp(c) - rate
+        c, d = x + h * a3, y + h * b3
+        a4, b4 = rate - 0.1 * math.exp(d), 0.02 * math.exp(c) - rate
+        x += h * (a + 2.0 * (a2 + a3) + a4) / 6.0
+        y += h * (b + 2.0 * (b2 + b3) + b4) / 6.0
+        if i % 50 == 49:
+            found[i // 50] = x
+    return found
+
+
+def tuned_on_black_box(function, observed, options) -> DrivenStep:
+    """Make a step for the two parameters of a curve, and tune it."""
+    with pm.Model() as model:
+        rate, start = pm.LogNormal("rate", -0.5, 0.3), pm.LogNormal("start", 3.0, 0.3)
+        pm.Normal("seen", black_box(function, shape=8)(rate, start), 0.2, observed=observed)
+    driven = DrivenStep(model, partial(KameleonStep, steps_per_draw=20, **options))
+    driven.tune(100)
+    return driven
+
+
+def show_black_boxes(arguments):
+    lines = heading(
+        "transitions: black boxes that Numba compiles",
+        "KameleonStep on two parameters of a curve of eight numbers, which a black_box returns; 20 "
+        "transitions a draw, tuned, then frozen. us: of a transition with a function of "
+        "@numba.njit, which runs inside of the compiled loop, or is called from transitions in "
+        "Python. reference us: with the same function in Python, in blocks of calls that "
+        "alternate. ratio: median over pairs of blocks, with quartiles.",
+    )
+    rows = []
+    for function in (cooling, predation):
+        jitted, observed = numba.njit(function), function(0.6, 20.0)
+        reference = tuned_on_black_box(function, observed, {})
+        for how, options in (("compiled", {}), ("in Python", PLAIN)):
+            driven = tuned_on_black_box(jitted, observed, options)
+            found = compare(driven, reference, arguments)
+            rows.append({"function": function.__name__, "transitions": how} | found)
+    show(rows)
+    write(rows, lines, arguments.output / "transitions-black-boxes.csv")
+
+
 TABLES = {
     "DEMetropolisZ": show_ratios,
     "KameleonStep": show_pairs,
     "adaptation": show_adaptation,
+    "black boxes": show_black_boxes,
 }
 
 

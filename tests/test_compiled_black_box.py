@@ -12,6 +12,7 @@ from pytensor.link.numba.dispatch import numba_funcify
 
 from pymc_kameleon import EvaluationStore, KameleonStep, black_box
 from pymc_kameleon.model.simulator import CompiledSimulator
+from pymc_kameleon.store import describe
 
 DAYS = np.arange(1.0, 9.0)
 SEEN = [14.9, 11.1, 8.1, 6.2, 4.4, 3.4, 2.3, 1.9]
@@ -136,6 +137,8 @@ def test_the_chain_is_that_of_python(step):
     assert "compiled" in repr(step)
     with cooling(black_box(temperature)):
         other = KameleonStep(steps_per_draw=4, compile_kwargs={"mode": "FAST_COMPILE"})
+    # Evaluations of one are those of the other.
+    assert describe(step.target) == describe(other.target)
     chains = [run(s, s.target.model, 80, tune=60, seed=3) for s in (step, other)]
     (draws, statistics, _), (draws_of_python, statistics_of_python, _) = chains
     np.testing.assert_allclose(draws, draws_of_python, rtol=1e-6)

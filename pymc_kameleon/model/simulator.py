@@ -403,7 +403,8 @@ class Simulator(Op):
         self.name = black_box.name
 
     def __str__(self):
-        return f"{type(self).__name__}({self.black_box.name})"
+        # Also where Numba compiles it: a store knows the likelihood by this.
+        return f"Simulator({self.black_box.name})"
 
     def make_node(self, *inputs):
         types = [_float_tensor(self.shape)]

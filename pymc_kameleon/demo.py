@@ -192,7 +192,7 @@ def report(results: dict[str, Any]) -> str:
     )
 
 
-def run_demo(output: Path, *, draws: int = 300, tune: int = 150) -> None:
+def run_demo(output: Path, *, draws: int = 400, tune: int = 200) -> None:
     """Sample the model in both ways, print a report, and write results and picture to a folder."""
     output.mkdir(parents=True, exist_ok=True)
     results = sample_both(draws, tune)

@@ -29,6 +29,19 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.surrogate.trajectory import LENGTHS
 
+LONG = "slow", "numerics", "documentation"
+"""Markers of tests that a first look at the package leaves out."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what is long, before `-m` selects."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & set(LONG) and "sabotage" not in marks:
+            item.add_marker("long")
+
+
 # Graphs of models are many small objects: looking through them after every 700 that are new took
 # 6 % of the time of the tests.
 gc.set_threshold(50_000, 20, 20)

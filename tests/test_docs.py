@@ -25,10 +25,13 @@ def having(find):
 
 
 def programs():
-    """Those of the README are a newcomer's first lines: they run with every PyMC."""
-    site = [pytest.mark.slow, pytest.mark.documentation]
+    """A newcomer's first lines, those of the README and the first of each page, are not long."""
     return [
-        pytest.param(source, id=f"{named(page)}-{i}", marks=site if DOCS in page.parents else [])
+        pytest.param(
+            source,
+            id=f"{named(page)}-{i}",
+            marks=pytest.mark.documentation if i and DOCS in page.parents else [],
+        )
         for page in PAGES
         for i, source in enumerate(documentation.programs(page))
     ]

@@ -88,6 +88,7 @@ def test_mean_is_the_marginal_likelihood(
     assert abs(standard_errors(values, exact_kernel(likelihood, amplitude))) < Z_BOUND
 
 
+@pytest.mark.sabotage
 def test_wrong_weights_would_be_seen():
     """Mistakes in weights of as many draws move the mean by far more than the bound."""
     one, amplitude, share, n = estimator("probit", "ep", prior_share=0.3), 1.0, 0.3, 200_000

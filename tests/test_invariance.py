@@ -164,6 +164,7 @@ SPOILT = {
 }
 
 
+@pytest.mark.sabotage
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_ratio_is_caught(name, monkeypatch):
     row, mistake = SPOILT[name]

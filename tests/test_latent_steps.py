@@ -671,6 +671,7 @@ def test_exact_draws_of_a_gaussian_posterior_stay_exact(name):
 
 
 @pytest.mark.numerics
+@pytest.mark.sabotage
 def test_a_log_ratio_that_keeps_the_sites_is_caught(monkeypatch):
     def without_sites(base, likelihood, scale=1.0, sites=None):
         return TemperedTarget(base, likelihood, scale)

@@ -108,6 +108,7 @@ SABOTAGE = {
 
 @pytest.mark.slow
 @pytest.mark.numerics
+@pytest.mark.sabotage
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_a_wrong_ratio_is_caught(name, monkeypatch):
     attribute, wrong, row = SABOTAGE[name]

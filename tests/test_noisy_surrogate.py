@@ -159,6 +159,7 @@ advance = MetropolisHastingsStep._advance
 
 @pytest.mark.slow
 @pytest.mark.numerics
+@pytest.mark.sabotage
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [

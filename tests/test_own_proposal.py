@@ -49,6 +49,7 @@ def test_it_leaves_its_target_invariant(example):
 
 @pytest.mark.numerics
 @pytest.mark.slow
+@pytest.mark.sabotage
 def test_a_forgotten_ratio_would_be_caught(example):
     right = example.propose
 

@@ -180,6 +180,7 @@ SPOILT = {
 """What is spoilt, the kind of moves that all moves are, and how many draws show it."""
 
 
+@pytest.mark.sabotage
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_ratio_is_caught(name, monkeypatch):
     density, width = (symbolic_funnel, 12.0) if name == "trends" else (symbolic_banana, 9.0)

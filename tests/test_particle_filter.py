@@ -207,6 +207,7 @@ def points_not_random(particles, weights, uniform, log_weights):
 resample = module._resample
 
 
+@pytest.mark.sabotage
 @pytest.mark.parametrize("mistake", [weights_not_reset, weights_not_divided, points_not_random])
 def test_mistakes_are_seen(mistake):
     names = vars(module) | {"_resample": numba.njit(mistake)}

@@ -504,6 +504,7 @@ def test_exact_draws_stay_exact(name, beta, step_size):
 
 
 @pytest.mark.slow
+@pytest.mark.sabotage
 def test_a_wrong_energy_is_caught(monkeypatch):
     """The determinant left out of the acceptance, the integrator right."""
     right = LocalGeometry.energy

@@ -662,6 +662,7 @@ def test_exact_draws_stay_exact(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sabotage
 def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
     exact = loop.propose
 

@@ -149,6 +149,7 @@ def test_gp_mh_never_accepts_more_than_one_stage(proposal):
     assert np.all(acceptance <= np.minimum(0, difference) + 1e-12)
 
 
+@pytest.mark.sabotage
 def test_gp_mh_is_wrong_if_the_new_point_is_learnt_before_the_ratio(proposal):
     """Measured: a total variation of 0.19."""
     process = process_of(KNOWN)

@@ -77,7 +77,7 @@ def problem_of(
     model = TARGETS[target]()
     dim = sum(np.size(value) for value in model.initial_point().values())
     starts = starts_of(target, model, sampler.n_starts(dim), seed)
-    return Problem(model, starts, budget, SEED + seed, only_compile)
+    return Problem(target, model, starts, budget, SEED + seed, only_compile)
 
 
 def fill_caches(target: str, sampler: str):
@@ -220,12 +220,12 @@ def run(arguments):
         is_expensive = target in BLACK_BOXES
         budget = arguments.black_box_budget if is_expensive else arguments.budget
         for sampler in filter(lambda name: SAMPLERS[name].fits(target), samplers):
-            for seed in range(arguments.seeds):
-                key = (target, sampler, seed)
-                if key in known:
-                    continue
-                cell = (target, sampler, seed, budget, expected[target])
+            keys = [(target, sampler, seed) for seed in range(arguments.seeds)]
+            missing = [key for key in keys if key not in known]
+            if missing:
                 in_child(fill_caches, (target, sampler), arguments.limit)
+            for key in missing:
+                cell = (*key, budget, expected[target])
                 found = in_child(measure, cell, arguments.limit)
                 if isinstance(found, str):
                     found = {"outcome": found}

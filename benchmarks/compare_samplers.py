@@ -268,10 +268,10 @@ SAMPLERS: dict[str, Sampler] = {
     "LatentGPStep": Sampler(
         partial(plain, "LatentGPStep", LatentGPStep), package="pymc_kameleon", only=(LATENT_GP,)
     ),
-    "Kameleon + EllipticalSlice": Sampler(
+    "KameleonStep + EllipticalSliceStep": Sampler(
         partial(with_function, EllipticalSliceStep), package="pymc_kameleon", only=(LATENT_GP,)
     ),
-    "Kameleon + RiemannianHMC": Sampler(
+    "KameleonStep + RiemannianHMCStep": Sampler(
         partial(with_function, RiemannianHMCStep), package="pymc_kameleon", only=(LATENT_GP,)
     ),
 } | {

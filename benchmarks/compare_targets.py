@@ -99,7 +99,7 @@ TARGETS: dict[str, Callable[[], pm.Model]] = {
 }
 
 TOLERANCE, COST_RATIO = 1e-4, 3.0
-"""Of the solver in a coarse model, instead of 1e-8, and how many of its solutions one then costs."""
+"""Of the solver in a coarse model, instead of 1e-8; how many of its solutions one then costs."""
 
 
 @black_box(shape=(len(YEARS), 2))

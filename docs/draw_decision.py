@@ -12,7 +12,7 @@ QUESTIONS = [
     ("Are there gradients,\nand they are cheap?", "NUTS of PyMC"),
     ("Are there gradients,\nof milliseconds or more?", "MALAStep(\n surrogate=GPSurrogate())"),
     ("Does a call take 1 ms or more?\nIs there a cheaper version?", "MultilevelStep"),
-    ("The same, only a few hundred\ncalls, and smooth?", "surrogate_posterior"),
+    ("Does a call take 1 ms or more?\nSmooth, a few hundred calls only?", "surrogate_posterior"),
     ("Does a call take 1 ms or more?\nSmooth, up to 20 parameters?", "SurrogateHMCStep"),
     (
         "Does a call take 1 ms or more?\nNot smooth, few parameters?",

@@ -90,7 +90,13 @@ def lists_of_steps():
     """What claims to name every step, by where it stands."""
     texts = {
         name: (ROOT / name).read_text(encoding="utf-8")
-        for name in ("README.md", "docs/which_step.md", "docs/steps/index.md")
+        for name in (
+            "README.md",
+            "docs/which_step.md",
+            "docs/steps/index.md",
+            "docs/api/steps.md",
+            "docs/project/citing.md",
+        )
     }
     methods = [line for line in texts["docs/steps/index.md"].splitlines() if line.isidentifier()]
     titles = [(DOCS / f"steps/{name}.md").read_text("utf-8").partition("\n")[0] for name in methods]
@@ -98,6 +104,8 @@ def lists_of_steps():
         "README.md": rows(section(texts["README.md"], "The steps")),
         "docs/which_step.md": rows(section(texts["docs/which_step.md"], "The steps side by side")),
         "docs/steps/index.md": "\n".join(titles),
+        "docs/api/steps.md": texts["docs/api/steps.md"],
+        "docs/project/citing.md": rows(texts["docs/project/citing.md"]),
     }
 
 

@@ -110,7 +110,7 @@ class LogDensity:
     likelihood depends on. `has_estimates` says whether there are estimates that were separated;
     `estimated_terms` are the names of the observed variables and potentials that hold an
     `estimated_loglikelihood` or draw random numbers. `foreign_estimates`, by name their seeds,
-    depend on none of `vars`, and are left out, because they cancel but when they are drawn anew.
+    depend on none of `vars`, and are left out: they cancel in the ratio unless they are redrawn.
     `n_seeds` is the number of estimates in the log density.
     """
 

@@ -49,7 +49,7 @@ def warn_without(step_name: str, target) -> None:
 
 
 def advance_patiently(step, n: int) -> None:
-    """Make `n` transitions of tuning; draw anew the estimate at a point that is not left."""
+    """Make `n` transitions of tuning; redraw the estimate where the chain is stuck."""
     chain, report = step.chain, step.report
     for _ in range(n):
         if report.rejections >= PATIENCE:

@@ -19,7 +19,7 @@ from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import Report
 
 WATCHED = 20
-"""Values of a function of which it is watched how they mix."""
+"""Number of values of a function whose mixing is monitored."""
 
 
 @dataclass_state
@@ -210,7 +210,7 @@ class LatentFunctionStep(Step):
         return np.linspace(0, size - 1, min(WATCHED, size)).astype(int)
 
     def _watched(self):
-        """Numbers of which it is watched how they mix."""
+        """Values whose mixing is monitored."""
         return self.position[self._elements]
 
     def _watched_names(self):

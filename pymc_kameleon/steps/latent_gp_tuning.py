@@ -30,11 +30,11 @@ ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 
 FIRST_LESSON, MORE = 150, 50
-"""Transitions before a lesson from pilots, and more for each hyperparameter, where none came before
-the chain; the following are at twice, four times, ... as many."""
+"""Transitions before the first refit from pilots, and as many more for each hyperparameter, where
+there was none before the chain; later ones are at twice, four times, ... as many."""
 
 PILOTS, MORE_PILOTS = 10, 5
-"""Pilots of a lesson where the chain was, and more for each hyperparameter."""
+"""Pilots of a refit where the chain was, and as many more for each hyperparameter."""
 
 N_EXPECTED = 200
 """Draws of the Gaussian around the mode that stand for the chain's past in the lesson before it."""

@@ -34,7 +34,7 @@ def draw_statistics(*names: str) -> dict:
 
 @contextmanager
 def all_or_nothing(changed):
-    """Take back which objects the attributes are if an error or an interrupt comes between.
+    """Restore the attributes if an error or an interrupt occurs.
 
     Arrays whose sizes belong together are replaced one after the other.
     """

@@ -47,7 +47,7 @@ from pymc_kameleon.validation import checked_integer, checked_share
 _log = logging.getLogger("pymc.kameleon")
 
 CENTRED_IN = 100
-"""Transitions of which the running mean of an angle is, about."""
+"""Window, in transitions, of the running circular mean of an angle."""
 
 
 def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:

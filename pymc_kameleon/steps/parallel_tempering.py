@@ -76,7 +76,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     n_temperatures  number of temperatures
     barrier         sum of the rejection probabilities of all swaps, as tuning found it
     round_trips     states that came from beta = 0 to beta = 1 since tuning
-    beta            inverse temperatures, 40 numbers of which those that there are not are NaN
+    beta            inverse temperatures, padded with NaN to 40 numbers
     log_ratio       V of the state of each
     proper          1 if these give the evidence, see `log_evidence`
     n_transitions   scans of the draw

@@ -185,7 +185,7 @@ def _complaint_of_mixing(step):
 
 
 def watched(step):
-    """Numbers of which it is watched how they mix: cosine and sine of an angle."""
+    """Numbers whose mixing is monitored: cosine and sine of an angle."""
     x, is_angle = step.chain.position, step.target.is_circular
     if not is_angle.any():
         return x

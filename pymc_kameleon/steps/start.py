@@ -24,7 +24,7 @@ NEARER = 0.25
 """What the share of the way to a draw from the prior is multiplied by where that is too far."""
 
 SHARES = FIRST_SHARE * NEARER ** np.arange(15)
-"""Shares of the way at which it is looked for a density."""
+"""Fractions of the path to a draw from the prior that are tried."""
 
 SHARES_OF_IMPOSSIBLE = np.append(np.ones(32), np.repeat(SHARES[:8], 8))
 """The same from a point without one: at the draws themselves, then at eight of each share."""

@@ -1,6 +1,6 @@
-"""Which log densities the posterior's mass has, and how values far below them are learnt: as low.
+"""The range of log densities of the typical set, and soft clipping of values far below it.
 
-How low they are changes no decision.
+So far down the exact value changes no decision.
 """
 
 import math

@@ -167,7 +167,7 @@ def sample_both(draws: int, tune: int) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> str:
-    """Tables of the posterior by each sampler, and of what they got for what they paid."""
+    """Tables of the posterior by each sampler, and of effective draws and their costs."""
     text = ""
     for name, result in results.items():
         table = az.summary(result, var_names=list(PARAMETERS), round_to="none")

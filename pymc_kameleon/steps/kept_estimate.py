@@ -21,7 +21,7 @@ standard deviation of 1.7 no move at all is accepted as often as 0.234 (Sherlock
 Rosenthal 2015). What it does while tuning is no part of the result."""
 
 UNMOVED = 300
-"""Transitions without an accepted move after which the kept estimate is looked into."""
+"""Transitions without an accepted move after which the kept estimate is examined."""
 
 N_FRESH = 20
 """Estimates it is compared with."""

@@ -165,8 +165,8 @@ class LatentFunctionStep(Step):
     def _is_at(self, x, prior_changed) -> bool:
         """Whether the position kept is the function that the free variable `x` stands for.
 
-        It is not computed from `x` again where it is: the way there and back rounds, and a chain
-        that goes on in another process would not be the same to the last bit.
+        It is not computed from `x` again where it is: rounding would make a chain that is continued
+        in another process differ in the last bits.
         """
         if self.returned is None or not np.array_equal(x, self.returned):
             return False

@@ -191,7 +191,7 @@ class Step(CalledByPyMC, ArrayStepShared):
 
     @abstractmethod
     def _fresh_state(self) -> dict[str, Any]:
-        """Return what a state has to be like, but for learners, which look at theirs."""
+        """Return what a state has to be like; learners check their own part."""
 
     @abstractmethod
     def _begin_chain(self, expected_tune: int | None) -> None:

@@ -19,7 +19,7 @@ LARGEST_REJECTION = 0.85
 """Mean rejection probability of swaps from which there are too few temperatures."""
 
 SCANS_BEFORE_TRIPS, FEWEST_TRIPS = 2000, 4
-"""After so many scans, so many round trips at least are expected: ten in a chain of 1000 draws."""
+"""Scans, and the fewest round trips expected after these: ten in a chain of 1000 draws."""
 
 
 @with_shared_parameters
@@ -27,8 +27,8 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     r"""Parallel tempering: copies of the chain at higher temperatures, which swap states with it.
 
     For log densities that cost microseconds, with several modes, strong bends, or scales that
-    change from place to place; for people who do not know what their posterior looks like. The
-    evidence of the model comes with the draws: `pymc_kameleon.log_evidence`.
+    change from place to place; and for posteriors whose shape is unknown. The evidence of the model
+    comes with the draws: `pymc_kameleon.log_evidence`.
 
     Replica k has the density :math:`r(x)^{1 - \beta_k} p(x)^{\beta_k}`, where :math:`\beta` goes
     from 0 to 1 and r is the prior, or, where that is improper or cannot be drawn from, a Gaussian
@@ -84,10 +84,10 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     n_nonfinite     those that were NaN or +inf (and rejected)
     =============== ====================================================================
 
-    Temperatures, archives and reference stand still after tuning, and the product of all densities
-    is then exactly invariant. Beside other steps, the other replicas keep to the values that the
-    other variables had at the end of tuning. A mode that holds less than about 1e-8 of the
-    reference is not found: give starts in it, `pm.sample(initvals=...)`.
+    Temperatures, archives and reference are frozen after tuning, and the product of all densities
+    is then exactly invariant. Beside other steps, the other replicas use the values that the other
+    variables had at the end of tuning. A mode that holds less than about 1e-8 of the reference is
+    not found: give starts in it, `pm.sample(initvals=...)`.
 
     References
     ----------

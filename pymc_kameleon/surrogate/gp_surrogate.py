@@ -35,7 +35,7 @@ KEPT = 5
 """Evaluations that fits learn from, times those that are held."""
 
 NOISE_SHARE = 1e-3
-"""Noise of values, relative to what the prior mean leaves of them."""
+"""Noise of values, relative to the residuals of the prior mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ WIDEST = 3.0
 seen lower ones."""
 
 FLAT = -1e-4
-"""Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
+"""Curvature, in units of the spread of the evaluations, above which no scale follows from it."""
 
 
 def typical_depth(dim: int) -> float:

@@ -87,11 +87,14 @@ class Drawn:
         Takes a number; returns at most so many of the draws, unconstrained, shape (n, d).
     evaluations : int
         Of the log density, all counted.
+    is_doubtful : bool
+        Whether the sampler says of itself that its result should not be trusted.
     """
 
     draws: np.ndarray
     points: Callable[[int], np.ndarray]
     evaluations: int
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,8 @@ def approximate(n_evaluations: int, problem: Problem) -> Drawn:
         problem.model, n_evaluations=n_evaluations, random_seed=problem.seed, progressbar=False
     )
     points = partial(unconstrained, problem.model, result)
-    return Drawn(points(CHAINS), points, dataset(result).attrs["n_evaluations"])
+    found = dataset(result).attrs
+    return Drawn(points(CHAINS), points, found["n_evaluations"], not found["believable"])
 
 
 def peer(draw: Callable, problem: Problem) -> Drawn:

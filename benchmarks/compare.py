@@ -32,7 +32,9 @@ OVER_TIME = "over time"
 WALL = 4
 """Times the limit of CPU seconds after which a sampler that waits is stopped, too."""
 
-COLUMNS = "sampler evaluations seconds ESS R-hat doubtful MMTV quantile-error ESS/1000 ESS/s outcome".split()
+COLUMNS = (
+    "sampler evaluations seconds ESS R-hat doubtful MMTV quantile-error ESS/1000 ESS/s outcome"
+).split()
 
 
 def add_arguments(parser):

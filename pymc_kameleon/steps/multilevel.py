@@ -607,7 +607,7 @@ class MultilevelStep(MetropolisHastingsStep):
         return (
             WarningType.BAD_ACCEPTANCE,
             f"The acceptance of {', '.join(self.target.names)} ended tuning at "
-            f"{self.report.acceptance:.3f}: the coarse model says little of the fine one. A finer "
+            f"{self.report.acceptance:.3f}: the coarse model is a poor guide to it. A finer "
             "coarse model, shorter subchains (length=1) or longer tuning may help.",
         )
 

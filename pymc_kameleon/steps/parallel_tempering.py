@@ -179,19 +179,19 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         if not barrier > LARGEST_REJECTION * (n - 1):
             return None
         names = ", ".join(self.target.names)
-        advice = "give priors that are nearer to the data"
+        advice = "Give priors that are nearer to the data"
         if n < MOST_TEMPERATURES:
             wanted = min(math.ceil(2.0 * barrier) + 1, MOST_TEMPERATURES)
-            advice = f"leave n_temperatures out, or take {wanted}"
+            advice = f"Leave n_temperatures out, or take {wanted}"
         return (
             WarningType.CONVERGENCE,
             f"{n} temperatures of {names} are too few: neighbours swap in "
-            f"{1 - barrier / (n - 1):.0%} of the attempts, so that hardly a state comes from the "
-            f"reference to the chain. To mend it, {advice}.",
+            f"{1 - barrier / (n - 1):.0%} of the attempts, so that hardly any state gets from the "
+            f"reference to the chain. {advice}.",
         )
 
     def _count_trips(self):
-        """Warn, once, of a chain to which hardly a state came from the first temperature."""
+        """Warn, once, of a chain that hardly any state reached from the first temperature."""
         scans, trips = (int(self.learner.states.counters[i]) for i in (SCANS, TRIPS))
         if self.tune or scans < SCANS_BEFORE_TRIPS or "trips" in self.report.told:
             return
@@ -200,9 +200,9 @@ class ParallelTemperingStep(MetropolisHastingsStep):
             self.report.pending = (
                 WarningType.CONVERGENCE,
                 f"Only {trips} states came from the reference to the chain of "
-                f"{', '.join(self.target.names)} in {scans} scans: modes may not be weighed right, "
-                f"nor the evidence. Tune longer (tune={2 * self.default_tune_steps}), or take more "
-                "draws and compare chains.",
+                f"{', '.join(self.target.names)} in {scans} scans: the weights of modes and the "
+                f"evidence may be wrong. Tune longer (tune={2 * self.default_tune_steps}), or take "
+                "more draws and compare chains.",
             )
 
     def _learnt_statistics(self, n_evals):

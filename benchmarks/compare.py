@@ -17,7 +17,7 @@ import xarray as xr
 
 from benchmarks.black_box import marginal_total_variation
 from benchmarks.common import SEED, heading, machine, show, versions, write
-from benchmarks.compare_picture import LARGEST_RHAT, MEASURES, picture
+from benchmarks.compare_picture import MEASURES, is_doubtful, picture
 from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, Sampler
 from benchmarks.compare_targets import BLACK_BOXES, TARGETS, reference, starts_of
 
@@ -32,7 +32,9 @@ OVER_TIME = "over time"
 WALL = 4
 """Times the limit of CPU seconds after which a sampler that waits is stopped, too."""
 
-COLUMNS = "sampler evaluations seconds ESS R-hat MMTV quantile-error ESS/1000 ESS/s outcome".split()
+COLUMNS = (
+    "sampler evaluations seconds ESS R-hat doubtful MMTV quantile-error ESS/1000 ESS/s outcome"
+).split()
 
 
 def add_arguments(parser):
@@ -77,7 +79,7 @@ def problem_of(
     model = TARGETS[target]()
     dim = sum(np.size(value) for value in model.initial_point().values())
     starts = starts_of(target, model, sampler.n_starts(dim), seed)
-    return Problem(model, starts, budget, SEED + seed, only_compile)
+    return Problem(target, model, starts, budget, SEED + seed, only_compile)
 
 
 def fill_caches(target: str, sampler: str):
@@ -103,6 +105,7 @@ def measure(target: str, sampler: str, seed: int, budget: int, expected: np.ndar
         "seconds": seconds,
         "ESS": size,
         "R-hat": rhat,
+        "doubtful": "yes" if drawn.is_doubtful else "no",
         "MMTV": marginal_total_variation(points, expected),
         "quantile-error": quantile_error(points, expected),
         "ESS/1000": 1000 * size / drawn.evaluations,
@@ -220,12 +223,12 @@ def run(arguments):
         is_expensive = target in BLACK_BOXES
         budget = arguments.black_box_budget if is_expensive else arguments.budget
         for sampler in filter(lambda name: SAMPLERS[name].fits(target), samplers):
-            for seed in range(arguments.seeds):
-                key = (target, sampler, seed)
-                if key in known:
-                    continue
-                cell = (target, sampler, seed, budget, expected[target])
+            keys = [(target, sampler, seed) for seed in range(arguments.seeds)]
+            missing = [key for key in keys if key not in known]
+            if missing:
                 in_child(fill_caches, (target, sampler), arguments.limit)
+            for key in missing:
+                cell = (*key, budget, expected[target])
                 found = in_child(measure, cell, arguments.limit)
                 if isinstance(found, str):
                     found = {"outcome": found}
@@ -247,19 +250,28 @@ def report(rows: list[dict], folder: Path):
         print(f"  {path}", flush=True)
 
 
+def cell(runs: pd.DataFrame, measure: str) -> str:
+    """Median over the runs of a sampler on a target, with a star if one of them is doubtful."""
+    done = runs[runs["outcome"] == ""]
+    if 2 * len(done) <= len(runs):
+        return OVER_TIME if OVER_TIME in set(runs["outcome"]) else "failed"
+    value = done[measure].median()
+    star = r"\*" if any(is_doubtful(row) for _, row in done.iterrows()) else ""
+    return "" if np.isnan(value) else f"{float(f'{value:.2g}'):g}{star}"
+
+
 def markdown(results: pd.DataFrame, measure: str) -> str:
-    """Table of a measure, samplers by targets; a star where R-hat says that chains disagree.
+    """Table of a measure, samplers by targets: medians over seeds, with the number of these.
 
     A cell is empty where a sampler does not fit a target.
     """
-    targets, cells = list(dict.fromkeys(results["target"])), {}
-    for _, row in results.iterrows():
-        star = r"\*" if row["R-hat"] > LARGEST_RHAT else ""
-        value = "" if np.isnan(row[measure]) else f"{float(f'{row[measure]:.2g}'):g}{star}"
-        cells[row["sampler"], row["target"]] = row["outcome"] or value
-    lines = [["sampler", *targets], ["---"] * (len(targets) + 1)]
+    targets = list(dict.fromkeys(results["target"]))
+    cells = {key: cell(runs, measure) for key, runs in results.groupby(["sampler", "target"])}
+    lines = [["sampler", "seeds", *targets], ["---"] * (len(targets) + 2)]
     for sampler in filter(set(results["sampler"]).__contains__, SAMPLERS):
         name = f"`{sampler}`" if SAMPLERS[sampler].package == "pymc_kameleon" else sampler
+        numbers = results.loc[results["sampler"] == sampler, "target"].value_counts()
+        seeds = " to ".join(f"{n}" for n in sorted({numbers.min(), numbers.max()}))
         missing = {t: "not run" if SAMPLERS[sampler].fits(t) else "" for t in targets}
-        lines.append([name, *(cells.get((sampler, t), missing[t]) for t in targets)])
+        lines.append([name, seeds, *(cells.get((sampler, t), missing[t]) for t in targets)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -8,7 +8,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.compare_samplers import SAMPLERS
 
-__all__ = ["LARGEST_RHAT", "MEASURES", "picture"]
+__all__ = ["MEASURES", "is_doubtful", "picture"]
 
 MEASURES = {
     "MMTV": "mean marginal total variation to the reference: less is better",
@@ -23,13 +23,19 @@ LARGEST_RHAT = 1.05
 OURS, OTHERS, STOPPED = "#d55e00", "#0072b2", "#8a8d94"
 
 
+def is_doubtful(row) -> bool:
+    """Whether the chains of a run disagree, or the sampler itself says not to trust its result."""
+    # A constant coordinate has an R-hat of NaN, and so have draws without chains.
+    return row["R-hat"] > LARGEST_RHAT or row.get("doubtful") == "yes"
+
+
 def picture(results: pd.DataFrame, measure: str) -> Figure:
     """Draw one of `MEASURES`.
 
     Parameters
     ----------
     results : DataFrame
-        A row a run: target, sampler, outcome, R-hat and the measures.
+        A row a run: target, sampler, outcome, R-hat, doubtful and the measures.
     measure : str
     """
     targets = list(dict.fromkeys(results["target"]))
@@ -56,7 +62,7 @@ def picture(results: pd.DataFrame, measure: str) -> Figure:
     dot = {"marker": "o", "ls": "", "color": "black"}
     handles = [
         Line2D([], [], label=f"R-hat up to {LARGEST_RHAT:g}, or no chains", **dot),
-        Line2D([], [], label="R-hat above: did not converge", mfc="white", **dot),
+        Line2D([], [], label="R-hat above, or said not to be trusted", mfc="white", **dot),
         Line2D([], [], marker="x", ls="", color=STOPPED, label="over time"),
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
@@ -68,9 +74,7 @@ def _draw(panel, rows, samplers, measure):
     done = rows[(rows["outcome"] == "") & (rows[measure] > 0)]
     for _, row in done.iterrows():
         color = OURS if SAMPLERS[row["sampler"]].package == HERE else OTHERS
-        # A constant coordinate has an R-hat of NaN, and so have draws without chains.
-        converged = not row["R-hat"] > LARGEST_RHAT
-        face = color if converged else "white"
+        face = "white" if is_doubtful(row) else color
         place = samplers.index(row["sampler"])
         panel.plot(row[measure], place, "o", ms=5.5, mec=color, mfc=face, mew=1.2, zorder=3)
     worst = 0.98 if measure in LOWER_IS_BETTER else 0.02

@@ -17,7 +17,14 @@ from benchmarks.black_box_peers import (
     stretch,
 )
 from benchmarks.black_box_targets import BlackBox, raveled
-from benchmarks.compare_targets import BLACK_BOXES, LATENT_GP, unconstrained
+from benchmarks.compare_targets import (
+    BLACK_BOXES,
+    COARSE,
+    COST_RATIO,
+    LATENT_GP,
+    TARGETS,
+    unconstrained,
+)
 from benchmarks.sampling import REFERENCE, dataset, n_evaluations
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -27,10 +34,12 @@ from pymc_kameleon import (
     KameleonStep,
     LatentGPStep,
     MALAStep,
+    MultilevelStep,
     ParallelTemperingStep,
     PCAKameleonStep,
     RiemannianHMCStep,
     SurrogateHMCStep,
+    surrogate_posterior,
 )
 
 __all__ = ["CHAINS", "SAMPLERS", "Drawn", "Problem", "Sampler"]
@@ -39,17 +48,21 @@ CHAINS = 4
 N_SHORT = 10
 """Draws of a run that fills caches."""
 
+FEWEST = 45
+"""Evaluations of the shortest run of `surrogate_posterior`, and twice the dimension more."""
+
 SLICE_EVALUATIONS = 6
 """About what a coordinate of PyMC's slice sampler takes in a draw."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, dispersed natural starts, a budget of evaluations and a seed.
+    """A target, its model, dispersed natural starts, a budget of evaluations and a seed.
 
     With `only_compile`, samplers do as little as fills the caches of compiled code on disk.
     """
 
+    target: str
     model: pm.Model
     starts: list[dict[str, np.ndarray]]
     budget: int
@@ -74,11 +87,14 @@ class Drawn:
         Takes a number; returns at most so many of the draws, unconstrained, shape (n, d).
     evaluations : int
         Of the log density, all counted.
+    is_doubtful : bool
+        Whether the sampler says of itself that its result should not be trusted.
     """
 
     draws: np.ndarray
     points: Callable[[int], np.ndarray]
     evaluations: int
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +195,25 @@ def nutpie(problem: Problem) -> Drawn:
     return sample(problem, "nutpie", nuts_sampler="nutpie")
 
 
+def multilevel(problem: Problem) -> Drawn:
+    """Call `MultilevelStep` with a coarse model, whose evaluations are in the seconds only."""
+    coarse = COARSE[problem.target]()
+    make_step = partial(MultilevelStep, coarse=[coarse], cost_ratio=COST_RATIO)
+    return plain("MultilevelStep", make_step, problem)
+
+
+def approximate(n_evaluations: int, problem: Problem) -> Drawn:
+    """Call `surrogate_posterior`, which finds its starts itself."""
+    if problem.only_compile:
+        n_evaluations = 2 * problem.dim + FEWEST
+    result = surrogate_posterior(
+        problem.model, n_evaluations=n_evaluations, random_seed=problem.seed, progressbar=False
+    )
+    points = partial(unconstrained, problem.model, result)
+    found = dataset(result).attrs
+    return Drawn(points(CHAINS), points, found["n_evaluations"], not found["believable"])
+
+
 def peer(draw: Callable, problem: Problem) -> Drawn:
     """Call a sampler of another package on log likelihood and prior."""
     box = BlackBox(problem.model)
@@ -214,16 +249,21 @@ OURS = {
     "PCAKameleonStep": PCAKameleonStep,
     "AdaptiveMetropolisStep": AdaptiveMetropolisStep,
     "SurrogateHMCStep": SurrogateHMCStep,
-    "ParallelTemperingStep": ParallelTemperingStep,
 }
 
 SAMPLERS: dict[str, Sampler] = {
     name: Sampler(partial(plain, name, step), package="pymc_kameleon")
     for name, step in OURS.items()
 } | {
+    "ParallelTemperingStep": Sampler(
+        partial(plain, "ParallelTemperingStep", ParallelTemperingStep),
+        package="pymc_kameleon",
+        only=tuple(target for target in TARGETS if target not in BLACK_BOXES),
+    ),
     "MALAStep": Sampler(
         partial(plain, "MALAStep", MALAStep), package="pymc_kameleon", gradient=True
     ),
+    "MultilevelStep": Sampler(multilevel, package="pymc_kameleon", only=tuple(COARSE)),
     "KameleonStep + GPSurrogate": Sampler(
         partial(plain, "KameleonStep", lambda: KameleonStep(surrogate=GPSurrogate())),
         package="pymc_kameleon",
@@ -232,12 +272,18 @@ SAMPLERS: dict[str, Sampler] = {
     "LatentGPStep": Sampler(
         partial(plain, "LatentGPStep", LatentGPStep), package="pymc_kameleon", only=(LATENT_GP,)
     ),
-    "Kameleon + EllipticalSlice": Sampler(
+    "KameleonStep + EllipticalSliceStep": Sampler(
         partial(with_function, EllipticalSliceStep), package="pymc_kameleon", only=(LATENT_GP,)
     ),
-    "Kameleon + RiemannianHMC": Sampler(
+    "KameleonStep + RiemannianHMCStep": Sampler(
         partial(with_function, RiemannianHMCStep), package="pymc_kameleon", only=(LATENT_GP,)
     ),
+} | {
+    f"surrogate_posterior, {n}": Sampler(
+        partial(approximate, n), package="pymc_kameleon", exact=False
+    )
+    for n in (250, 500)
+} | {
     REFERENCE: Sampler(partial(budgeted, REFERENCE, pm.DEMetropolisZ, lambda dim: 1)),
     "Metropolis": Sampler(partial(budgeted, "Metropolis", pm.Metropolis, lambda dim: dim)),
     "Slice": Sampler(

@@ -15,12 +15,22 @@ from benchmarks.common import SEED
 from benchmarks.latent_gp_joint import classification
 from benchmarks.practice import eight_schools
 from benchmarks.sampling import dataset
-from pymc_kameleon import dispersed_starts
-from pymc_kameleon.demo import lynx_hare_model, plausible_starts
+from benchmarks.simulators import simulate_sir_epidemic, sir_epidemic
+from pymc_kameleon import black_box, dispersed_starts
+from pymc_kameleon.demo import YEARS, log_populations, lynx_hare_model, plausible_starts
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.targets import Flower, Target
 
-__all__ = ["BLACK_BOXES", "LATENT_GP", "TARGETS", "reference", "starts_of", "unconstrained"]
+__all__ = [
+    "BLACK_BOXES",
+    "COARSE",
+    "COST_RATIO",
+    "LATENT_GP",
+    "TARGETS",
+    "reference",
+    "starts_of",
+    "unconstrained",
+]
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,22 @@ TARGETS: dict[str, Callable[[], pm.Model]] = {
     "lynx-hare": lynx_hare_model,
     "sir": MODELS["sir"],
 }
+
+TOLERANCE, COST_RATIO = 1e-4, 3.0
+"""Of the solver in a coarse model, instead of 1e-8; how many of its solutions one then costs."""
+
+
+@black_box(shape=(len(YEARS), 2))
+def coarse_trajectory(parameters):
+    """Return log populations in all years, less exactly."""
+    return log_populations(parameters, YEARS - YEARS[0], TOLERANCE)
+
+
+COARSE: dict[str, Callable[[], pm.Model]] = {
+    "lynx-hare": partial(lynx_hare_model, coarse_trajectory),
+    "sir": lambda: sir_epidemic(simulate_sir_epidemic(random_seed=SEED), tolerance=TOLERANCE),
+}
+"""Black boxes with a larger tolerance of their solver."""
 
 LONG = {"draws": 5000, "tune": 2000, "chains": 4, "cores": 1, "target_accept": 0.95}
 """Chains of PyMC's NUTS that are the reference where there is a gradient but are no exact draws."""

@@ -237,10 +237,11 @@ def _log_derivative(log_shares, time, beta, gamma):
     return -beta * math.exp(log_infected), beta * math.exp(log_susceptible) - gamma
 
 
-def solve_sir(beta: float, gamma: float) -> np.ndarray:
+def solve_sir(beta: float, gamma: float, tolerance: float = 1e-8) -> np.ndarray:
     """Logarithms of the shares S and I at `TIMES` (19, 2), all NaN where the solver fails."""
     times = np.concatenate([[0.0], TIMES])
-    return log_solution(_log_derivative, INITIAL_SHARES, times, (float(beta), float(gamma)))[1:]
+    rates = float(beta), float(gamma)
+    return log_solution(_log_derivative, INITIAL_SHARES, times, rates, tolerance)[1:]
 
 
 def simulate_sir_epidemic(*, random_seed=None) -> SimulatedData:
@@ -250,10 +251,13 @@ def simulate_sir_epidemic(*, random_seed=None) -> SimulatedData:
     return SimulatedData(np.exp(log_shares + truth["sigma"] * noise), truth, TIMES)
 
 
-def sir_epidemic(data: SimulatedData, *, seconds_per_call: float = 0.0) -> pm.Model:
+def sir_epidemic(
+    data: SimulatedData, *, seconds_per_call: float = 0.0, tolerance: float = 1e-8
+) -> pm.Model:
     r"""An epidemic, S' = -beta S I and I' = beta S I - gamma I, that is a black box.
 
-    `seconds_per_call` are waited in each solution, instead of a more expensive simulator. The
+    `seconds_per_call` are waited in each solution, instead of a more expensive simulator;
+    `tolerance` is that of the solver. The
     paper takes the model of Pananos, "GSoC 2019: Introduction of pymc3.ode API", where gamma is
     called lambda, and speaks of the posterior of (beta, gamma, sigma_S, sigma_I): it is this one in
     other coordinates, beta = R0 gamma.
@@ -263,7 +267,7 @@ def sir_epidemic(data: SimulatedData, *, seconds_per_call: float = 0.0) -> pm.Mo
     def curves(beta, gamma):
         if seconds_per_call:
             time.sleep(seconds_per_call)
-        return solve_sir(beta, gamma)
+        return solve_sir(beta, gamma, tolerance)
 
     with pm.Model(coords={"series": ("S", "I"), "time": TIMES}) as model:
         reproduction = pm.TruncatedNormal("R0", mu=2.0, sigma=3.0, lower=1.0)

@@ -7,18 +7,18 @@ from matplotlib.patches import FancyBboxPatch
 
 QUESTIONS = [
     ("Is the likelihood\nitself an estimate?", "SurrogateHMCStep(\n pseudo_marginal=True)"),
-    ("A latent Gaussian process,\nhyperparameters unknown?", "LatentGPStep"),
-    ("A latent Gaussian process,\nhyperparameters fixed?", "EllipticalSliceStep"),
+    ("Latent Gaussian functions, areas,\nwalks or effects of groups?", "LatentGPStep"),
+    ("Microseconds a call, and modes,\nstrong bends or a funnel?", "ParallelTemperingStep"),
     ("Are there gradients,\nand they are cheap?", "NUTS of PyMC"),
     ("Are there gradients,\nof milliseconds or more?", "MALAStep(\n surrogate=GPSurrogate())"),
     ("Does a call take 1 ms or more?\nIs there a cheaper version?", "MultilevelStep"),
+    ("Does a call take 1 ms or more?\nSmooth, a few hundred calls only?", "surrogate_posterior"),
     ("Does a call take 1 ms or more?\nSmooth, up to 20 parameters?", "SurrogateHMCStep"),
     (
         "Does a call take 1 ms or more?\nNot smooth, few parameters?",
         "KameleonStep(\n surrogate=GPSurrogate())",
     ),
     ("Is the posterior\nnearly Gaussian?", "AdaptiveMetropolisStep"),
-    ("Does it compile, with modes,\nbends or a funnel?", "ParallelTemperingStep"),
 ]
 LAST = "KameleonStep"
 

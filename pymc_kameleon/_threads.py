@@ -68,5 +68,5 @@ def all_threads():
 
 
 def threads_for(size: int):
-    """Return `one_thread` where matrices of so many rows are small, else what changes nothing."""
+    """Return `one_thread` for at most `SMALL` rows, otherwise a context without effect."""
     return one_thread() if size <= SMALL else nullcontext()

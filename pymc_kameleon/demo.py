@@ -59,16 +59,19 @@ PARAMETERS = (*RATES, "u0", "v0", "sigma_hare", "sigma_lynx")
 warnings.filterwarnings("ignore", category=ODEintWarning, module=re.escape(__name__))
 
 
-def log_solution(log_derivative: Callable, start: Any, times: np.ndarray, rates) -> np.ndarray:
+def log_solution(
+    log_derivative: Callable, start: Any, times: np.ndarray, rates, tolerance: float = 1e-8
+) -> np.ndarray:
     """Logarithms of a positive solution at `times`, all NaN where the solver fails.
 
     Logarithms are what log-normal observations need, stay accurate where a population almost dies
-    out, and take half the steps. `log_derivative` takes them, the time and the rates.
+    out, and take half the steps. `log_derivative` takes them, the time and the rates; `tolerance`
+    is that of the solver, absolute and relative.
     """
     failed = np.full((len(times), len(start)), np.nan)
     if not all(0 < value < math.inf for value in start):
         return failed
-    options = {"rtol": 1e-8, "atol": 1e-8, "mxstep": 2000, "full_output": True}
+    options = {"rtol": tolerance, "atol": tolerance, "mxstep": 2000, "full_output": True}
     try:
         solution, report = odeint(
             log_derivative, [math.log(x) for x in start], times, args=tuple(rates), **options
@@ -84,10 +87,12 @@ def _log_derivative(log_populations, time, alpha, beta, gamma, delta):
     return alpha - beta * math.exp(log_lynx), delta * math.exp(log_hares) - gamma
 
 
-def log_populations(parameters: np.ndarray, times: np.ndarray) -> np.ndarray:
+def log_populations(
+    parameters: np.ndarray, times: np.ndarray, tolerance: float = 1e-8
+) -> np.ndarray:
     """Logarithms of hares and lynx (n_times, 2), of the rates and of the populations at first."""
     *rates, hares, lynx = np.asarray(parameters, dtype=float).tolist()
-    return log_solution(_log_derivative, (hares, lynx), times, rates)
+    return log_solution(_log_derivative, (hares, lynx), times, rates, tolerance)
 
 
 @black_box(shape=(len(YEARS), 2))
@@ -96,7 +101,7 @@ def log_trajectory(parameters):
     return log_populations(parameters, YEARS - YEARS[0])
 
 
-def lynx_hare_model() -> pm.Model:
+def lynx_hare_model(log_trajectory: Callable = log_trajectory) -> pm.Model:
     """Model the pelts of 1900 to 1920: rates per year, thousands of pelts, scales of errors."""
     with pm.Model(coords={"year": YEARS}) as model:
         alpha = pm.TruncatedNormal("alpha", mu=1.0, sigma=0.5, lower=0.0)
@@ -164,7 +169,7 @@ def sample_both(draws: int, tune: int) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> str:
-    """Tables of the posterior by each sampler, and of what they got for what they paid."""
+    """Tables of the posterior by each sampler, and of effective draws and their costs."""
     text = ""
     for name, result in results.items():
         table = az.summary(result, var_names=list(PARAMETERS), round_to="none")

@@ -1,4 +1,4 @@
-"""What several samplers got for what they paid; how noisy an estimated likelihood is."""
+"""Effective draws of several samplers and their costs; how noisy an estimated likelihood is."""
 
 import math
 import numbers
@@ -48,7 +48,7 @@ def efficiency_table(
     steps_per_draw: int | Mapping[str, int] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Compare what several samplers got out of one model, and what they paid for it.
+    """Compare the effective draws that several samplers got from one model, and their costs.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from pymc_kameleon.latent_gp.latent_evidence import (
 )
 
 DISAGREEMENT = 1.0
-"""Difference of the log evidence between chains that is told of."""
+"""Spread of the log evidence between chains above which there is a warning."""
 
 EVEN = 0.7
 """Effective share of weights from which they are so even that the shape of their tail is noise."""

@@ -76,6 +76,39 @@ def programs(page):
     return parts if page.name == "README.md" or not parts else ["\n\n".join(parts)]
 
 
+def section(text, heading):
+    """What follows a heading of the second level, until the next one."""
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def rows(text):
+    """First cell of each row of the tables of a text."""
+    return "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
+
+
+def lists_of_steps():
+    """What claims to name every step, by where it stands."""
+    texts = {
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in (
+            "README.md",
+            "docs/which_step.md",
+            "docs/steps/index.md",
+            "docs/api/steps.md",
+            "docs/project/citing.md",
+        )
+    }
+    methods = [line for line in texts["docs/steps/index.md"].splitlines() if line.isidentifier()]
+    titles = [(DOCS / f"steps/{name}.md").read_text("utf-8").partition("\n")[0] for name in methods]
+    return {
+        "README.md": rows(section(texts["README.md"], "The steps")),
+        "docs/which_step.md": rows(section(texts["docs/which_step.md"], "The steps side by side")),
+        "docs/steps/index.md": "\n".join(titles),
+        "docs/api/steps.md": texts["docs/api/steps.md"],
+        "docs/project/citing.md": rows(texts["docs/project/citing.md"]),
+    }
+
+
 def names_of_code(page):
     """Dotted names in the tables "In the code" of a page, without the name of the package."""
     parts = {path.stem for path in PACKAGE.iterdir()}

@@ -1,6 +1,7 @@
-"""The distance of marginals that the benchmarks report."""
+"""What the benchmarks report: a distance of marginals, and the cells of a table."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -28,3 +29,14 @@ def test_how_often_draws_are_repeated_does_not_count():
     draws = REFERENCE[:500]
     repeated = marginal_total_variation(np.tile(draws, (20, 1)), REFERENCE)
     assert repeated == pytest.approx(marginal_total_variation(draws, REFERENCE))
+
+
+def test_a_cell_of_the_comparison_has_the_median_over_seeds():
+    """A star where one of the runs is doubtful; what ended the runs where most did not end."""
+    cell = pytest.importorskip("benchmarks.compare", reason="the tests are not in a clone").cell
+    runs = pd.DataFrame({"MMTV": [0.1, 0.9, 0.234], "R-hat": np.nan, "outcome": ""})
+    assert cell(runs, "MMTV") == "0.23"
+    assert cell(runs.assign(doubtful=["no", "no", "yes"]), "MMTV") == r"0.23\*"
+    assert cell(runs.assign(**{"R-hat": [1.0, 1.2, 1.0]}), "MMTV") == r"0.23\*"
+    assert cell(runs.assign(outcome=["", "over time", "over time"]), "MMTV") == "over time"
+    assert cell(runs.assign(outcome="ValueError: ..."), "MMTV") == "failed"

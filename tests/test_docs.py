@@ -1,7 +1,7 @@
 """The documentation: its programs run, and what it names is there."""
 
 import importlib.util
-import inspect
+import re
 import runpy
 import tomllib
 
@@ -107,11 +107,25 @@ def test_the_surrogate_predicts_the_simulator_between_its_points():
     assert np.std(mean - truth) < 0.1 * np.std(truth)
 
 
+STEPS = [name for name in pymc_kameleon.__all__ if name.endswith("Step")]
+
+
+@pytest.mark.parametrize("where", documentation.lists_of_steps() if PAGES else [])
+def test_a_list_of_all_steps_has_all_of_them(where):
+    found = documentation.lists_of_steps()[where]
+    assert [step for step in STEPS if not re.search(rf"\b{step}\b", found)] == []
+
+
+def test_the_comparison_runs_all_steps():
+    samplers = pytest.importorskip("benchmarks.compare_samplers").SAMPLERS
+    assert [step for step in STEPS if not re.search(rf"\b{step}\b", "\n".join(samplers))] == []
+
+
 def test_the_picture_of_decisions_names_steps_that_exist():
     module = example("draw_decision")
     steps = [step.split("(")[0] for _, step in module.QUESTIONS] + [module.LAST]
     for step in set(steps) - {"NUTS of PyMC"}:
-        assert inspect.isclass(getattr(pymc_kameleon, step))
+        assert step in pymc_kameleon.__all__
     assert len(module.draw().axes[0].texts) > 2 * len(module.QUESTIONS)
 
 

@@ -79,7 +79,7 @@ class FeatureLearner(SubsampleLearner):
             warn_user(
                 f"kernel={kernel!r} is so rough that its frequencies have no second moment: the "
                 "sampler is exact, but its proposals differ from one set of frequencies to the "
-                "next, however many features there are. Matern(smoothness) above 1 settles."
+                "next, however many features there are. Take Matern(smoothness) above 1."
             )
         super().__init__(
             n_subsample=N_POINTS,

@@ -95,7 +95,8 @@ def sample(
     tune : int, optional
         Draws of tuning; by default what the step asks for, less if several chains share a store.
     chains : int
-        The default does not depend on the number of workers, so that one seed is one result.
+        The default does not depend on the number of workers, so that the same seed gives the same
+        result.
     step : class or callable, optional
         `SurrogateHMCStep`, say, a `functools.partial` of it, or a function that returns a step or
         a list of steps. It is called without arguments, or with `store=`, inside the model on each

@@ -103,14 +103,14 @@ class RoundStore(EvaluationStore):
         self._reset()
 
     def begin(self, model: int, known: list[Found], tell: Callable[[Found], None]) -> None:
-        """Forget everything, know these evaluations, and from now on tell of each that is found."""
+        """Know these evaluations and no others, and report each one that is found from now on."""
         self._execute("DELETE FROM evaluations")
         for found in known:
             super().add(model, "", *found.arguments())
         self.found, self.tell = [], tell
 
     def add(self, model, chain, point, value, seconds, failure=None, gradient=None):
-        """Keep an evaluation, and tell of it."""
+        """Keep an evaluation, and report it."""
         super().add(model, chain, point, value, seconds, failure, gradient)
         found = Found.of(point, value, seconds, failure, gradient)
         self.found.append(found)

@@ -83,7 +83,7 @@ class Sites:
 
     @classmethod
     def flat(cls, size: int) -> "Sites":
-        """Sites that say nothing."""
+        """Sites without information."""
         return cls(np.zeros(size), np.zeros(size))
 
     def scaled(self, power: float) -> "Sites":

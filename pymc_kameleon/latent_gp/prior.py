@@ -101,7 +101,7 @@ class PriorAt(NamedTuple):
 
 
 class UnfactorisedPrior(NamedTuple):
-    """The same before its covariance, in C order and of nobody else, is factorised.
+    """A prior whose covariance, C-ordered, is not factorised yet and may be overwritten.
 
     If it `is_root`, f = mean + C v for the free variable v, where C is the Cholesky factor; else f
     is v. Where the model has a factor of the covariance in some other form, all is `known`.

@@ -31,7 +31,7 @@ NO_TERMS = [pt.constant(0.0)] * (N_TERMS - 1)
 """Zeros for the likelihood's terms of a log density."""
 
 LONGEST_LOG = 3.0
-"""A factor of 20 for a positive parameter. That of a prior that is meant to say nothing, as
+"""A factor of 20 for a positive parameter. That of a prior meant to be uninformative, such as
 InverseGamma(0.01, 0.01), is 1e33: no first move or search should be as long."""
 
 IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
@@ -110,7 +110,7 @@ class LogDensity:
     likelihood depends on. `has_estimates` says whether there are estimates that were separated;
     `estimated_terms` are the names of the observed variables and potentials that hold an
     `estimated_loglikelihood` or draw random numbers. `foreign_estimates`, by name their seeds,
-    depend on none of `vars`, and are left out, because they cancel but when they are drawn anew.
+    depend on none of `vars`, and are left out: they cancel in the ratio unless they are redrawn.
     `n_seeds` is the number of estimates in the log density.
     """
 

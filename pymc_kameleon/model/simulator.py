@@ -72,8 +72,8 @@ def black_box(
         Shape of what the function returns, () for one number, as with a store. By default it is
         called once, at the starting point of the model.
     name : str, optional
-        What messages and the store call it, by default its own. The store takes two functions of
-        one name for the same.
+        What messages and the store call it, by default its own. The store does not tell two
+        functions of one name apart.
     workers : int
         Calls of each chain that run at once, each in a process beside it. `SurrogateHMCStep`,
         `surrogate_posterior` and, after tuning, the random walks ask for several points at once:

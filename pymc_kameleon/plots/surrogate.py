@@ -79,7 +79,7 @@ def plot_surrogate(
     A log density that the chain sees, or within about :math:`d/2 + 3\sqrt{d/2} + 6` of the largest
     one, is typical; the others, infinite ones too, are grey, and triangles at the edge where they
     would be outside. The evaluations of a step are those that its surrogate was fitted to, at most
-    6000. Errors after tuning are at points that it has not seen, so they are the honest ones.
+    6000. Errors after tuning are at points that it was not fitted to, so they show how good it is.
 
     In more than two dimensions the contours are smoothed from 200 draws from the surrogate. The
     acceptance that errors e imply is that of draws from the surrogate which do not depend on where

@@ -19,8 +19,8 @@ def plot_tempering(result: Any, *, axes: np.ndarray | None = None) -> np.ndarray
     height equally, so a step between two neighbours that is much higher than the others is where
     they are too far apart; the height at 1 is the communication barrier. Middle, round trips of
     each chain: a line that stays level says that no state came from the prior for so long, and that
-    modes may not be weighed right. Right, the log evidence from the draws so far, with two standard
-    errors; only where there is one.
+    the weights of modes may be wrong. Right, the log evidence from the draws so far, with two
+    standard errors; only where there is one.
 
     Parameters
     ----------

@@ -37,10 +37,10 @@ N_JUDGED = 400
 
 
 class Checked(NamedTuple):
-    """What true values at `n` fresh draws of a surrogate say of it.
+    """What true values at `n` fresh draws of a surrogate say about it.
 
     `size` is the effective number of these draws after weighting, `distance` the total variation
-    distance that the weights tell of, and `scale` how much more uncertain the surrogate is than its
+    distance that the weights imply, and `scale` how much more uncertain the surrogate is than its
     process says; `n_outside` have no density. `evidence` is that of this surrogate, corrected by
     the weights.
     """
@@ -146,7 +146,7 @@ class CheckedExploration:
     def _doubt(self):
         """Least cautious error: a share of the check's; where most mass was elsewhere, more.
 
-        What was wrong by far is not known from these few to be right now.
+        So few values cannot show that a surrogate that was far off is right now.
         """
         distance = self.checked.distance
         return 1.0 if self.is_astray else max(CAUTIOUS * distance, 2.0 * distance - 1.0)

@@ -1,4 +1,4 @@
-"""Elliptical slice sampling of a latent Gaussian process, centred where it pays."""
+"""Elliptical slice sampling of a latent Gaussian process, with a choice of centre."""
 
 import warnings
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     of a Gaussian, whose bracket shrinks until the likelihood is high enough. Centred on the
     Gaussian of expectation propagation, it makes nearly independent draws of posteriors that are
     nearly Gaussian, as those of most Gaussian-process models are. Centred on the prior, it needs no
-    gradient, and suits likelihoods that say little.
+    gradient, and suits likelihoods that are hardly informative.
 
     ::
 
@@ -68,7 +68,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     ValueError
         If no Gaussian prior or no factorising likelihood is found, saying which and why.
     NotImplementedError
-        If `center` needs a gradient that the likelihood has not.
+        If `center` needs a gradient that the likelihood does not have.
 
     Notes
     -----
@@ -159,7 +159,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         return bool(self.function.shared)
 
     def _centred(self):
-        """Return the target as a Gaussian and what is left of the likelihood."""
+        """Return the target as a Gaussian and the rest of the likelihood."""
         prior, likelihood = self.function.prior.gaussian, self.function.likelihood
         is_due = self.next_fit is not None and self.draw >= self.next_fit
         is_due &= self.center != "prior"

@@ -175,7 +175,7 @@ class Explorer(SurrogateHMCStep):
         self.fit()
 
     def _near_edges(self, n):
-        """Raw points, at most `n` of the surrogate's draws, where it is open if there is a density.
+        """Raw points, at most `n` of the surrogate's draws, where the density may be 0 or not.
 
         They are about as near to evaluations without one as to those with one, and far from both;
         picked one by one, each as if there were a density at the ones before.

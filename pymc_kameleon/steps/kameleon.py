@@ -92,7 +92,7 @@ class KameleonStep(MetropolisHastingsStep):
     gamma : float, optional
         Standard deviation of the isotropic part of kernel moves, at least 0. Default
         :math:`1.4 / \sqrt d` in standardised coordinates, 0.2 in raw ones. The first makes larger
-        moves than the acceptance target needs where the posterior bends sharply, which paid on
+        moves than the acceptance target needs where the posterior bends sharply, which helped on
         all of `targets`; :math:`\nu` then shrinks to its lower bound. A smaller value leaves more
         to the kernel.
     scaling : float, optional

@@ -21,7 +21,7 @@ standard deviation of 1.7 no move at all is accepted as often as 0.234 (Sherlock
 Rosenthal 2015). What it does while tuning is no part of the result."""
 
 UNMOVED = 300
-"""Transitions without an accepted move after which the kept estimate is looked into."""
+"""Transitions without an accepted move after which the kept estimate is examined."""
 
 N_FRESH = 20
 """Estimates it is compared with."""
@@ -49,7 +49,7 @@ def warn_without(step_name: str, target) -> None:
 
 
 def advance_patiently(step, n: int) -> None:
-    """Make `n` transitions of tuning; draw anew the estimate at a point that is not left."""
+    """Make `n` transitions of tuning; redraw the estimate where the chain is stuck."""
     chain, report = step.chain, step.report
     for _ in range(n):
         if report.rejections >= PATIENCE:

@@ -19,7 +19,7 @@ from pymc_kameleon.steps.mixing import KeptDraws
 from pymc_kameleon.steps.report import Report
 
 WATCHED = 20
-"""Values of a function of which it is watched how they mix."""
+"""Number of values of a function whose mixing is monitored."""
 
 
 @dataclass_state
@@ -165,8 +165,8 @@ class LatentFunctionStep(Step):
     def _is_at(self, x, prior_changed) -> bool:
         """Whether the position kept is the function that the free variable `x` stands for.
 
-        It is not computed from `x` again where it is: the way there and back rounds, and a chain
-        that goes on in another process would not be the same to the last bit.
+        It is not computed from `x` again where it is: rounding would make a chain that is continued
+        in another process differ in the last bits.
         """
         if self.returned is None or not np.array_equal(x, self.returned):
             return False
@@ -210,7 +210,7 @@ class LatentFunctionStep(Step):
         return np.linspace(0, size - 1, min(WATCHED, size)).astype(int)
 
     def _watched(self):
-        """Numbers of which it is watched how they mix."""
+        """Values whose mixing is monitored."""
         return self.position[self._elements]
 
     def _watched_names(self):

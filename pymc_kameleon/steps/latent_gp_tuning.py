@@ -30,14 +30,14 @@ ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 
 FIRST_LESSON, MORE = 150, 50
-"""Transitions before a lesson from pilots, and more for each hyperparameter, where none came before
-the chain; the following are at twice, four times, ... as many."""
+"""Transitions before the first refit from pilots, and as many more for each hyperparameter, where
+there was none before the chain; later ones are at twice, four times, ... as many."""
 
 PILOTS, MORE_PILOTS = 10, 5
-"""Pilots of a lesson where the chain was, and more for each hyperparameter."""
+"""Pilots of a refit where the chain was, and as many more for each hyperparameter."""
 
 N_EXPECTED = 200
-"""Draws of the Gaussian around the mode that stand for the chain's past in the lesson before it."""
+"""Draws of the Gaussian around the mode that stand for the chain's past in the refit before it."""
 
 
 @dataclass_state
@@ -66,7 +66,7 @@ class LatentGPTuning(LatentFunctionStep):
     _state_class = LatentGPState
 
     moments, taught = MomentsLearner(), EvidenceLearner(max_centers=300)
-    """Learners before and after the first lesson, each without a chain."""
+    """Learners before and after the first refit, each without a chain."""
 
     def _begin_learning(self):
         self.chain = self.learner = self.sites = None
@@ -89,9 +89,10 @@ class LatentGPTuning(LatentFunctionStep):
             self._search(x)
 
     def _search(self, x):
-        """Move the chain to a random point around a mode of p(theta | y), as approximations tell.
+        """Move the chain to a random point around a mode of the approximated p(theta | y).
 
-        From afar a chain would learn from where it is, and be slow to come where the posterior is.
+        A chain that begins far out would learn the shape there, and be slow to reach the
+        posterior's mass.
         """
         points, pilots, values = [], [], []
 

@@ -34,7 +34,7 @@ def draw_statistics(*names: str) -> dict:
 
 @contextmanager
 def all_or_nothing(changed):
-    """Take back which objects the attributes are if an error or an interrupt comes between.
+    """Restore the attributes if an error or an interrupt occurs.
 
     Arrays whose sizes belong together are replaced one after the other.
     """
@@ -191,7 +191,7 @@ class Step(CalledByPyMC, ArrayStepShared):
 
     @abstractmethod
     def _fresh_state(self) -> dict[str, Any]:
-        """Return what a state has to be like, but for learners, which look at theirs."""
+        """Return what a state has to be like; learners check their own part."""
 
     @abstractmethod
     def _begin_chain(self, expected_tune: int | None) -> None:

@@ -3,7 +3,7 @@
 A chain follows from its random numbers and from which proposals are accepted. A copy of it, with a
 guess in place of the log density, is run for some transitions, and the points where it asks are
 evaluated together (Brockwell 2006; Angelino et al. 2014). The chain itself then goes its way by the
-true values, so its draws are the same; a wrong guess costs evaluations that nobody asks for.
+true values, so its draws are the same; a wrong guess costs needless evaluations.
 """
 
 import copy

@@ -14,7 +14,7 @@ from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
 COORDINATE_SHARE = 0.1
 """Share of one-coordinate moves while tuning, after the initial phase of nothing else: far out,
-where gradients are huge, moves along them are all refused."""
+where gradients are huge, moves along them are all rejected."""
 
 
 @with_shared_parameters

@@ -54,16 +54,16 @@ from pymc_kameleon.validation import checked_integer, checked_share
 _log = logging.getLogger("pymc.kameleon")
 
 CENTRED_IN = 100
-"""Transitions of which the running mean of an angle is, about."""
+"""Window, in transitions, of the running circular mean of an angle."""
 
 
 def chosen_steps_per_draw(dim: int, is_compiled: bool) -> int:
     """Transitions a draw that a step in d = `dim` dimensions makes unless told otherwise.
 
     A well-tuned random walk on a Gaussian gains about 0.25 / d effective draws a transition, so 2d
-    transitions leave one of two draws effective, and d one of four; posteriors of practice need
-    the margin. A compiled transition costs microseconds, as a stored draw does. The number depends
-    on what is fixed by the model, never on a clock, so that one seed is one chain.
+    transitions leave one of two draws effective, and d one of four; posteriors of practice need the
+    margin. A compiled transition costs microseconds, as a stored draw does. The number depends on
+    what is fixed by the model, never on a clock, so that the same seed gives the same chain.
     """
     return min(max(20, 2 * dim), 100) if is_compiled else min(max(5, dim), 50)
 

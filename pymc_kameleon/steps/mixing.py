@@ -16,7 +16,7 @@ USUAL_ENDS = (200, 1000)
 """Draws after which mixing is judged where PyMC does not say how many there will be."""
 
 WANTED = 100
-"""Effective draws of a chain below which it complains: R-hat of four chains then has 400."""
+"""Effective draws of a chain below which there is a warning: R-hat of four chains then has 400."""
 
 SHARE = 0.1
 """... and the share of the draws, for short runs."""

@@ -46,13 +46,14 @@ REFUSED, WELCOME = 0.25, 0.5
 difference is better known, and above which they become longer again."""
 
 NOISE_SHARE = 1e-3
-"""Noise of differences, relative to what their median leaves of them."""
+"""Noise of differences, relative to their distances from the median."""
 
 LONGEST_SHARE = 0.1
-"""Share of the coarse chain that is looked at which a subchain is as long as, at most."""
+"""Length of the longest subchain, as a share of the coarse chain from which the length is
+chosen."""
 
 POOR = 0.1
-"""Acceptance below which the coarse model is said to be a poor one."""
+"""Acceptance below which there is a warning that the coarse model is a poor one."""
 
 
 class Subchain(NamedTuple):
@@ -97,9 +98,9 @@ class Tilt(NamedTuple):
 
 
 def fitted_tilt(points: np.ndarray, differences: np.ndarray, depths: np.ndarray) -> Tilt:
-    """Regress `differences` (n,) on `points` (n, d), the less deep below the largest the more.
+    """Regress `differences` (n,) on `points` (n, d), with smaller weights for larger `depths`.
 
-    The slope is shrunk by as much as a point in each direction weighs.
+    The slope is shrunk as by one further point in each direction.
     """
     dim = points.shape[1]
     weights = (1.0 / (1.0 + depths / dim)) ** 2
@@ -386,7 +387,7 @@ class MultilevelLearner(Learner):
 
 
 def best_length(positions: np.ndarray, cost: float) -> int:
-    """Length of subchains for which a fine evaluation brings most, of a coarse chain (n, d).
+    """Length of subchains that makes most of a fine evaluation, found from a coarse chain (n, d).
 
     One after which a coordinate has the autocorrelation r brings 1 - r, in the worst coordinate, at
     the price of 1 + `cost` a transition.
@@ -403,12 +404,12 @@ def best_length(positions: np.ndarray, cost: float) -> int:
 class MultilevelStep(MetropolisHastingsStep):
     r"""Multilevel delayed acceptance: subchains on coarse models propose to the fine one.
 
-    For likelihoods that are a solver's, where a coarser mesh, a larger step or fewer terms give a
-    cheaper model that is nearly right. A proposal is where a chain of the coarse model has come to
-    from the current point: nearly independent of it, at the price of one evaluation of the fine
-    model. How far the coarse log density is off is learnt while tuning, by a Gaussian process, and
-    added to it. The result is exact however far off the coarse models are, if they allow all that
-    the fine one allows.
+    For likelihoods computed by a solver, where a coarser mesh, a larger step or fewer terms give a
+    cheaper model that is nearly right. A proposal is the end of a chain of the coarse model that
+    begins at the current point: nearly independent of it, at the price of one evaluation of the
+    fine model. How far the coarse log density is off is learnt while tuning, by a Gaussian process,
+    and added to it. The result is exact however far off the coarse models are, if their densities
+    are positive wherever that of the fine one is.
 
     ::
 
@@ -422,8 +423,8 @@ class MultilevelStep(MetropolisHastingsStep):
     ----------
     coarse : list of pymc.Model
         Models with the same free variables as the one that is sampled, the cheapest first. Build
-        them outside of its `with` block: within it they would become parts of it. They have to
-        allow all that it allows.
+        them outside of its `with` block: within it they would become parts of it. Their densities
+        have to be positive wherever its density is.
     step : step class or callable
         What moves the cheapest model: `KameleonStep` (default), `AdaptiveMetropolisStep`, ..., or a
         function that returns such a step and takes `model` and other arguments by name, as
@@ -466,7 +467,7 @@ class MultilevelStep(MetropolisHastingsStep):
                     coarse one (a constant does not matter)
     =============== ====================================================================
 
-    Before the fine model is asked, the chain of the cheapest model is tuned on its own. After
+    Before the fine model is evaluated, the chain of the cheapest model is tuned on its own. After
     tuning the difference, the lengths and all that `step` has learnt are frozen: each level is then
     reversible with respect to its density, and the fine one is exactly invariant.
 
@@ -606,7 +607,7 @@ class MultilevelStep(MetropolisHastingsStep):
         return (
             WarningType.BAD_ACCEPTANCE,
             f"The acceptance of {', '.join(self.target.names)} ended tuning at "
-            f"{self.report.acceptance:.3f}: the coarse model says little of the fine one. A finer "
+            f"{self.report.acceptance:.3f}: the coarse model is a poor guide to it. A finer "
             "coarse model, shorter subchains (length=1) or longer tuning may help.",
         )
 

@@ -19,7 +19,7 @@ LARGEST_REJECTION = 0.85
 """Mean rejection probability of swaps from which there are too few temperatures."""
 
 SCANS_BEFORE_TRIPS, FEWEST_TRIPS = 2000, 4
-"""After so many scans, so many round trips at least are expected: ten in a chain of 1000 draws."""
+"""Scans, and the fewest round trips expected after these: ten in a chain of 1000 draws."""
 
 
 @with_shared_parameters
@@ -27,8 +27,8 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     r"""Parallel tempering: copies of the chain at higher temperatures, which swap states with it.
 
     For log densities that cost microseconds, with several modes, strong bends, or scales that
-    change from place to place; for people who do not know what their posterior looks like. The
-    evidence of the model comes with the draws: `pymc_kameleon.log_evidence`.
+    change from place to place; and for posteriors whose shape is unknown. The evidence of the model
+    comes with the draws: `pymc_kameleon.log_evidence`.
 
     Replica k has the density :math:`r(x)^{1 - \beta_k} p(x)^{\beta_k}`, where :math:`\beta` goes
     from 0 to 1 and r is the prior, or, where that is improper or cannot be drawn from, a Gaussian
@@ -76,7 +76,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     n_temperatures  number of temperatures
     barrier         sum of the rejection probabilities of all swaps, as tuning found it
     round_trips     states that came from beta = 0 to beta = 1 since tuning
-    beta            inverse temperatures, 40 numbers of which those that there are not are NaN
+    beta            inverse temperatures, padded with NaN to 40 numbers
     log_ratio       V of the state of each
     proper          1 if these give the evidence, see `log_evidence`
     n_transitions   scans of the draw
@@ -84,10 +84,10 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     n_nonfinite     those that were NaN or +inf (and rejected)
     =============== ====================================================================
 
-    Temperatures, archives and reference stand still after tuning, and the product of all densities
-    is then exactly invariant. Beside other steps, the other replicas keep to the values that the
-    other variables had at the end of tuning. A mode that holds less than about 1e-8 of the
-    reference is not found: give starts in it, `pm.sample(initvals=...)`.
+    Temperatures, archives and reference are frozen after tuning, and the product of all densities
+    is then exactly invariant. Beside other steps, the other replicas use the values that the other
+    variables had at the end of tuning. A mode that holds less than about 1e-8 of the reference is
+    not found: give starts in it, `pm.sample(initvals=...)`.
 
     References
     ----------
@@ -179,19 +179,19 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         if not barrier > LARGEST_REJECTION * (n - 1):
             return None
         names = ", ".join(self.target.names)
-        advice = "give priors that are nearer to the data"
+        advice = "Give priors that are nearer to the data"
         if n < MOST_TEMPERATURES:
             wanted = min(math.ceil(2.0 * barrier) + 1, MOST_TEMPERATURES)
-            advice = f"leave n_temperatures out, or take {wanted}"
+            advice = f"Leave n_temperatures out, or take {wanted}"
         return (
             WarningType.CONVERGENCE,
             f"{n} temperatures of {names} are too few: neighbours swap in "
-            f"{1 - barrier / (n - 1):.0%} of the attempts, so that hardly a state comes from the "
-            f"reference to the chain. To mend it, {advice}.",
+            f"{1 - barrier / (n - 1):.0%} of the attempts, so that hardly any state gets from the "
+            f"reference to the chain. {advice}.",
         )
 
     def _count_trips(self):
-        """Warn, once, of a chain to which hardly a state came from the first temperature."""
+        """Warn, once, of a chain that hardly any state reached from the first temperature."""
         scans, trips = (int(self.learner.states.counters[i]) for i in (SCANS, TRIPS))
         if self.tune or scans < SCANS_BEFORE_TRIPS or "trips" in self.report.told:
             return
@@ -200,9 +200,9 @@ class ParallelTemperingStep(MetropolisHastingsStep):
             self.report.pending = (
                 WarningType.CONVERGENCE,
                 f"Only {trips} states came from the reference to the chain of "
-                f"{', '.join(self.target.names)} in {scans} scans: modes may not be weighed right, "
-                f"nor the evidence. Tune longer (tune={2 * self.default_tune_steps}), or take more "
-                "draws and compare chains.",
+                f"{', '.join(self.target.names)} in {scans} scans: the weights of modes and the "
+                f"evidence may be wrong. Tune longer (tune={2 * self.default_tune_steps}), or take "
+                "more draws and compare chains.",
             )
 
     def _learnt_statistics(self, n_evals):

@@ -1,4 +1,4 @@
-"""What a chain keeps of itself, and the warnings that it gives of that."""
+"""What a chain counts, and the warnings that follow from it."""
 
 import logging
 from dataclasses import dataclass, field
@@ -121,7 +121,7 @@ def _complaint(step):
 
 
 def not_finite(names: str, share: float) -> str:
-    """Say that a share of the log densities was no number, which is as if it were impossible."""
+    """Warn of log densities that were NaN or +inf, which count as impossible."""
     return (
         f"{share:.0%} of the log densities of {names} so far were NaN or +inf and were "
         "rejected. The draws keep to where the model is finite; check the model there."
@@ -129,7 +129,7 @@ def not_finite(names: str, share: float) -> str:
 
 
 def failures(step) -> str | None:
-    """Say at how many points the log density raised an exception that nobody had named."""
+    """Say at how many points the log density raised an exception that `failures=` does not name."""
     if not step.report.failed:
         return None
     return (
@@ -141,7 +141,7 @@ def failures(step) -> str | None:
 
 
 def _complaint_of_randomness(step, statistics):
-    """Return a warning if a black box is random, which is asked once: in the first draw."""
+    """Return a warning if a black box is random, which is checked once: in the first draw."""
     report = step.report
     if step.tune or step.stored is not None or "random" in report.told or not may_be_random(step):
         return None
@@ -157,7 +157,7 @@ def _complaint_of_randomness(step, statistics):
 
 
 def may_be_random(step) -> bool:
-    """Whether there is a black box, which may draw random numbers that nobody has declared."""
+    """Whether there is a black box, which may draw random numbers without saying so."""
     return step.target.function.has_black_box and not step.target.has_estimates
 
 
@@ -185,7 +185,7 @@ def _complaint_of_mixing(step):
 
 
 def watched(step):
-    """Numbers of which it is watched how they mix: cosine and sine of an angle."""
+    """Numbers whose mixing is monitored: cosine and sine of an angle."""
     x, is_angle = step.chain.position, step.target.is_circular
     if not is_angle.any():
         return x

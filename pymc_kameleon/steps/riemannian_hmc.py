@@ -29,7 +29,7 @@ SHARE_OF_FAILURES = 0.1
 """Share of failed trajectories after tuning above which a chain warns."""
 
 SMALLEST_STEP_SIZE = 1e-10
-"""What a chain that never moves learns down to; a step size of 0 is no step."""
+"""Smallest step size, to which a chain that never moves learns down; at 0 there are no steps."""
 
 NOWHERE_TO_GO = RiemannianOutcome(
     acceptance=0.0,

@@ -25,7 +25,7 @@ target_accept : float, optional
     "adapt_after_tune": """\
 adapt_after_tune : bool
     Go on adapting after tuning, ever more rarely or with vanishing steps. False (default)
-    freezes the step, which makes it exactly invariant.""",
+    freezes the step, which then leaves the posterior exactly invariant.""",
     "standardize": """\
 standardize : bool
     Work in coordinates whitened by the covariance of the history, which makes all defaults free

@@ -21,13 +21,14 @@ N_READ = 6000
 """Evaluations of other chains and runs that are read at a time, at most: the last ones."""
 
 NEARER = 0.25
-"""What the share of the way to a draw from the prior is multiplied by where that is too far."""
+"""Factor of the fraction of the path to a draw from the prior, where the last one was too far."""
 
 SHARES = FIRST_SHARE * NEARER ** np.arange(15)
-"""Shares of the way at which it is looked for a density."""
+"""Fractions of the path to a draw from the prior that are tried."""
 
 SHARES_OF_IMPOSSIBLE = np.append(np.ones(32), np.repeat(SHARES[:8], 8))
-"""The same from a point without one: at the draws themselves, then at eight of each share."""
+"""The same from a point without a density: the draws themselves, then eight draws at each
+fraction."""
 
 WIDTHS = (1.5, 1.0, 0.5, 0.25)
 """Of the Gaussian from which a chain's start is drawn, relative to that of the mode, in the order
@@ -49,11 +50,11 @@ def checked_start(start: str, is_estimated: bool) -> str:
 def find_start(step, x):
     """Begin at `x` (d,), or where chains that are about to tune begin apart.
 
-    Chains that all begin at one point tell R-hat nothing. So one that is to begin at the
-    model's default begins at a random point between it and a draw from the prior. The nearer
-    that has to be for a density that tuning can climb from, the shorter are its first moves.
-    Where a store has points that are typical of the posterior, it begins at one of these: what
-    was learnt around them says little of a walk from elsewhere.
+    R-hat shows nothing where all chains begin at one point. So one that is to begin at the model's
+    default begins at a random point between it and a draw from the prior. The nearer that has to be
+    for a density that tuning can climb from, the shorter are its first moves. Where a store has
+    points that are typical of the posterior, it begins at one of these: what was learnt around them
+    says little about a walk from elsewhere.
     """
     step.scales = step.target.scales * FIRST_SHARE
     is_free = step.disperse and step.tune and np.array_equal(x, step.target.default_start)

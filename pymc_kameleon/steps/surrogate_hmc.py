@@ -58,10 +58,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     r"""Hamiltonian Monte Carlo on a surrogate of the log density, with no gradient of the model.
 
     For likelihoods that cost a millisecond or more, have no gradient, and are smooth, in up to
-    about 20 dimensions. Every evaluation, accepted or not, teaches a regression of the
-    log-likelihood, which with the model's own prior is a surrogate s(x) of the log density;
-    trajectories run on its gradient and cost nothing; one true evaluation accepts the end of a
-    trajectory exactly. Where evaluations cost microseconds, `KameleonStep` is faster.
+    about 20 dimensions. A regression of the log-likelihood learns from every evaluation, accepted
+    or not, and is, with the model's own prior, a surrogate s(x) of the log density. Trajectories
+    run on its gradient and cost no evaluation; one true evaluation then accepts or rejects the end
+    of a trajectory, which makes the draws exact. Where evaluations cost microseconds,
+    `KameleonStep` is faster.
 
     ::
 
@@ -118,11 +119,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     evidence has no meaning), `calls_made` (evaluations of the chain so far, without those that a
     store knew).
 
-    After tuning surrogate, mass matrix, step size and length stand still, so the target is exactly
-    invariant whatever the surrogate is; a poor one is rejected often, and a warning says so. A
-    surrogate learns no jumps: where the log density is not smooth, take `KameleonStep`. A chain
-    changes between all modes that its evaluations have come near; some draws from the prior are
-    evaluated for that, but in many dimensions they need not come near all.
+    After tuning surrogate, mass matrix, step size and length are frozen, so the target is exactly
+    invariant whatever the surrogate is; with a poor one many proposals are rejected, and a warning
+    says so. A surrogate cannot learn jumps: where the log density is not smooth, take
+    `KameleonStep`. A chain changes between all modes that its evaluations have come near; some
+    draws from the prior are evaluated for that, but in many dimensions they need not come near all.
 
     References
     ----------
@@ -264,7 +265,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _end_learning(self, position):
         """Fit for the last time, and again while the surrogate is far too large at its own draws.
 
-        It can be so where nothing was evaluated, and later transitions would go there in vain.
+        It can be so where nothing was evaluated, and later transitions would propose such points in
+        vain.
         """
         for _ in range(MOST_CHECKS):
             self._keep_to_one_period()

@@ -190,7 +190,7 @@ class Screening(NoScreening):
     def teach_found(self, stage, chain, found):
         """Teach what others evaluated (`FromOthers`); `chain`'s proposal is overwritten.
 
-        Where there is no room for all of it, those are taught that say most.
+        Where there is no room for all of it, the most informative points are added.
         """
         n, size = len(found.points), stage.values.size
         chosen = np.arange(n)

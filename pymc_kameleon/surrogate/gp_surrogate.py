@@ -35,7 +35,7 @@ KEPT = 5
 """Evaluations that fits learn from, times those that are held."""
 
 NOISE_SHARE = 1e-3
-"""Noise of values, relative to what the prior mean leaves of them."""
+"""Noise of values, relative to the residuals of the prior mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,8 @@ class GPSurrogate:
         Number of points before the first fit; by default the larger of 10 and 2 (d + 1), and with
         gradients the larger of 4 and as many as bring that many numbers.
     max_points : int, optional
-        Points held: of more that are known, those that say most of the others, chosen anew at each
-        fit, which learns from all of them. A point with its gradient counts d + 1. By default 300,
+        Points held: of more that are known, the most informative ones, chosen anew at each fit,
+        which learns from all of them. A point with its gradient counts d + 1. By default 300,
         and 600 with gradients.
     refit : float
         Hyperparameters are fitted again when the number of points learnt has grown by this factor

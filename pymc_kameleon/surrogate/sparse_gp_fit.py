@@ -138,7 +138,7 @@ def fit_sparse_gp(
     The search for hyperparameters begins with `previous` ones (1 + d,); `max_iterations` are those
     of a first search, and of one that begins with others. The prior mean is `constant`, or a
     concave quadratic. A `noise_share` is for values that are to be met exactly, and are not
-    straightened: noise of the typical ones, relative to what the prior mean leaves of them. With
+    straightened: noise of the typical ones, relative to the residuals of the prior mean. With
     `noise_start` they are estimates, whose standard deviation is found from there.
 
     Raises a ValueError if no value is finite, and a LinAlgError if the points cannot be told apart.

@@ -78,10 +78,10 @@ HOT_SHARE = 0.25
 
 LATER_HOT_SHARE = 0.05, 0.2
 """Least and largest share afterwards, so that the chain does not rest in a tail where the surrogate
-is too low: twice the share of trajectories that were refused."""
+is too low: twice the share of trajectories that were rejected."""
 
 HOPELESS = 0.05
-"""Acceptance of trajectories below which the surrogate says nothing of where the chain will be."""
+"""Acceptance of trajectories below which the surrogate does not show where the chain will be."""
 
 BALL = 1.3
 """Trajectories stay within this times the distance of the furthest evaluation that was not very

@@ -58,7 +58,7 @@ class TransitionRecord(NamedTuple):
     Rows of `outcome` (2, 4) are of trajectories and of differences: how many, and sums of their
     acceptance probabilities, of squared distances that the chain moved, in units of `scales` (d,),
     and of the squares of these. No distance counts for more than that of two independent points, so
-    that one way back from far away says little.
+    that one return from far away does not outweigh all else.
     """
 
     history: History

@@ -4,10 +4,10 @@ Where points of the typical set bend, some coordinates are a quadratic of others
 
 .. math:: v_k = (u_k - a_k - b_k^\top u - \tfrac12 u^\top C_k u) / s_k
 
-is what is left of them. A stationary covariance that knows the ridge here then knows it further out
-too. Coordinates are taken one after the other, and a quadratic is one of those that are not taken
-yet, so the map can be inverted (Parno & Marzouk 2018, Transport map accelerated Markov chain Monte
-Carlo, SIAM/ASA Journal on Uncertainty Quantification 6).
+is the residual of that. A stationary covariance that describes the ridge here then describes it
+further out, too. Coordinates are taken one after the other, and a quadratic is one of those that
+are not taken yet, so the map can be inverted (Parno & Marzouk 2018, Transport map accelerated
+Markov chain Monte Carlo, SIAM/ASA Journal on Uncertainty Quantification 6).
 """
 
 import math
@@ -19,7 +19,8 @@ from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner
 from pymc_kameleon.surrogate.mean import LARGEST_FIT, n_coefficients
 
 STRAIGHT = 0.8
-"""Variance that a quadratic has to leave, relative to what a linear function leaves."""
+"""Residual variance of a quadratic, relative to that of a linear function, below which it is
+used."""
 
 FEWEST = 3
 """Points for each coefficient below which there is no more to fit."""
@@ -28,7 +29,7 @@ MOST_POINTS = 2000
 """Points from which a quadratic is fitted."""
 
 SMALLEST_VARIANCE = 1e-8
-"""Of what is left of a standardised coordinate."""
+"""Of the residual of a standardised coordinate."""
 
 
 class TriangularMap(NamedTuple):

@@ -1,4 +1,4 @@
-r"""How far a surrogate can be believed: distances of marginals, and what true values say of it.
+r"""How far a surrogate can be trusted: distances of marginals, and what true values say about it.
 
 With true values at draws from the surrogate, weights :math:`w = p / e^s` would make them draws from
 the posterior, and half of the mean of :math:`|w / \bar w - 1|` is the total variation distance of
@@ -57,7 +57,7 @@ def relative_weights(log_weights: np.ndarray) -> np.ndarray:
 
 
 def total_variation(log_weights: np.ndarray) -> np.ndarray:
-    """Total variation distance (...) that log weights (..., n) of draws tell of, at most 1."""
+    """Total variation distance (...) that log weights (..., n) of draws imply, at most 1."""
     found = 0.5 * np.mean(np.abs(relative_weights(log_weights) - 1.0), axis=-1)
     return np.where(np.max(log_weights, axis=-1) > -np.inf, found, 1.0)
 

@@ -1,6 +1,6 @@
-"""Which log densities the posterior's mass has, and how values far below them are learnt: as low.
+"""The range of log densities of the typical set, and soft clipping of values far below it.
 
-How low they are changes no decision.
+So far down the exact value changes no decision.
 """
 
 import math
@@ -27,7 +27,7 @@ WIDEST = 3.0
 seen lower ones."""
 
 FLAT = -1e-4
-"""Curvature, in units of the spread of the evaluations, above which it says nothing of a scale."""
+"""Curvature, in units of the spread of the evaluations, above which no scale follows from it."""
 
 
 def typical_depth(dim: int) -> float:

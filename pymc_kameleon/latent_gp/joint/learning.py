@@ -155,7 +155,7 @@ N_DRAWS = 16
 """Functions drawn at each pilot, of which one is resampled to compare sites by."""
 
 EXPLORATIONS = 3
-"""Of a lesson: each fits the surrogate again, which then reaches further into tails."""
+"""Of a refit: each fits the surrogate again, which then reaches further into tails."""
 
 N_COMPARED, AGREEMENT = 8, 0.05
 """Pilots at which expectation propagation and Laplace's approximation are compared, and standard
@@ -207,7 +207,7 @@ class EvidenceLearner(TrajectoryLearner):
 
 
 class Lesson(NamedTuple):
-    """What was learnt; `method` is that of the lessons to come, sites are None without pilots."""
+    """What was learnt; `method` is that of the refits to come, sites are None without pilots."""
 
     pilots: Pilots
     sites: SiteFunction | None

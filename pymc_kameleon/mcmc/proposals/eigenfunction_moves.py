@@ -21,7 +21,7 @@ class Eigenfunctions(NamedTuple):
     """Principal eigenfunctions of the subsample's centred kernel matrix HKH.
 
     Rows of `vectors` (m, n) are unit eigenvectors a_j, which are centred: H a_j = a_j. `weights`
-    (m,) are omega_j, 0 for components that there are not; `thresholds` (m,) are omega_1 + ... +
+    (m,) are omega_j, 0 for unused components; `thresholds` (m,) are omega_1 + ... +
     omega_j, infinite from the last component with a weight on. `used` (2,), of floats, has the
     number of the last eigenfunction moved along since this was set, from 1 (NaN: none), and its
     scaling then.

@@ -273,7 +273,7 @@ def progress_bars(step, chains: int, draws: int, tune: int, progressbar, progres
 
 @contextmanager
 def evaluation_bar(total: int, shown: bool):
-    """Give a function that shows how many of `total` evaluations are made, and an error."""
+    """Give a function that shows how many evaluations are made, an error, and of how many."""
     columns = [
         TextColumn("Evaluations {task.completed:.0f} of {task.total:.0f}"),
         BarColumn(),
@@ -282,7 +282,9 @@ def evaluation_bar(total: int, shown: bool):
     ]
     with Progress(*columns, disable=not shown) as progress:
         task = progress.add_task("", total=total, error=float("nan"))
-        yield lambda done, error: progress.update(task, completed=done, error=error)
+        yield lambda done, error, total: progress.update(
+            task, completed=done, error=error, total=total
+        )
 
 
 def result_of_traces(traces: list, *, tune: int, seconds: float, model, **options):

@@ -14,11 +14,6 @@ SMALL = 1000
 """Rows up to which square matrices are for one thread: two of an idle machine gain a tenth at 800,
 and beside another process that uses them all take 25 times as long."""
 
-_lock = threading.Lock()
-_given: list[int] | None = None
-"""Threads of each library before the first of those that wanted one."""
-_depth = 0
-
 
 @cache
 def _libraries():
@@ -30,41 +25,61 @@ def _set(numbers):
         library.set_num_threads(number)
 
 
-@contextmanager
-def one_thread():
-    """Let NumPy and SciPy calculate on one thread; a decorator too."""
-    global _given, _depth
-    with _lock:
-        if _depth == 0:
-            _given = [library.get_num_threads() for library in _libraries()]
-            _set([1] * len(_given))
-        _depth += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                _set(_given)
+class _Limit:
+    """Limit of BLAS to one thread, for as long as a thread of Python asks for it.
+
+    The number is of the process, and what one thread sets another one has: the last to begin or end
+    decides. OpenBLAS lets one thread alone set it, so each sets what it asks for itself, and all
+    numbers are those there were before the first of them.
+    """
+
+    def __init__(self):
+        self.lock, self.n_asking = threading.Lock(), 0
+        self.given: list[int] = []
+
+    def begin(self):
+        with self.lock:
+            if self.n_asking == 0:
+                self.given = [library.get_num_threads() for library in _libraries()]
+            self.n_asking += 1
+            _set([1] * len(self.given))
+
+    def end(self):
+        with self.lock:
+            self.n_asking -= 1
+            _set(self.given)
+
+
+_limit = _Limit()
+_own = threading.local()
+"""Of each thread: whether it `asks` for the limit."""
 
 
 @contextmanager
-def all_threads():
-    """Let a user's function calculate on the threads that there were before `one_thread`."""
-    global _depth
-    depth, given = _depth, _given
-    if depth == 0:
+def _asking(asks):
+    """Let this thread ask for the limit, or not."""
+    before = getattr(_own, "asks", False)
+    if asks == before:
         yield
         return
-    with _lock:
-        _depth = 0
-        _set(given)
+    begin, end = (_limit.begin, _limit.end) if asks else (_limit.end, _limit.begin)
+    begin()
+    _own.asks = asks
     try:
         yield
     finally:
-        with _lock:
-            _depth = depth
-            _set([1] * len(given))
+        _own.asks = before
+        end()
+
+
+def one_thread():
+    """Let NumPy and SciPy calculate on one thread; a decorator too."""
+    return _asking(True)
+
+
+def all_threads():
+    """Let a user's function calculate on the threads that there were before `one_thread`."""
+    return _asking(False)
 
 
 def threads_for(size: int):

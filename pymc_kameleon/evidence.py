@@ -28,6 +28,12 @@ EVEN = 0.7
 COVERAGE = 0.975
 """Quantile up to which 1.96 standard errors are to reach, also where they are from few chains."""
 
+_TAKES = (
+    "take what pm.sample(step=ParallelTemperingStep()), pm.sample(step=SurrogateHMCStep()) or, "
+    "as an approximation, surrogate_posterior() returned. latent_gp.log_evidence(model, f) "
+    "estimates that of a model of a latent Gaussian process itself."
+)
+
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
 
 
@@ -50,7 +56,7 @@ def log_evidence(result: Any) -> Estimate:
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         If the draws are not those of one of these steps alone, or of an approximation that was
         checked, or the prior is improper.
 
@@ -93,12 +99,16 @@ def log_evidence(result: Any) -> Estimate:
     ...     idata = pm.sample(step=ParallelTemperingStep())
     >>> log_evidence(idata).log_evidence
     """
+    if not (hasattr(result, "children") or hasattr(result, "groups")):
+        raise TypeError(f"result is of type {type(result).__name__}: {_TAKES}")
     posterior = group_dataset(result, "posterior")
     if posterior is not None and "log_evidence_error" in posterior.attrs:
         return _of_approximation(posterior.attrs)
     statistics = group_dataset(result, "sample_stats")
     if statistics is not None and "evidence_ratio" in statistics:
         return _of_chains_on_a_surrogate(statistics)
+    if statistics is None or "beta" not in statistics:
+        raise ValueError(f"There is no log evidence in the statistics of these draws: {_TAKES}")
     statistics, ladders = ladders_of_chains(result)
     if not has_evidence(statistics):
         raise ValueError(
@@ -224,8 +234,8 @@ def _of_chains(found, series, wider=1.0):
     if not np.isfinite(value):
         return Estimate(value, float("nan"), 0.0)
     estimate = from_series(value, series)
-    between = wider * float(np.std(found, ddof=1)) / np.sqrt(m) if m > 1 else 0.0
-    return estimate._replace(standard_error=max(estimate.standard_error, between))
+    between = wider * np.std(found, ddof=1) / np.sqrt(m) if m > 1 else 0.0
+    return estimate._replace(standard_error=float(max(estimate.standard_error, between)))
 
 
 def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 It imports no NumPy and no PyMC, since each process that calls a function imports it.
 """
 
+import multiprocessing
 import os
 import pickle
 import queue
@@ -13,7 +14,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ BEGIN = (
     "import ast, sys; sys.path[:] = ast.literal_eval(sys.argv[1]); "
     "from pymc_kameleon.guarded_call import serve; serve()"
 )
+
+
+PATIENCE = 0.5
+"""Seconds between two looks whether the parent still runs."""
 
 
 class Outcome(NamedTuple):
@@ -134,6 +139,11 @@ class TimedCall:
         self._finalizer.detach()
         return _killed(process, self._owner)
 
+    def close(self):
+        """End the process, if there is one."""
+        if self._process is not None and self._owner == os.getpid():
+            self._end()
+
     def interrupt(self):
         """End the call that another thread waits for, if there is one."""
         process = self._process
@@ -153,6 +163,10 @@ class ParallelCalls:
 
     def all(self, requests: Sequence[tuple[tuple, dict]]) -> list[Outcome | Exception]:
         """Make calls at once, each of arguments and named ones; errors are returned."""
+        return list(self.each(requests))
+
+    def each(self, requests: Sequence[tuple[tuple, dict]]) -> Iterator[Outcome | Exception]:
+        """Make calls as `all` does; yield what they come to in their order, as it is known."""
         free: queue.SimpleQueue = queue.SimpleQueue()
         for call in self._calls:
             free.put(call)
@@ -169,7 +183,8 @@ class ParallelCalls:
         with ThreadPoolExecutor(len(self._calls)) as threads:
             found = [threads.submit(one, request) for request in requests]
             try:
-                return [future.result() for future in found]
+                for future in found:
+                    yield future.result()
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 while not all(future.done() for future in found):
@@ -178,16 +193,25 @@ class ParallelCalls:
                     time.sleep(0.02)
                 raise
 
+    def close(self) -> None:
+        """End the processes."""
+        for call in self._calls:
+            call.close()
+
 
 def _kill(process):
     """End a process, and the programs that it waits for."""
-    if process.poll() is not None:
-        return
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    if process.poll() is None:
+        end_group(process.pid)
+
+
+def end_group(pid: int) -> None:
+    """End a process that leads a group, and the programs that it waits for."""
+    with suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)  # as Windows ends a process
 
 
 def _killed(process, owner):
@@ -256,9 +280,31 @@ def _read(requests, asked):
         try:
             asked.put(pickle.load(requests))
         except EOFError:
-            if hasattr(os, "killpg"):
-                os.killpg(0, signal.SIGKILL)
-            os._exit(0)
+            _end_here()
+
+
+def end_with_parent() -> None:
+    """End this process of `multiprocessing` as soon as its parent has ended, however that did.
+
+    Programs that it waits for are ended too, if it leads a group of its own. A call that gives
+    Python no turn is ended where it returns.
+    """
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent():
+    parent, pid = multiprocessing.parent_process(), os.getppid()
+    # Processes that were forked later hold the pipe that tells of the end of the parent.
+    while parent is not None and parent.is_alive() and os.getppid() == pid:
+        parent.join(PATIENCE)
+    _end_here()
+
+
+def _end_here():
+    """End this process, and its group if it leads one."""
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _answered(answers, make, is_shown=True):

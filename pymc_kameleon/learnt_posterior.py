@@ -18,14 +18,13 @@ from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.evidence import is_heavy_tailed
 from pymc_kameleon.mcmc.numba_bridge import NONFINITE
 from pymc_kameleon.model.black_box import has_black_box
-from pymc_kameleon.model.simulator import CALLS
+from pymc_kameleon.model.simulator import Calls
 from pymc_kameleon.steps.checked_exploration import FEWEST_CHECKED, CheckedExploration
 from pymc_kameleon.steps.exploration import Explorer
-from pymc_kameleon.steps.parallel_evaluations import can_fork
 from pymc_kameleon.steps.report import MANY, failures, not_finite
 from pymc_kameleon.store import EvaluationStore
 from pymc_kameleon.surrogate.mean import n_coefficients
-from pymc_kameleon.validation import checked_integer, checked_number
+from pymc_kameleon.validation import checked_integer, checked_number, names_close_arguments
 
 __all__ = ["surrogate_posterior"]
 
@@ -44,6 +43,7 @@ a surrogate does not know of at all its check does not find."""
 STATISTICS = {"surrogate_log_density": np.dtype(float), "surrogate_sd": np.dtype(float)}
 
 
+@names_close_arguments
 def surrogate_posterior(
     model: Model | None = None,
     *,
@@ -79,16 +79,21 @@ def surrogate_posterior(
     model : pymc.Model, optional
         Default the one of the context. All its free variables are continuous.
     n_evaluations : int
-        Evaluations of the likelihood, at most. What the store knows is not among them.
+        Evaluations of the likelihood that are made in all, at most. Those of this model that the
+        store has are among them: the same call made again makes the rest only, and none where all
+        are there. A larger number asks for more.
     draws, chains : int
         Nearly independent draws of the surrogate are returned as so many chains, for ArviZ.
     tolerance : float, optional
         Stop as soon as the cautious error is below this. By default all evaluations are made.
     store : EvaluationStore, optional
-        Keeps the evaluations. What is known already is learnt from, and not evaluated again.
+        Keeps the evaluations. What is known already is learnt from, and not evaluated again. Where
+        a run is killed, as many are lost as are being made: one, or `cores`.
     cores : int
         Processes that evaluate at once, except in the search for a mode: a few times less waiting
-        with as many cores, and the same result to the last bit. Not on Windows.
+        with as many cores, and the same result to the last bit. They are forked; on Windows, and
+        beside a library whose threads a fork does not have (JAX, PyTorch, TensorFlow), they begin
+        anew, which takes some seconds.
     var_names : list of str, optional
         Variables to return; by default all but deterministics that hold a black box, which would be
         called once a draw.
@@ -114,7 +119,7 @@ def surrogate_posterior(
     -----
     UserWarning
         If the check says that the draws are not to be believed, or it was interrupted: what is
-        known by then is returned.
+        known by then is returned, if it is enough for a surrogate.
 
     Notes
     -----
@@ -159,12 +164,15 @@ def surrogate_posterior(
     ...     approximate = surrogate_posterior(store=store, n_evaluations=100)
     ...     idata = pm.sample(step=SurrogateHMCStep(store=store))  # exact, from the same start
     """
+    if not isinstance(model, Model | None):
+        raise TypeError(
+            f"model={model!r}: take a pymc.Model. The number of evaluations is an argument by its "
+            "name, surrogate_posterior(n_evaluations=...)."
+        )
     model = modelcontext(model)
     draws, chains = checked_integer("draws", draws, 1), checked_integer("chains", chains, 1)
     n_evaluations = checked_integer("n_evaluations", n_evaluations, 1)
     cores = checked_integer("cores", cores, 1)
-    if cores > 1 and not can_fork():
-        raise ValueError(f"cores={cores}: no process can be forked here. Take cores=1.")
     if tolerance is not None:
         tolerance = checked_number("tolerance", tolerance, above=0)
     _refuse_discrete(model)
@@ -173,10 +181,11 @@ def surrogate_posterior(
         budget=n_evaluations, cores=cores, model=model, store=store, compile_kwargs=compile_kwargs
     )
     _refuse_too_few(explorer, n_evaluations)
-    begin, calls_before = time.time(), CALLS.begun()
+    begin, calls = time.time(), Calls()
     run = CheckedExploration(explorer, tolerance)
     try:
-        is_complete = run.learn(get_random_generator(random_seed), progressbar)
+        with calls.counting():
+            is_complete = run.learn(get_random_generator(random_seed), progressbar)
     finally:
         if explorer.parallel is not None:
             explorer.parallel.close()
@@ -189,13 +198,13 @@ def surrogate_posterior(
     result = _result(model, variables, chains, approximation, time.time() - begin)
     result["posterior"].attrs.update(found)
     if not is_complete:
-        _warn_of_interrupt(found)
+        _warn_of_interrupt(found, store)
     elif reasons:
         _warn_of(", ".join(explorer.target.names), found, reasons, cause)
     nonfinite = int(explorer.chain.counts[NONFINITE]) - explorer.report.failed
     if nonfinite > MANY * explorer.n_calls:
         warn_user(not_finite(", ".join(explorer.target.names), nonfinite / explorer.n_calls))
-    complaint = CALLS.complaint(calls_before)
+    complaint = calls.complaint()
     if complaint is not None:
         warn_user(complaint)
     return result
@@ -284,7 +293,7 @@ def _trace(model, variables, chain, points, *statistics):
 
 def _attributes(run, approximation):
     explorer, checked, evidence = run.explorer, run.checked, approximation.evidence
-    return {
+    found = {
         "approximation": "surrogate_posterior",
         "n_evaluations": explorer.n_calls,
         "n_known": explorer.n_known,
@@ -297,23 +306,29 @@ def _attributes(run, approximation):
         "log_evidence_error": evidence.standard_error,
         "log_evidence_size": evidence.effective_size,
     }
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
 
 
 # what is said of it -------------------------------------------------------------------------------
 
 
-def _warn_of_interrupt(found):
+def _warn_of_interrupt(found, store):
     checked = "checked earlier" if found["n_checked"] else "that was not checked"
+    advice = (
+        "With store=EvaluationStore(path) the same call would go on from these evaluations"
+        if store is None
+        else f"The same call goes on: {store} has these evaluations"
+    )
     warn_user(
         f"Interrupted after {found['n_evaluations']} evaluations: the draws are those of the "
-        f"surrogate by then, an approximation {checked}. Go on with "
-        "surrogate_posterior(store=...), which keeps what was evaluated."
+        f"surrogate by then, an approximation {checked}. {advice}."
     )
 
 
 def _warn_of(names, found, reasons, cause):
+    known = found["n_evaluations"] + found["n_known"]
     advice = cause or (
-        f"Take more evaluations (n_evaluations={2 * found['n_evaluations']}; with store= none is "
+        f"Take more evaluations (n_evaluations={2 * known}; with store= none is "
         "made twice), or exact chains that begin with these, "
         "pm.sample(step=SurrogateHMCStep(store=store)). If twice as many do not help, the log "
         "density is not smooth (jumps, a solver's tolerance) or has too many dimensions for a "

@@ -27,7 +27,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pymc_kameleon.mcmc.numba_bridge import parts_of
 from pymc_kameleon.model.black_box import CheckedOperation
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.model.simulator import CALLS, BlackBox
+from pymc_kameleon.model.simulator import BlackBox, Calls
 
 __all__ = ["EvaluationStore"]
 
@@ -43,6 +43,9 @@ CREATE TABLE IF NOT EXISTS evaluations (
     gradient BLOB
 );
 CREATE INDEX IF NOT EXISTS by_point ON evaluations (model, point);
+CREATE TABLE IF NOT EXISTS checks (
+    id INTEGER PRIMARY KEY, model INTEGER NOT NULL REFERENCES models, found TEXT NOT NULL
+);
 """
 
 AT_POINT = (
@@ -202,12 +205,30 @@ class EvaluationStore:
         )
         known = None if gradient is None else as_bytes(gradient)
         row = (model, chain, as_bytes(point), float(value), failure, seconds, time.time(), known)
+        self._write(command, *row)
+
+    def _write(self, command, *row):
         try:
             self._execute(command, *row)
         except ValueError as error:
             if not self._has_failed:
                 _log.warning("%s Sampling goes on, and evaluations are lost.", error)
             self._has_failed = True
+
+    def count(self, model: int) -> int:
+        """Count the evaluations of a model, failures too."""
+        ((n,),) = self._execute("SELECT COUNT(*) FROM evaluations WHERE model = ?", model)
+        return n
+
+    def add_check(self, model: int, found: Mapping[str, Any]) -> None:
+        """Store what a check of a surrogate of this model has found: numbers, by name."""
+        self._write("INSERT INTO checks (model, found) VALUES (?, ?)", model, json.dumps(found))
+
+    def last_check(self, model: int) -> dict[str, Any] | None:
+        """Return what the last check of a surrogate of this model has found, None if none was."""
+        command = "SELECT found FROM checks WHERE model = ? ORDER BY id DESC LIMIT 1"
+        rows = self._execute(command, model)
+        return json.loads(rows[0][0]) if rows else None
 
     def find(self, model: int, point: np.ndarray) -> float | None:
         """Return the log-likelihood at exactly this point (d,), or None if it is not known."""
@@ -334,16 +355,21 @@ class EvaluationStore:
         float
             The log-likelihood.
         """
-        begin, n_failed = _seconds(), CALLS.n_failed
+        begin, calls = time.perf_counter(), Calls()
+
+        def seconds():
+            return time.perf_counter() - begin + calls.seconds_ahead
+
         try:
-            value = evaluate()
+            with calls.counting():
+                value = evaluate()
         except Exception as error:
-            told, seconds = f"{type(error).__name__}: {error}", _seconds() - begin
-            self.add(model, chain, point, np.nan, seconds, told)
+            told = f"{type(error).__name__}: {error}"
+            self.add(model, chain, point, np.nan, seconds(), told)
             raise
-        failure = CALLS.last if CALLS.n_failed > n_failed and not np.isfinite(value) else None
+        failure = None if np.isfinite(value) else calls.last
         value = value if failure is None else -np.inf
-        self.add(model, chain, point, value, _seconds() - begin, failure, gradient)
+        self.add(model, chain, point, value, seconds(), failure, gradient)
         return value
 
     def to_dataset(self, model: pm.Model, vars: Sequence[Variable] | None = None) -> xr.Dataset:
@@ -522,11 +548,6 @@ def _function_name(function) -> str:
     if isinstance(named, Op) or not hasattr(named, "__qualname__"):
         named = type(named)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _seconds():
-    """Seconds so far, with those of calls that were made ahead where they were asked for."""
-    return time.perf_counter() + CALLS.seconds_ahead
 
 
 class _Values:

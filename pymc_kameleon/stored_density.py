@@ -91,6 +91,17 @@ class StoredDensity:
         """Whether the log-likelihood at `x` (d,) is known."""
         return self._find(x) is not None
 
+    def count(self, n_evaluated: int, n_known: int) -> None:
+        """Count what another process has evaluated, and found in the store, for this chain."""
+        self.n_evaluated += n_evaluated
+        self._n_known += n_known
+
+    def taken_counts(self) -> tuple[int, int]:
+        """Return how many were evaluated and found in the store since the last call."""
+        found = self.n_evaluated, self._n_known
+        self.n_evaluated = self._n_known = 0
+        return found
+
     def taken_n_known(self) -> int:
         """Return how many were found in the store since the last call."""
         known, self._n_known = self._n_known, 0
@@ -110,6 +121,19 @@ class StoredDensity:
         value[1] = log_likelihood
         if self.gradients:
             value[N_TERMS + dim :] = gradient
+
+    @property
+    def n_held(self) -> int:
+        """Evaluations of this model in the store, whoever made them."""
+        return self.store.count(self.model)
+
+    def best_of_others(self, most: int) -> np.ndarray | None:
+        """Return the point (d,) of largest density that others have stored, if there is one."""
+        found = self.from_others(most)
+        self.put_back(found)
+        if np.max(found.log_densities, initial=-np.inf) == -np.inf:
+            return None
+        return found.points[np.argmax(found.log_densities)]
 
     @property
     def is_reading_due(self) -> bool:

@@ -1,5 +1,7 @@
 """Checks of arguments; each error names the argument, its value and what to write instead."""
 
+import difflib
+import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,6 +82,28 @@ def argument_mismatch(function: Callable, arguments: Sequence) -> TypeError | No
     except ValueError:
         return None
     return None
+
+
+def unknown_argument(called: str, name: str, known: Iterable[str]) -> TypeError:
+    """Return the error for an argument that `called` does not take; it takes those `known`."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f": did you mean {close[0]}?" if close else f", which takes {', '.join(known)}."
+    return TypeError(f"{name} is no argument of {called}{hint}")
+
+
+def names_close_arguments(function: Callable) -> Callable:
+    """Decorate a function: an argument that it does not take raises `unknown_argument`."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*arguments, **named):
+        for name in named:
+            if name not in known:
+                raise unknown_argument(function.__name__, name, known)
+        return function(*arguments, **named)
+
+    return checked
 
 
 def checked_results(results, argument: str = "results") -> None:

@@ -22,7 +22,7 @@ from pymc_kameleon import (
 )
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.guarded_call import GuardedCall, ParallelCalls
-from pymc_kameleon.model.simulator import CALLS
+from pymc_kameleon.model.simulator import Calls
 
 TIMES = np.array([0.5, 1.0, 2.0, 4.0])
 MEASURED = np.array([1.7, 1.1, 0.5, 0.05])
@@ -121,11 +121,13 @@ def test_draws_are_the_same_with_fewer_calls(name):
     found = []
     for is_vectorized in (False, True):
         model, functions = two_functions(is_vectorized)
-        before = CALLS.begun()
         with model:
             step = make()
-        values, statistics = driven(step, model)
-        made, failed = CALLS.since(before)
+        calls = Calls()
+        with calls.counting():
+            values, statistics = driven(step, model)
+        made = {name: n for (name, *_), n in calls.made.items()}
+        failed = {(key[0], kind): n for (key, kind), n in calls.failed.items()}
         found.append((values, statistics, made, failed, functions.sizes))
     for one, other in zip(*(f[:2] for f in found), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -323,9 +325,10 @@ def test_a_copy_of_a_step_asks_its_own_functions():
         pm.Potential("p", box(pm.Flat("x")))
         step = cloudpickle.loads(cloudpickle.dumps(KameleonStep()))
     step.ahead.announce([np.array([1.0]), np.array([2.0])])
-    begun = CALLS.seconds_ahead
-    step.target(np.array([2.0]))
-    assert CALLS.seconds_ahead > begun
+    calls = Calls()
+    with calls.counting():
+        step.target(np.array([2.0]))
+    assert calls.seconds_ahead > 0.0
 
 
 def test_an_interrupt_ends_all_calls(interruptible):

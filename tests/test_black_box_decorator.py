@@ -15,7 +15,7 @@ import pytest
 from models import begin, drive, has_ended, run, sample
 
 from pymc_kameleon import EvaluationStore, KameleonStep, SurrogateHMCStep, black_box
-from pymc_kameleon.model.simulator import CALLS
+from pymc_kameleon.model.simulator import Calls
 
 WEIGHTS = np.array([1.0, 2.0, 4.0])
 
@@ -132,6 +132,11 @@ REFUSED = [
     (lambda: black_box(3), TypeError, "function=3: pass a Python function"),
     (lambda: black_box(len, failures="x"), TypeError, "take classes of exceptions"),
     (lambda: black_box(len, failures=[3]), TypeError, "take classes of exceptions"),
+    (
+        lambda: black_box(len, worker=2),
+        TypeError,
+        "worker is no argument of black_box: did you mean",
+    ),
     (lambda: black_box(len, timeout=0), ValueError, "timeout=0: take a finite number above 0"),
     (lambda: black_box(len, store="x.sqlite"), TypeError, "take an EvaluationStore"),
     (lambda: black_box(len, shape=(2, -1)), ValueError, "shape=-1"),
@@ -209,10 +214,11 @@ def test_failures_of_a_curve_are_impossible_and_counted():
         mu = curve(pm.Normal("a", initval=1.0))
         pm.Normal("y", pm.math.switch(mu > 0, mu, 0.01), 1.0, observed=WEIGHTS)
     assert [term.name for term in model.potentials] == ["shifted_ran"]
-    before = CALLS.begun()
-    assert model.compile_logp()({"a": -1.0}) == -np.inf
-    assert CALLS.since(before)[1].total() == 1
-    assert "first at a = -1.: SolverError" in CALLS.complaint(before)
+    calls = Calls()
+    with calls.counting():
+        assert model.compile_logp()({"a": -1.0}) == -np.inf
+    assert calls.failed.total() == 1
+    assert "first at a = -1.: SolverError" in calls.complaint()
 
 
 def test_another_chain_in_between_changes_no_count():
@@ -335,6 +341,49 @@ def test_store_of_a_function(tmp_path):
         half_normal_model(lambda f: black_box(f, store=store))
 
 
+def test_failures_are_those_of_an_evaluation_and_not_of_another_thread():
+    def fails(a):
+        raise SolverError(7, "diverged")
+
+    box = black_box(fails, failures=SolverError, shape=())
+    with pm.Model() as model:
+        pm.Potential("p", box(pm.Normal("a")))
+    logp, store = model.compile_logp(), EvaluationStore()
+    number = store.model_number({"function": "f"})
+
+    def not_a_number():
+        with ThreadPoolExecutor(1) as other:
+            args = number, "other", np.ones(1), lambda: float(logp({"a": 1.0}))
+            assert other.submit(store_in_a_thread, store.path, *args).result() == -np.inf
+        return np.nan
+
+    assert np.isnan(store.timed(number, "own", np.zeros(1), not_a_number))
+    told = {float(one.point[0]): one.failure for one in store.read(number)}
+    assert told[0.0] is None and "diverged" in told[1.0]
+
+
+def store_in_a_thread(path, *arguments):
+    return EvaluationStore(path).timed(*arguments)
+
+
+def test_two_functions_of_one_name_are_counted_apart():
+    def two(fails):
+        def solve(a):
+            if a in fails:
+                raise SolverError(a, "diverged")
+            return a
+
+        return black_box(solve, failures=SolverError, shape=())
+
+    one, other, calls = two((1,)), two((1, 2)), Calls()
+    with calls.counting():
+        for a in (0.0, 1.0, 2.0, 3.0):
+            for box in (one, other, cloudpickle.loads(cloudpickle.dumps(other))):
+                box.outcome([np.asarray(a)], ())
+    told = calls.complaint()
+    assert "solve failed in 25.0% of 4 calls" in told and "solve failed in 50.0% of 8" in told
+
+
 # processes ----------------------------------------------------------------------------------------
 
 
@@ -347,10 +396,11 @@ def test_a_call_that_takes_too_long_is_a_failure():
 
     begun = time.monotonic()
     model = half_normal_model(lambda _: black_box(slow, timeout=0.5))
-    logp = model.compile_logp()
-    assert [logp({"a": a}) for a in (1.0, -1.0, 2.0, -3.0)] == [-0.5, -np.inf, -2.0, -np.inf]
+    logp, calls = model.compile_logp(), Calls()
+    with calls.counting():
+        assert [logp({"a": a}) for a in (1.0, -1.0, 2.0, -3.0)] == [-0.5, -np.inf, -2.0, -np.inf]
     assert time.monotonic() - begun < 50.0
-    assert CALLS.last == "a = -3.: longer than 0.5 s"
+    assert calls.last == "a = -3.: longer than 0.5 s"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX ends groups of processes")

@@ -408,9 +408,7 @@ def test_calibration_sees_a_determinant_that_is_missing(name, conditional, monke
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize(
-    "is_spoilt", [False, pytest.param(True, marks=pytest.mark.sabotage)]
-)
+@pytest.mark.parametrize("is_spoilt", [False, pytest.param(True, marks=pytest.mark.sabotage)])
 def test_trajectories_against_quadrature(is_spoilt, monkeypatch):
     """Two values of a walk, with poor sites; also that an energy without the sites is seen."""
     with pm.Model() as model:

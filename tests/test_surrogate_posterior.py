@@ -1,10 +1,13 @@
 """Approximate posteriors: what is returned, what it costs, and what is said of it."""
 
+import contextlib
 import functools
 import logging
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 import warnings
 
@@ -27,6 +30,7 @@ from pymc_kameleon import (
     surrogate_posterior,
 )
 from pymc_kameleon._compat import group_dataset, stacked
+from pymc_kameleon.steps import checked_exploration
 from pymc_kameleon.steps.exploration import Explorer
 from pymc_kameleon.surrogate import trajectory_adaptation
 from pymc_kameleon.surrogate.posterior import Support, everywhere, is_inside
@@ -312,17 +316,77 @@ def test_no_more_evaluations_than_allowed():
 
 @pytest.mark.numerics
 def test_a_store_is_gone_on_from_and_nothing_is_evaluated_twice(tmp_path):
+    """Twice the same call makes nothing; a larger number asks for the difference."""
     model, operation = of_function(_bent)
     store = EvaluationStore(tmp_path / "run.sqlite")
     first = surrogate_posterior(model, n_evaluations=60, draws=20, store=store, **RUN)
-    second = surrogate_posterior(model, n_evaluations=55, draws=1000, store=store, **RUN)
-    found, n = attributes(second), attributes(first)["n_evaluations"]
-    assert found["n_known"] == 59
-    assert operation.calls == n + found["n_evaluations"] <= 60 + 55
+    assert attributes(first)["n_evaluations"] == operation.calls <= 60
+    calls = operation.calls
+    again = surrogate_posterior(model, n_evaluations=60, draws=20, store=store, **RUN)
+    assert operation.calls == calls and attributes(again)["n_evaluations"] == 0
+    for name in ("n_checked", "pareto_k", "effective_share"):
+        assert attributes(again)[name] == attributes(first)[name]
+    more = surrogate_posterior(model, n_evaluations=115, draws=1000, store=store, **RUN)
+    assert attributes(more)["n_known"] == 59
+    assert operation.calls == calls + attributes(more)["n_evaluations"] <= 116
     points = store.to_dataset(model)["x"].values
-    assert len(np.unique(points, axis=0)) == len(points) == 113
+    assert len(np.unique(points, axis=0)) == len(points) == 114
     reference = _draws_of_bent(100_000, np.random.default_rng(3))
-    assert marginal_total_variation(draws_of(second, "x"), reference) < 0.05
+    assert marginal_total_variation(draws_of(more, "x"), reference) < 0.05
+
+
+KILLED = """
+import os, sys, time
+import numpy as np, pymc as pm
+from pymc_kameleon import EvaluationStore, black_box, surrogate_posterior
+
+calls, path, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+
+@black_box(shape=())
+def log_likelihood(x):
+    with open(calls, "a") as file:
+        file.write(f"{os.getpid()} {x.tobytes().hex()}\\n")
+    time.sleep(seconds)
+    return -0.5 * np.sum(x**2)
+
+with pm.Model():
+    pm.Potential("p", log_likelihood(pm.Normal("x", 0.0, 3.0, shape=2)))
+    surrogate_posterior(
+        n_evaluations=60, draws=20, cores=3, store=EvaluationStore(path), progressbar=False
+    )
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_a_run_that_is_killed_pays_for_nothing_twice_and_leaves_no_process(tmp_path):
+    """But for the calls that were being made, one of each process, and one that is asked twice.
+
+    That is the last one, to see whether the density is random, where there is a warning.
+    """
+    script, calls = tmp_path / "script.py", tmp_path / "calls"
+    script.write_text(KILLED)
+    calls.touch()
+    command = [sys.executable, "-W", "ignore", script, calls, tmp_path / "run.sqlite"]
+
+    def made():
+        return [line.split() for line in calls.read_text().splitlines()]
+
+    def are_at_work(parent):
+        return sum(pid != str(parent) for pid, _ in made()) > 7
+
+    with subprocess.Popen([*command, "0.1"]) as run:
+        while run.poll() is None and not are_at_work(run.pid):
+            time.sleep(0.02)
+        run.kill()
+    processes = {int(pid) for pid, _ in made()}
+    assert len(processes) == 4 and all(map(models.has_ended, processes))
+    n_before, n_kept = len(made()), EvaluationStore(tmp_path / "run.sqlite").summary()
+    n_lost = n_before - n_kept["evaluations"]
+    assert 0 <= n_lost <= 3
+    subprocess.run([*command, "0.0"], check=True)
+    points = [point for _, point in made()]
+    assert len(points) - len(set(points)) <= n_lost + 1
+    assert 59 <= len(points) - n_lost <= 60
 
 
 @pytest.mark.numerics
@@ -381,6 +445,20 @@ def test_intervals_of_few_chains_with_normalisers_of_their_own_cover():
     assert sum(abs(each.log_evidence) > 1.96 * each.standard_error for each in found) <= 72
 
 
+def test_an_evidence_of_other_draws_names_all_that_have_one():
+    others = xr.DataTree.from_dict({"posterior": xr.Dataset({"x": (("chain", "draw"), [[1.0]])})})
+    names = r"ParallelTemperingStep.*SurrogateHMCStep.*surrogate_posterior.*latent_gp.log_evidence"
+    for result, error in ((others, ValueError), (3, TypeError)):
+        with pytest.raises(error, match=names):
+            log_evidence(result)
+
+
+def test_an_evidence_is_of_plain_numbers():
+    found = log_evidence(ratios(np.random.default_rng(1).standard_normal((4, 200))))
+    assert all(type(number) is float for number in found)
+    assert not any(isinstance(v, np.generic) for v in attributes(approximate_regression()).values())
+
+
 def test_an_evidence_that_has_no_meaning_is_refused():
     with pytest.raises(ValueError, match=r"improper.*other steps.*no surrogate"):
         log_evidence(ratios(np.full((2, 20), np.nan)))
@@ -429,13 +507,34 @@ def interrupted_at(call, **options):
 
 def test_an_interrupt_gives_what_is_known(tmp_path):
     store = EvaluationStore(tmp_path / "run.sqlite")
-    with pytest.warns(UserWarning, match="Interrupted after 90 evaluations.*not checked"):
+    told = "Interrupted after 90 evaluations.*not checked.*same call goes on: .*run.sqlite"
+    with pytest.warns(UserWarning, match=told):
         result = interrupted_at(90, store=store)
     reference = _draws_of_bent(100_000, np.random.default_rng(3))
     assert marginal_total_variation(draws_of(result, "x"), reference) < 0.06
     assert store.summary()["evaluations"] == 89
     with pytest.raises(ValueError, match="interrupted before it checked"):
         log_evidence(result)
+
+
+def test_an_interrupt_without_a_store_says_how_to_keep_evaluations():
+    """Also within the search for the mode, where no surrogate was fitted yet."""
+    told = "Interrupted after 15 evaluations.*With store=.* the same call would go on"
+    with pytest.warns(UserWarning, match=told):
+        assert attributes(interrupted_at(15))["n_evaluations"] == 15
+
+
+def test_the_bar_ends_where_the_evaluations_do(monkeypatch):
+    shown = []
+
+    @contextlib.contextmanager
+    def bar(total, is_shown):
+        yield lambda *numbers: shown.append(numbers)
+
+    monkeypatch.setattr(checked_exploration, "evaluation_bar", bar)
+    model, operation = of_function(lambda x: float(-0.5 * np.sum(x**2)))
+    surrogate_posterior(model, n_evaluations=60, draws=20, **RUN)
+    assert shown[0][2] == 60 and shown[-1][0] == shown[-1][2] == operation.calls == 59
 
 
 def test_an_interrupt_before_anything_is_known_is_one():
@@ -543,11 +642,17 @@ def test_an_estimate_is_refused_by_name():
         ({"tolerance": -1.0}, ValueError, "tolerance=-1.0"),
         ({"var_names": ["c"]}, ValueError, "var_names: the model has no c"),
         ({"store": "run.sqlite"}, TypeError, "store='run.sqlite'"),
+        (
+            {"n_evals": 80},
+            TypeError,
+            "n_evals is no argument of surrogate_posterior: did you mean n",
+        ),
+        ({"model": 80}, TypeError, r"model=80: take a pymc.Model.*n_evaluations="),
     ],
 )
 def test_bad_arguments_are_named(options, error, text):
     with pytest.raises(error, match=text):
-        surrogate_posterior(regression(), **options)
+        surrogate_posterior(**{"model": regression()} | options)
 
 
 def test_many_dimensions_are_warned_of(caplog):

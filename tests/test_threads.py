@@ -1,5 +1,8 @@
 """The package's own linear algebra takes one thread, a user's functions as many as there are."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -172,3 +175,45 @@ def test_approximations_take_one_thread(name, monkeypatch):
         getattr(interface, name)()
     assert found == [{1}]
     assert blas_threads() == {2}
+
+
+class Library:
+    """Stands for one whose number of threads all threads set, or the first alone that did."""
+
+    def __init__(self, has_owner):
+        self.number, self.owner = 2, threading.get_ident() if has_owner else None
+
+    def get_num_threads(self):
+        return self.number
+
+    def set_num_threads(self, number):
+        if self.owner in (None, threading.get_ident()):
+            self.number = number
+
+
+@pytest.mark.parametrize("has_owner", [False, True])
+@pytest.mark.parametrize("inner", [one_thread, all_threads])
+def test_threads_of_python_leave_what_there_was(inner, has_owner, monkeypatch):
+    """One is within another one's linear algebra, or function, when that ends."""
+    library = Library(has_owner)
+    monkeypatch.setattr(_threads, "_libraries", lambda: [library])
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def other():
+        with one_thread(), inner():
+            has_begun.set()
+            assert is_over.wait(30.0)
+
+    with ThreadPoolExecutor(1) as threads:
+        with one_thread():
+            assert library.number == 1
+            waited = threads.submit(other)
+            assert has_begun.wait(30.0)
+            with all_threads():
+                assert library.number == 2
+        is_over.set()
+        waited.result()
+    assert library.number == 2
+    with one_thread():
+        assert library.number == 1
+    assert library.number == 2

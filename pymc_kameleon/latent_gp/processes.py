@@ -10,6 +10,8 @@ import cloudpickle
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
+from pymc_kameleon.guarded_call import end_with_parent
+
 REFRESH = 0.2
 """Seconds between two refreshes of the bar."""
 
@@ -74,6 +76,7 @@ def _in_processes(function, tasks, cores, show):
 
 def _begin(counter):
     global _counter
+    end_with_parent()
     _counter = counter
 
 

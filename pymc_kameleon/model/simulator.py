@@ -1,12 +1,18 @@
 """Any Python function as a term of a model: a log-likelihood, or a curve for one of PyMC's."""
 
 import functools
+import importlib
 import inspect
+import itertools
 import logging
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -24,7 +30,8 @@ from pytensor.link.numba.dispatch import numba_funcify
 from pymc_kameleon.guarded_call import GuardedCall, Outcome, ParallelCalls, TimedCall
 from pymc_kameleon.mcmc.numba_bridge import BY_ADDRESS, machine_code
 from pymc_kameleon.model.black_box import converted, described, wanted
-from pymc_kameleon.validation import checked_integer, checked_number
+from pymc_kameleon.model.forks import refuse_lost_threads
+from pymc_kameleon.validation import checked_integer, checked_number, names_close_arguments
 
 if TYPE_CHECKING:
     from pymc_kameleon.store import EvaluationStore
@@ -32,11 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["black_box"]
 
 _log = logging.getLogger("pymc.kameleon")
+_numbers = itertools.count()
 
 VECTORIZED = 8
 """Points that a chain asks a vectorized function for at once, some of them in vain."""
 
 
+@names_close_arguments
 def black_box(
     function: Callable | None = None,
     *,
@@ -99,6 +108,10 @@ def black_box(
 
     Notes
     -----
+    A function of JAX, PyTorch or another library with threads of its own waits for ever in a forked
+    process. Chains that would be forked raise a RuntimeError instead: write
+    ``pm.sample(mp_ctx="forkserver")``, ``pm.sample(cores=1)``, or `timeout`.
+
     No gradient is known: sample with a step of this package, or one of PyMC that takes none. For a
     function with failures that returns an array, the model gets a potential, named after it with
     ``_ran``: 0, or -inf where it failed. Failures that depend on chance or on the load of the
@@ -165,6 +178,8 @@ class BlackBox:
         functools.update_wrapper(self, named, updated=())
         self.__wrapped__, self.__doc__ = function, function.__doc__
         self.name = named.__name__ if name is None else str(name)
+        self.key = self.name, os.getpid(), next(_numbers)
+        self._process = os.getpid()
         call = GuardedCall(function, self.failures)
         if workers > 1:
             self._call = ParallelCalls(call, timeout, workers)
@@ -190,7 +205,9 @@ class BlackBox:
     def __get__(self, instance, owner=None):
         if instance is None or not hasattr(self.function, "__get__"):
             return self
-        return type(self)(self.function.__get__(instance, owner), *self._options)
+        bound = type(self)(self.function.__get__(instance, owner), *self._options)
+        bound.key = (*self.key, id(instance))
+        return bound
 
     def __deepcopy__(self, memo):
         return self
@@ -199,8 +216,8 @@ class BlackBox:
         # By its name where that finds it, as functions are; else with the function.
         module = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
         if getattr(module, self.__qualname__, None) is self:
-            return self.__qualname__
-        return type(self), (self.function, *self._options)
+            return _found, (self.__module__, self.__qualname__, self.key)
+        return type(self), (self.function, *self._options), {"key": self.key}
 
     def __call__(self, *arguments, **named):
         arguments, named = self._in_order(arguments, named)
@@ -245,16 +262,26 @@ class BlackBox:
 
         What `evaluate_ahead` has found at these values is taken from there.
         """
+        if self._process != os.getpid():
+            if isinstance(self._call, GuardedCall):
+                refuse_lost_threads(self.function, self.name)
+            self._process = os.getpid()
         known = self._known.pop(_key(values, names), None)
         if known is None:
             [outcome] = self._outcomes([values], names)
+            seconds = 0.0
         else:
             outcome, seconds = known
-            CALLS.seconds_ahead += seconds
         if isinstance(outcome, Exception):
+            count(Calls(seconds_ahead=seconds))
             outcome.add_note(f"{self.name} was called with {self.described(values, names)}.")
             raise outcome
-        CALLS.count(self, values, names, outcome)
+        calls = Calls(Counter([self.key]), seconds_ahead=seconds)
+        if outcome.failed is not None:
+            calls.failed = Counter([(self.key, outcome.kind)])
+            calls.last = f"{self.described(values, names)}: {outcome.failed}"
+            calls.first = {self.key: calls.last}
+        count(calls)
         return outcome
 
     def forget(self) -> None:
@@ -382,6 +409,13 @@ class BlackBox:
         if outcome.failed is not None:
             raise ValueError(f"{self.name} failed {where}: {outcome.failed}. {advice}")
         return self._numbers(outcome.returned)
+
+
+def _found(module, name, key):
+    """Return the black box of a module, which another process counts by `key`."""
+    found = getattr(importlib.import_module(module), name)
+    found.key = key
+    return found
 
 
 class Simulator(Op):
@@ -554,68 +588,59 @@ def _values_at_start(model, inputs):
 
 # what was called ----------------------------------------------------------------------------------
 
+_counting: ContextVar[tuple["Calls", ...]] = ContextVar("_counting", default=())
+"""Those that count what this thread calls."""
 
+
+@dataclass
 class Calls:
-    """Calls of the black boxes in this process, and their failures.
+    """Calls of black boxes, and their failures, that a thread makes while this is `counting`.
 
-    By name of the function, `made` counts the calls and `first` describes the first failure since
-    the last chain began; `failed` counts by name and kind. `n_failed` are all failures, `last`
-    describes the last one. `seconds_ahead` is what calls that were made ahead took, of those that
-    were asked for.
+    By the black box's `key`, `made` counts the calls and `first` describes the first failure;
+    `failed` counts by key and kind. `last` describes the last failure of any. `seconds_ahead` is
+    what calls that were made ahead took, of those that were asked for.
     """
 
-    def __init__(self):
-        self.made: Counter = Counter()
-        self.failed: Counter = Counter()
-        self.first: dict[str, str] = {}
-        self.n_failed, self.last = 0, None
-        self.seconds_ahead = 0.0
+    made: Counter = field(default_factory=Counter)
+    failed: Counter = field(default_factory=Counter)
+    first: dict = field(default_factory=dict)
+    last: str | None = None
+    seconds_ahead: float = 0.0
 
-    def count(self, black_box: BlackBox, values, names, outcome) -> None:
-        """Count a call and what it came to."""
-        self.made[black_box.name] += 1
-        if outcome.failed is None:
-            return
-        self.n_failed += 1
-        self.failed[black_box.name, outcome.kind] += 1
-        self.last = f"{black_box.described(values, names)}: {outcome.failed}"
-        self.first.setdefault(black_box.name, self.last)
+    @contextmanager
+    def counting(self):
+        """Count what this thread calls within."""
+        before = _counting.set((*_counting.get(), self))
+        try:
+            yield self
+        finally:
+            _counting.reset(before)
 
-    def begun(self) -> tuple[Counter, Counter]:
-        """Return what there was before a chain, for the other methods to compare with."""
-        self.first.clear()
-        return self.made.copy(), self.failed.copy()
+    def add(self, other: "Calls") -> None:
+        """Count the calls that another one counted."""
+        self.made += other.made
+        self.failed += other.failed
+        self.first = other.first | self.first
+        self.last = other.last or self.last
+        self.seconds_ahead += other.seconds_ahead
 
-    def since(self, begun: tuple[Counter, Counter]) -> tuple[Counter, Counter]:
-        """Return calls and failures since `begun` was called."""
-        return self.made - begun[0], self.failed - begun[1]
-
-    def add(self, made: Counter, failed: Counter, last: str | None) -> None:
-        """Count the calls of another process."""
-        self.made += made
-        self.failed += failed
-        self.n_failed += failed.total()
-        if last is not None:
-            self.last = last
-            for name, _ in failed:
-                self.first.setdefault(name, last)
-
-    def complaint(self, begun: tuple[Counter, Counter]) -> str | None:
-        """Say what has failed since `begun` was called; None if nothing has."""
-        made, failed = self.since(begun)
-        if not failed:
+    def complaint(self) -> str | None:
+        """Say what has failed; None if nothing has."""
+        if not self.failed:
             return None
         parts = []
-        for name in sorted({name for name, _ in failed}):
-            kinds = {kind: count for (of, kind), count in failed.items() if of == name}
+        for key in sorted({key for key, _ in self.failed}):
+            kinds = {kind: count for (of, kind), count in self.failed.items() if of == key}
             listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-            share = sum(kinds.values()) / made[name]
+            share = sum(kinds.values()) / self.made[key]
             parts.append(
-                f"{name} failed in {share:.1%} of {made[name]} calls so far ({listed}), first at "
-                f"{self.first.get(name, self.last)}."
+                f"{key[0]} failed in {share:.1%} of {self.made[key]} calls so far ({listed}), "
+                f"first at {self.first[key]}."
             )
         return f"{' '.join(parts)} Such points count as impossible: the posterior is 0 there."
 
 
-CALLS = Calls()
-"""Those of this process."""
+def count(calls: Calls) -> None:
+    """Let all that are counting in this thread add these calls."""
+    for one in _counting.get():
+        one.add(calls)

@@ -91,12 +91,13 @@ class CheckedExploration:
         """Make the evaluations; return whether that was not interrupted."""
         explorer = self.explorer
         with evaluation_bar(explorer.budget, progressbar) as show:
-            explorer.on_call = lambda: show(explorer.n_calls, self.error)
+            explorer.on_call = lambda: show(explorer.n_paid, self.error, explorer.budget)
             try:
                 with explorer.limited(self.most):
                     self._explore_and_check(rng, start)
+                show(explorer.n_paid, self.error, explorer.n_paid)
             except KeyboardInterrupt:
-                if not explorer.knows_something:
+                if not explorer.knows_something and not explorer.knows_enough:
                     raise
                 explorer.fit()
                 return False
@@ -116,6 +117,11 @@ class CheckedExploration:
                     f"{failures(explorer) or 'See model.debug(), or take more evaluations.'}"
                 )
             explorer.fit()
+        self._recall_check()
+        if self.checked.n and explorer.left < reserve:
+            reserve = N_PROBED  # too few are left for another check
+        if self.checked.n and self._is_good() and self._doubt() < self.tolerance:
+            return
         while True:
             with explorer.limited(self.most - reserve):
                 while explorer.left > 0 and not self._is_good():
@@ -123,18 +129,36 @@ class CheckedExploration:
             if not explorer.knows_something:
                 return
             with explorer.limited(self.most - N_PROBED):
-                while not self._check() and explorer.left > 0:
+                while explorer.left > 0 and not self._check():
                     pass
             is_good = self._is_good() and self._doubt() < self.tolerance
             if explorer.left > reserve and not is_good:
                 continue
+            if explorer.left <= 0:
+                return
             # The last fit is another surrogate than the one that was checked.
             self.is_astray = _are_astray(explorer.errors(explorer.draw_surrogate(N_PROBED)))
+            self._keep_check()
             if not self.is_astray:
                 return
             explorer.fit()
             if explorer.left <= reserve:
                 return
+
+    def _keep_check(self):
+        """Store what is known of the surrogate, for a later call that has nothing to evaluate."""
+        stored = self.explorer.stored
+        if stored is not None:
+            found = self.checked._asdict() | {"is_astray": bool(self.is_astray)}
+            stored.store.add_check(stored.model, found)
+
+    def _recall_check(self):
+        stored = self.explorer.stored
+        found = None if stored is None else stored.store.last_check(stored.model)
+        if found is not None:
+            self.is_astray = bool(found.pop("is_astray"))
+            found["evidence"] = Estimate(*found["evidence"])
+            self.checked = Checked(**found)
 
     def _is_good(self):
         """Predict the error; return whether it is as small as was asked for."""
@@ -183,6 +207,7 @@ class CheckedExploration:
             n - len(finite),
             _corrected(normaliser, weights.log_evidence, weights.standard_error),
         )
+        self._keep_check()
         explorer.fit()
         return not is_astray
 

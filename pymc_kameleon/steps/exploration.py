@@ -7,13 +7,15 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
-from pymc_kameleon.steps.parallel_evaluations import ParallelFunction
+from pymc_kameleon.model.forks import runs_in_forks
+from pymc_kameleon.steps.parallel_evaluations import ParallelDensity
 from pymc_kameleon.steps.report import may_be_random, randomness
+from pymc_kameleon.steps.start import FIRST_SHARE, begins_at
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.mean import n_coefficients
 from pymc_kameleon.surrogate.posterior import surrogate_values
 from pymc_kameleon.surrogate.sparse_gp import Uncertainty
-from pymc_kameleon.surrogate.trajectory_adaptation import N_BEST
+from pymc_kameleon.surrogate.trajectory_adaptation import N_BEST, N_EVALUATIONS
 from pymc_kameleon.surrogate.typical_set import typical_depth
 
 SEARCHED = 0.7
@@ -37,6 +39,8 @@ class Spent(Exception):
 class Explorer(SurrogateHMCStep):
     """`SurrogateHMCStep` that is taught by a bounded number of evaluations and makes no draws.
 
+    Those that its store has are among them.
+
     It searches for the mode as the step does, and again from elsewhere if it can; then, in turns,
     fits the surrogate and evaluates where that is uncertain, among its draws at all temperatures.
     With several `cores`, points that are known beforehand are evaluated at once. `on_call`, if it
@@ -47,14 +51,20 @@ class Explorer(SurrogateHMCStep):
 
     def __init__(self, *, budget: int, cores: int = 1, **options):
         self.budget = self.limit = budget
+        self.n_before = 0
+        self.parallel: ParallelDensity | None = None
         self.on_call: Callable[[], None] | None = None
         self.fitted: tuple[Uncertainty, list[np.ndarray]] | None = None
         super().__init__(**options)
-        self.parallel = None
         if cores > 1:
-            self.target.function = self.parallel = ParallelFunction(self.target.function, cores)
+            is_forked = runs_in_forks(self.target.function.outputs)
+            self.parallel = ParallelDensity(self._density, cores, is_forked)
 
     # evaluations ----------------------------------------------------------------------------------
+
+    @property
+    def _density(self):
+        return self.parallel or super()._density
 
     @property
     def n_calls(self) -> int:
@@ -72,9 +82,14 @@ class Explorer(SurrogateHMCStep):
         return max(0, len(np.unique(points, axis=0)) - self.n_calls)
 
     @property
+    def n_paid(self) -> int:
+        """Evaluations so far, with those that the store had at first."""
+        return self.n_before + self.n_calls
+
+    @property
     def left(self) -> int:
         """Evaluations that may still be made."""
-        return self.limit - self.n_calls
+        return self.limit - self.n_paid
 
     @contextmanager
     def limited(self, limit: int):
@@ -85,20 +100,23 @@ class Explorer(SurrogateHMCStep):
         finally:
             self.limit = before
 
-    def _pay(self):
-        if self.left <= 0:
+    def _pay(self, x):
+        if self.left <= 0 and not (self.stored is not None and self.stored.knows(x)):
             raise Spent
 
     def _evaluate_as_proposal(self, x):
-        self._pay()
+        self._pay(x)
         value = super()._evaluate_as_proposal(x)
         if self.on_call is not None:
             self.on_call()
         return value
 
     def _evaluate_current(self):
-        self._pay()
+        self._pay(self.chain.position)
         super()._evaluate_current()
+
+    def _announce(self, points):
+        super()._announce(points[: max(self.left, 0)])
 
     def _evaluate_all(self, points):
         """Evaluate points that are known beforehand, as many as may be; return their values."""
@@ -106,7 +124,7 @@ class Explorer(SurrogateHMCStep):
         if self.parallel is not None:
             points = self.parallel.announced(points[: max(self.left, 0)])
         else:
-            self._announce(points[: max(self.left, 0)])
+            self._announce(points)
         with suppress(Spent):
             for point in points:
                 values.append(self._evaluate_as_proposal(point))
@@ -117,8 +135,22 @@ class Explorer(SurrogateHMCStep):
     def begin(self, rng: np.random.Generator, start: np.ndarray | None = None) -> None:
         """Search for a mode from `start` (d,), by default the model's."""
         self._start_chain(rng, None, None)
+        self.n_before = 0 if self.stored is None else self.stored.n_held
         with suppress(Spent):
             self._begin_at(self.target.default_start if start is None else start)
+
+    def _find_start(self, x):
+        """Begin at the best point that the store knows, at no evaluation; else as a chain does."""
+        best = None if self.stored is None else self.stored.best_of_others(N_EVALUATIONS)
+        if best is None:
+            super()._find_start(x)
+        else:
+            self.scales = self.target.scales * FIRST_SHARE
+            begins_at(self, best)
+
+    @property
+    def _n_prior_points(self):
+        return max(0, super()._n_prior_points - self.n_before)
 
     def _search(self, from_anywhere):
         """Search for modes from several points, until one is found again or too few are left.
@@ -133,7 +165,7 @@ class Explorer(SurrogateHMCStep):
                 self._search_from(begin)
                 heights.append(max(self.learner.known()[1][n_known:], default=-np.inf))
                 cost = self.n_calls - n_calls
-                if end - self.n_calls < reserve + cost:
+                if end - self.n_paid < reserve + cost:
                     break
                 if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < typical_depth(self.dim):
                     break
@@ -147,6 +179,12 @@ class Explorer(SurrogateHMCStep):
     def knows_something(self) -> bool:
         """Whether there is a surrogate."""
         return self.learner is not None and self.learner.has_learnt
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether a surrogate can be fitted to what is known, which a quadratic says."""
+        known = 0 if self.learner is None else len(self.learner.known()[1])
+        return known >= 2 * n_coefficients(self.dim)
 
     def fit(self) -> None:
         """Fit the surrogate to all that is known, of others too, if that can be done."""
@@ -209,7 +247,7 @@ class Explorer(SurrogateHMCStep):
 
     def randomness(self) -> str | None:
         """Say so if the log density is another one when evaluated again, by the last evaluation."""
-        if self.left <= 0 or not may_be_random(self):
+        if self.left <= 0 or self.n_calls == 0 or not may_be_random(self):
             return None
         if self.stored is None:
             self.chain.counts[EVALUATIONS] += 1

@@ -1,6 +1,5 @@
 """What PyMC calls on every step, from its construction to the end of a chain."""
 
-import difflib
 import inspect
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pymc_kameleon._compat import CalledByPyMC
 from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
+from pymc_kameleon.validation import unknown_argument
 
 REAL = "biuf"
 """Kinds of types that are real numbers."""
@@ -77,9 +77,7 @@ class Step(CalledByPyMC, ArrayStepShared):
         known = inspect.signature(cls).parameters
         unknown = [name for name in kwargs if name not in known]
         if unknown and "__signature__" in cls.__dict__:
-            close = difflib.get_close_matches(unknown[0], known, n=1)
-            hint = f": did you mean {close[0]}?" if close else f", which takes {', '.join(known)}."
-            raise TypeError(f"{unknown[0]} is no argument of {cls.__name__}{hint}")
+            raise unknown_argument(cls.__name__, unknown[0], known)
         vars = args[0] if args else kwargs.get("vars")
         if not model.value_vars or (isinstance(vars, list | tuple) and not vars):
             raise ValueError(

@@ -29,6 +29,7 @@ from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, eva
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.batches import Batches
+from pymc_kameleon.model.forks import refuse_in_fork
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate
@@ -238,6 +239,10 @@ class MetropolisHastingsStep(Step):
 
     # the life of a chain --------------------------------------------------------------------------
 
+    def _start_chain(self, rng, tune, draws):
+        refuse_in_fork(self.target.function.outputs)
+        super()._start_chain(rng, tune, draws)
+
     def _begin_chain(self, expected_tune):
         self.tune = True
         self.expected_tune = expected_tune
@@ -272,7 +277,7 @@ class MetropolisHastingsStep(Step):
         if self.stored is not None:
             self.stored.begin_chain()
         self.report.foreign_seed = kept_estimate.foreign_seed(self.target)
-        find_start(self, x)
+        self._find_start(x)
         self.learner = self._new_learner(position, self.warm)
         if self.warm is None:
             self.learner.begin_with_scales(self.scales)
@@ -286,14 +291,18 @@ class MetropolisHastingsStep(Step):
             if self.warm is None:
                 check_tuning(self)
 
+    def _find_start(self, x):
+        find_start(self, x)
+
     def _begin_tuning(self, x):
         begin_tuning(self, x)
 
     def stop_tuning(self):
         """Freeze the adaptation (or let it go on with vanishing steps, `adapt_after_tune=True`)."""
         if self.chain is not None and self.tune:
-            self._read_store()
-            self._end_learning(self.chain.position)
+            with self.report.calls.counting():
+                self._read_store()
+                self._end_learning(self.chain.position)
             check_tuning(self)
         super().stop_tuning()
 
@@ -310,6 +319,10 @@ class MetropolisHastingsStep(Step):
 
     def astep(self, q0: RaveledVars) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """Make `steps_per_draw` transitions from `q0`."""
+        with self.report.calls.counting():
+            return self._draw(q0)
+
+    def _draw(self, q0):
         self._arrive(q0.data)
         # Until the draw is complete: if it is interrupted, position and value may not go together.
         self.returned = None

@@ -1,46 +1,75 @@
 """Evaluations of a log density by several processes, for a step that knows its next points."""
 
+import functools
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.guarded_call import sendable
+from pymc_kameleon.guarded_call import (
+    GuardedCall,
+    ParallelCalls,
+    end_group,
+    end_with_parent,
+    sendable,
+)
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.model_function import ModelFunction
-from pymc_kameleon.model.simulator import CALLS
+from pymc_kameleon.model.simulator import Calls, count
+from pymc_kameleon.stored_density import StoredDensity
 
-_function: ModelFunction
+_density: ModelFunction | StoredDensity
 
 
-class ParallelFunction:
-    """A `ModelFunction` whose values at points that are announced come from forked processes.
+class Evaluation(NamedTuple):
+    """What an evaluation in another process came to: terms of the log density, or an error.
 
-    Whoever evaluates it sees no difference: values, errors and the order of evaluations are those
-    of one process.
+    `counts` are how many were evaluated, and how many a store knew.
     """
 
-    def __init__(self, function: ModelFunction, cores: int):
-        self._function, self.cores = function, cores
-        self._known: dict[bytes, tuple] = {}
-        self._pool: ProcessPoolExecutor | None = None
-        self._workers: list[Any] = []
+    terms: np.ndarray
+    error: Exception | None
+    calls: Calls
+    counts: tuple[int, int]
 
-    def __getattr__(self, name):
-        return getattr(self.__dict__["_function"], name)
+
+class ParallelDensity:
+    """A density of a step, whose values at points that are announced come from processes.
+
+    Whoever evaluates it sees no difference: values, errors and the order of evaluations are those
+    of one process. Each process writes what it has evaluated to the store, if there is one, before
+    it takes another point. Where `is_forked` they are copies of this one; others, which take the
+    seconds of an import and a compilation to begin, are sent what they evaluate.
+    """
+
+    is_compilable = False
+
+    def __init__(self, density: ModelFunction | StoredDensity, cores: int, is_forked: bool):
+        self._density, self.cores, self.is_forked = density, cores, is_forked
+        self._known: dict[bytes, Evaluation] = {}
+        self._forks: ProcessPoolExecutor | None = None
+        self._workers: list[Any] = []
+        self._calls: ParallelCalls | None = None
+        self._asked: Any = None
+
+    def compiled(self) -> None:
+        """Return nothing: compiled code asks no other process."""
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the terms of the log density at `x` (d,) into `value`."""
-        known = self._known.pop(x.tobytes(), None)
-        if known is None:
-            return self._function.into(x, value)
-        value[:], error, made, failed, last = known
-        CALLS.add(made, failed, last)
-        if error is not None:
-            raise error
+        found = self._known.pop(x.tobytes(), None)
+        if found is None:
+            return self._density.into(x, value)
+        value[:] = found.terms
+        count(found.calls)
+        if isinstance(self._density, StoredDensity):
+            self._density.count(*found.counts)
+        if found.error is not None:
+            raise found.error
 
     def announced(self, points: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield `points` one by one, each when its value is known."""
@@ -48,55 +77,77 @@ class ParallelFunction:
         if len(points) < 2:
             yield from points
             return
-        for point, found in zip(points, self._started().map(_evaluate, points), strict=True):
+        self._asked = self._evaluations(points)
+        for point, found in zip(points, self._asked, strict=True):
             self._known[point.tobytes()] = found
             yield point
         self._known.clear()
 
-    def _started(self):
-        if self._pool is None:
+    def _evaluations(self, points):
+        if self.is_forked:
+            yield from self._forked().map(_evaluated_here, points)
+            return
+        if self._calls is None:
+            call = GuardedCall(functools.partial(_evaluated, self._density), ())
+            self._calls = ParallelCalls(call, None, self.cores)
+        for outcome in self._calls.each([((point,), {}) for point in points]):
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield outcome.returned
+
+    def _forked(self):
+        if self._forks is None:
             others = multiprocessing.active_children()
-            self._pool = ProcessPoolExecutor(
+            self._forks = ProcessPoolExecutor(
                 self.cores,
                 mp_context=multiprocessing.get_context("fork"),
                 initializer=_begin,
-                initargs=(self._function,),
+                initargs=(self._density,),
             )
             try:
-                self._pool.submit(int).result()
+                self._forks.submit(int).result()
             finally:
                 begun = multiprocessing.active_children()
                 self._workers = [process for process in begun if process not in others]
-        return self._pool
+        return self._forks
 
     def close(self) -> None:
         """End the processes, also those that are within a call."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._asked is not None:
+            self._asked.close()
+        if self._calls is not None:
+            self._calls.close()
+        if self._forks is not None:
+            self._forks.shutdown(wait=False, cancel_futures=True)
             for worker in self._workers:
-                worker.kill()
-        self._pool, self._workers = None, []
-
-
-def can_fork() -> bool:
-    """Whether processes can be copied here, as compiled functions need."""
-    return "fork" in multiprocessing.get_all_start_methods()
+                end_group(worker.pid)
+                worker.kill()  # one that has not yet made a group of its own
+        self._forks, self._workers, self._calls, self._asked = None, [], None, None
 
 
 # in a process -------------------------------------------------------------------------------------
 
 
-def _begin(function):
-    global _function
+def _begin(density):
+    global _density
+    os.setsid()  # with what the function waits for, and apart from Ctrl-C in a terminal
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks ends this one
-    _function = function
+    end_with_parent()
+    _density = density
 
 
-def _evaluate(x):
-    value, error, before = np.full(N_TERMS, np.nan), None, CALLS.begun()
+def _evaluated_here(x):
+    return _evaluated(_density, x)
+
+
+def _evaluated(density, x):
+    terms, error, calls = np.full(N_TERMS, np.nan), None, Calls()
+    is_stored = isinstance(density, StoredDensity)
+    if is_stored:
+        density.taken_counts()
     try:
-        _function.into(x, value)
+        with calls.counting():
+            density.into(x, terms)
     except Exception as raised:
         error = sendable(raised)
-    made, failed = CALLS.since(before)
-    return value, error, made, failed, CALLS.last if failed else None
+    return Evaluation(terms, error, calls, density.taken_counts() if is_stored else (0, 0))

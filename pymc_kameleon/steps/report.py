@@ -8,7 +8,7 @@ from pymc.stats.convergence import WarningType
 
 from pymc_kameleon._compat import can_interrupt_sampling, interrupt_sampling
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.model.simulator import CALLS
+from pymc_kameleon.model.simulator import Calls
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import STUCK_AFTER
 
@@ -26,8 +26,8 @@ class Report:
     rejected in a row while tuning where the likelihood is an estimate; `acceptance` is the mean
     acceptance of late. `evaluations` counts those of the log density, `known` log densities that a
     store had, and `nonfinite` those of both that were NaN or +inf. At `failed` points of start and
-    tuning the log density raised an error; `first_failure` says where, and which. `calls_before`
-    is what black boxes were called for before this chain. `foreign_seed` is
+    tuning the log density raised an error; `first_failure` says where, and which. `calls`
+    are those of black boxes. `foreign_seed` is
     `kept_estimate.foreign_seed` at the start of the chain, and `is_examined` says whether the
     estimate that the chain stands on has been compared with others. With a surrogate, `calls_made`
     counts evaluations, `calls_saved` transitions without one, and `screened` proposals that the
@@ -42,7 +42,7 @@ class Report:
     nonfinite: float = 0.0
     failed: int = 0
     first_failure: str | None = None
-    calls_before: tuple = field(default_factory=CALLS.begun)
+    calls: Calls = field(default_factory=Calls)
     known: float = 0.0
     foreign_seed: float = 0.0
     calls_made: int = 0
@@ -103,7 +103,7 @@ def _complaint(step):
             "ends the chain.",
         )
     if not step.tune and "black box" not in report.told:
-        told = CALLS.complaint(report.calls_before)
+        told = report.calls.complaint()
         if told is not None:
             report.told.add("black box")
             return WarningType.BAD_PARAMS, told

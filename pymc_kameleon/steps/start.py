@@ -63,19 +63,19 @@ def find_start(step, x):
         step.stored.put_back(found)
         typical = found.points[_are_typical(found.log_densities, step.dim)]
         if len(typical) >= TAUGHT * (step.dim + 2):
-            if _begins_at(step, step.rng.choice(typical)):
+            if begins_at(step, step.rng.choice(typical)):
                 return
     is_searched = step.tune and step.warm is None and step.start == "optimize"
     if is_free and is_searched and _looks_at(step, x, FIRST_SHARE) > -np.inf:
         step._move_to_proposal()
         return
-    is_possible = _begins_at(step, x)
+    is_possible = begins_at(step, x)
     if is_free or is_searched:
         _look_around(step, x, is_free)
         is_possible = step.chain.value[0] > -np.inf
     tries = kept_estimate.FIRST_ESTIMATES if step.target.has_estimates else 0
     while not is_possible and tries:
-        is_possible, tries = _begins_at(step, x), tries - 1
+        is_possible, tries = begins_at(step, x), tries - 1
     if not is_possible:
         tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
         raise SamplingError(
@@ -87,7 +87,7 @@ def find_start(step, x):
         )
 
 
-def _begins_at(step, x):
+def begins_at(step, x) -> bool:
     """Move the chain to `x` (d,); return whether there is a density."""
     step.chain.position[:] = x
     step._evaluate_current()

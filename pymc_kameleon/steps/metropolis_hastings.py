@@ -441,7 +441,8 @@ class MetropolisHastingsStep(Step):
                 self.target(self.chain.proposal)  # PyTensor's own error names the operation
             if self.target.function.has_black_box:
                 error.add_note(
-                    f"The log density failed at a proposal of the chain, {self._failure(error)}. "
+                    f"The log density failed at a proposal of the chain, "
+                    f"{self._failure(error, self.chain.proposal)}. "
                     "Where the model is impossible, let the function return -np.inf, or name the "
                     "exception in black_box(failures=...)."
                 )
@@ -519,16 +520,20 @@ class MetropolisHastingsStep(Step):
 
     def _density_or_none(self, x, value):
         """As `_plain_density`, for start and tuning: an error counts as no density."""
+        self._or_none(self._plain_density, x, value)
+
+    def _or_none(self, density, x, value):
+        """Call `density`, which writes to `value`; an error is noted, and counts as none."""
         try:
-            self._plain_density(x, value)
+            density(x, value)
         except Exception as error:
             value[:] = np.nan
             self.report.failed += 1
-            self.report.first_failure = self.report.first_failure or self._failure(error)
+            self.report.first_failure = self.report.first_failure or self._failure(error, x)
 
-    def _failure(self, error):
-        """Say at which natural values of the variables the last evaluation failed, and how."""
-        values = self.target.natural(self.chain.proposal[None])
+    def _failure(self, error, x):
+        """Say at which natural values of the variables `x` (d,) an evaluation failed, and how."""
+        values = self.target.natural(x[None])
         shown = [
             f"{name} = {np.array2string(v[0], threshold=10)}" for name, (_, v) in values.items()
         ]

@@ -90,8 +90,11 @@ def _begins_at(step, x):
     """Move the chain to `x` (d,); return whether there is a density."""
     step.chain.position[:] = x
     step._evaluate_current()
-    step.looked.append((step.chain.position.copy(), step.chain.value.copy()))
-    return step.chain.value[0] > -np.inf
+    found, is_possible = step.chain.value.copy(), step.chain.value[0] > -np.inf
+    if not is_possible:  # the value of the chain says so in its first term alone
+        found[:N_TERMS] = -np.inf
+    step.looked.append((step.chain.position.copy(), found))
+    return is_possible
 
 
 def _look_around(step, x, is_free):

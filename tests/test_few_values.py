@@ -85,7 +85,7 @@ def test_a_surrogate_of_few_values_is_finite_or_there_is_none(seed, quick_fits):
 
 @pytest.mark.parametrize("seed", range(N_CASES))
 def test_a_process_of_few_values_is_finite_or_says_how_many_it_takes(seed):
-    points, values, rng = evaluations(seed)
+    points, values, _ = evaluations(seed)
     try:
         fitted = GPSurrogate().fit(points, values)
     except TooFewValues as error:
@@ -99,7 +99,7 @@ def test_a_process_of_few_values_is_finite_or_says_how_many_it_takes(seed):
 
 @pytest.mark.parametrize("seed", range(N_CASES))
 def test_parts_of_a_fit(seed):
-    points, values, rng = evaluations(seed)
+    points, values, _ = evaluations(seed)
     chosen = most_informative(points, values, 5)
     assert len(chosen) <= 5 and np.isfinite(values[chosen]).all()
     if not np.isfinite(values).any():

@@ -30,7 +30,7 @@ from pymc_kameleon.mcmc.scalings import (
     target_acceptance,
 )
 from pymc_kameleon.mcmc.trends import N_COEFFICIENTS, fit_trends, picks
-from pymc_kameleon.model.initial_points import PriorSampler
+from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, PriorSampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer
 
@@ -114,10 +114,11 @@ class TemperingLearner(Learner):
 
     def _begin_replicas(self, position, n, rng):
         """Begin at draws of the prior, or around the start, with temperatures for these."""
-        drawn = self.target.prior_points
         if self.prior_sampler is None:
-            normals = rng.standard_normal((len(drawn), self.dim))
+            normals = rng.standard_normal((N_PRIOR_POINTS, self.dim))
             drawn = position + normals * self.target.scales
+        else:
+            drawn = self.prior_sampler(N_PRIOR_POINTS, rng)
         deviations = 0.5 * np.maximum(drawn.std(axis=0), self.target.scales * 1e-3)
         terms = np.empty((len(drawn), N_TERMS))
         self.target.n_evaluations += len(drawn)

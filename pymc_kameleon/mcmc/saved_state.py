@@ -12,7 +12,7 @@ import numpy as np
 
 
 def name_of(function: Any) -> str:
-    """Module and name of a function, or of the class of another object that is called.
+    """Return module and name of a function, or of the class of another object that is called.
 
     Its `repr` has an address, by which no other process would know it.
     """

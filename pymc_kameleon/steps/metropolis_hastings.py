@@ -22,6 +22,7 @@ from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, eva
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.batches import Batches
+from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate
@@ -147,6 +148,8 @@ class MetropolisHastingsStep(Step):
         self.start = checked_start(start, takes_estimates and is_estimated)
         if takes_estimates and not pseudo_marginal:
             kept_estimate.warn_without(type(self).__name__, self.target)
+        if self.pseudo_marginal:
+            kept_estimate.require_one(type(self).__name__, self.target)
         self.screening = screening(
             surrogate, self.target, self.pseudo_marginal, self.takes_gradients
         )
@@ -206,6 +209,12 @@ class MetropolisHastingsStep(Step):
         return could_compile and self._density.is_compilable
 
     @property
+    def can_be_tempered(self) -> bool:
+        """Whether `ParallelTemperingStep` takes the model too, and costs little there."""
+        is_estimated = self.target.has_estimates or self.target.estimated_terms
+        return self.target.function.is_compilable and not is_estimated
+
+    @property
     def _how(self):
         return "compiled" if self.runs_compiled else "in Python"
 
@@ -237,6 +246,7 @@ class MetropolisHastingsStep(Step):
         self.transition = 0
         self.chain = self.learner = self.stage = self.returned = None
         self.draws, self.looked, self.scales = KeptDraws(), [], self.target.scales
+        self._prior_points = None
         self.report = Report()
 
     def _fresh_state(self):
@@ -278,6 +288,13 @@ class MetropolisHastingsStep(Step):
             self._end_learning(position)
             if self.warm is None:
                 check_tuning(self)
+
+    @property
+    def prior_points(self) -> np.ndarray:
+        """Draws from the prior (n, d), this chain's own, made when they are first asked for."""
+        if self._prior_points is None:
+            self._prior_points = self.target.prior_points(seed_from(self.rng))
+        return self._prior_points
 
     def _begin_tuning(self, x):
         begin_tuning(self, x)
@@ -439,16 +456,20 @@ class MetropolisHastingsStep(Step):
         except Exception as error:
             if is_compiled:
                 self.target(self.chain.proposal)  # PyTensor's own error names the operation
-            if self.target.function.has_black_box:
-                error.add_note(
-                    f"The log density failed at a proposal of the chain, "
-                    f"{self._failure(error, self.chain.proposal)}. "
-                    "Where the model is impossible, let the function return -np.inf, or name the "
-                    "exception in black_box(failures=...)."
-                )
-                if self.draws.n_draws:
-                    end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
+            self._end_by(error, "a proposal", self.chain.proposal)
             raise
+
+    def _end_by(self, error, point, x):
+        """Say where a black box failed, and end a chain that has draws without losing them."""
+        if not self.target.function.has_black_box:
+            return
+        error.add_note(
+            f"The log density failed at {point} of the chain, {self._failure(error, x)}. Where the "
+            "model is impossible, let the function return -np.inf, or name the exception in "
+            "black_box(failures=...)."
+        )
+        if self.draws.n_draws:
+            end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
 
     def _learn_from_evaluations(self):
         """Teach the first stage what was evaluated, here and, while tuning, elsewhere."""
@@ -543,7 +564,11 @@ class MetropolisHastingsStep(Step):
     def _evaluate_current(self):
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
-        self._plain_density(chain.position, chain.value)
+        try:
+            self._plain_density(chain.position, chain.value)
+        except Exception as error:
+            self._end_by(error, "the current point", chain.position)
+            raise
         self._mark_impossible()
 
     def _mark_impossible(self):

@@ -107,7 +107,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     """
 
     name = "parallel_tempering"
-    can_look_ahead = False
+    can_look_ahead = can_be_tempered = False
     _not_arguments = (
         "learner",
         "store",

@@ -197,7 +197,7 @@ class GPSurrogate:
         holds points. Repeated `points` (t, d) count once. `values` (t,) of -inf and NaN are
         censored; what is censored is left out, unless fewer points than a fit takes would remain.
         Of `gradients` (t, d), or (t, 0) or None, those that are not finite are left out. With
-        mean="current" the mean is `current_value`, by default the last value. It raises TooFewValues
+        mean="current" the mean is `current_value`, by default the last value. Raises TooFewValues
         if fewer than d + 2 points, or 2 with gradients, have a finite value.
         """
         dim = points.shape[1]

@@ -137,10 +137,10 @@ def fit_sparse_gp(
     """Fit a sparse Gaussian process to all evaluations, and say how uncertain it is.
 
     `values` (n,) at `points` (n, d), in raw coordinates, are log densities with the prior; -inf and
-    NaN are "very low", and of repeated points the last finite one counts. `log_prior` (n,) is known, and
-    not to be learnt. `gradients` (n, d) are of what is; they count down to the depth of the
-    `typical` set, by default that of a Gaussian below the largest value, as where nothing is in the
-    given one; those with a NaN do not.
+    NaN are "very low", and of repeated points the last finite one counts. `log_prior` (n,) is
+    known, and not to be learnt. `gradients` (n, d) are of what is; they count down to the depth of
+    the `typical` set, by default that of a Gaussian below the largest value, as where nothing is in
+    the given one; those with a NaN do not.
 
     The search for hyperparameters begins with `previous` ones (1 + d,); `max_iterations` are those
     of a first search, and of one that begins with others. The prior mean is `constant`, or a
@@ -148,7 +148,7 @@ def fit_sparse_gp(
     straightened: noise of the typical ones, relative to what the prior mean leaves of them. With
     `noise_start` they are estimates, whose standard deviation is found from there.
 
-    Raises a TooFewValues if no value is finite, and a LinAlgError if the points cannot be told apart.
+    Raises TooFewValues if no value is finite, and LinAlgError if the points cannot be told apart.
     """
     chosen = distinct(points, values)
     known = np.zeros(len(values)) if log_prior is None else log_prior

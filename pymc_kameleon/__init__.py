@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         KameleonStep,
         LatentGPStep,
         MALAStep,
+        MultilevelStep,
         ParallelTemperingStep,
         PCAKameleonStep,
         RiemannianHMCStep,

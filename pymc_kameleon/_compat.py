@@ -218,6 +218,22 @@ def interrupt_sampling() -> NoReturn:
     raise KeyboardInterrupt
 
 
+class Averaged(float):
+    """A statistic of one draw, which a progress bar shows as its `mean` over the last draws.
+
+    PyMC does not say of which chain the statistics are that a bar is to show.
+    """
+
+    def __new__(cls, value, mean):
+        """Make a number with a mean."""
+        made = super().__new__(cls, value)
+        made.mean = float(mean)
+        return made
+
+    def __reduce__(self):
+        return Averaged, (float(self), self.mean)
+
+
 class CalledByPyMC:
     """What PyMC calls on a step by names that are private, or others in each version.
 
@@ -245,7 +261,12 @@ class CalledByPyMC:
 
     def _make_progressbar_update_functions(self):
         shown = self._progress_columns()
-        return (lambda statistics: {name: statistics[name] for name in shown},)
+
+        def update(statistics):
+            found = {name: statistics[name] for name in shown}
+            return {k: v.mean if isinstance(v, Averaged) else v for k, v in found.items()}
+
+        return (update,)
 
 
 class _NoBars(nullcontext):

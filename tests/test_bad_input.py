@@ -11,7 +11,15 @@ from models import sample
 from pymc.exceptions import SamplingError
 
 import pymc_kameleon
-from pymc_kameleon import AdaptiveMetropolisStep, FastKameleonStep, KameleonStep, kernels, latent_gp
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    FastKameleonStep,
+    KameleonStep,
+    PCAKameleonStep,
+    SurrogateHMCStep,
+    kernels,
+    latent_gp,
+)
 from pymc_kameleon.kernels.random_features import RandomFourierFeatures
 from pymc_kameleon.validation import checked_choice
 
@@ -60,6 +68,15 @@ def test_scaling_of_every_random_walk(make_random_walk, model):
     for value, error in SCALINGS:
         options = {"scaling": value, "model": model}
         refused(error, make_random_walk, f"scaling={value!r}", "above 0", **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [KameleonStep, AdaptiveMetropolisStep, FastKameleonStep, PCAKameleonStep, SurrogateHMCStep],
+)
+def test_estimates_that_there_are_not(make, model):
+    mentions = ("pseudo_marginal=True", "depends on x", f"Write {make.__name__}()", "Potential")
+    refused(ValueError, make, *mentions, model=model, pseudo_marginal=True)
 
 
 KAMELEON = [

@@ -5,8 +5,10 @@ import signal
 import sqlite3
 import threading
 import time
+from typing import NamedTuple
 
 import cloudpickle
+import models
 import numpy as np
 import pymc as pm
 import pytest
@@ -23,6 +25,7 @@ from pymc_kameleon import (
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.guarded_call import GuardedCall, ParallelCalls
 from pymc_kameleon.model.simulator import Calls
+from pymc_kameleon.steps.look_ahead import _copied
 
 TIMES = np.array([0.5, 1.0, 2.0, 4.0])
 MEASURED = np.array([1.7, 1.1, 0.5, 0.05])
@@ -30,6 +33,11 @@ MEASURED = np.array([1.7, 1.1, 0.5, 0.05])
 
 class Diverged(ArithmeticError):
     pass
+
+
+class Forgotten(NamedTuple):
+    array: np.ndarray
+    arrays: list
 
 
 class Functions:
@@ -167,6 +175,30 @@ def test_a_posterior_of_a_surrogate_is_the_same():
         np.testing.assert_array_equal(one[variable], other[variable])
     assert one.attrs["n_evaluations"] == other.attrs["n_evaluations"]
     assert len(at_once) < 0.6 * len(singly)
+
+
+def arrays_in(value):
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [array for part in value for array in arrays_in(part)]
+
+
+@pytest.mark.parametrize("step_class", [KameleonStep, SurrogateHMCStep])
+def test_a_chain_that_is_looked_at_ahead_shares_no_array(step_class):
+    """Also where a learner has one that is no part of its state, so that draws stay the same."""
+    step = begin(step_class(model=models.black_box()[0], start="here"), tune=5)
+    step.step(step.target.model.initial_point())
+    step.learner.forgotten = Forgotten(np.zeros(2), [np.ones(3)])
+    own = [*arrays_in(vars(step.learner)), *arrays_in(step.chain)]
+    copied = _copied(step)
+    copies = [*arrays_in(vars(copied.learner)), *arrays_in(copied.chain)]
+    assert len(own) == len(copies) > 10
+    assert not any(np.may_share_memory(a, b) for a in own for b in copies if a.size)
+    assert copied.report is not step.report
 
 
 def test_another_step_is_not_foreseen():

@@ -1,5 +1,6 @@
 """Without a name that Numba or PyTensor do not document: slower, as the log says, and right."""
 
+import ast
 import importlib.util
 import logging
 import os
@@ -15,6 +16,9 @@ import numpy as np
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.ops import FromFunctionOp
+
+from pymc_kameleon.mcmc.numba_bridge import CALLERS
+from pymc_kameleon.mcmc.proposals import propose
 
 NAME = "pymc_kameleon.mcmc.numba_bridge"
 SOURCE = importlib.util.find_spec(NAME).origin
@@ -136,6 +140,34 @@ def test_what_is_compiled_is_right(name, caplog):
     else:
         assert bridge.parts_of(op)[0] is filled
     assert not bridge.is_registered(op)
+
+
+def test_a_class_that_is_not_registered_is_named():
+    with pytest.raises(TypeError, match=r"No propose is registered for One.*register_proposal"):
+        propose(One(1.0), None, None, None)
+
+
+PACKAGE = Path(SOURCE).parents[1]
+
+
+def test_what_calls_compiled_code_holds_none():
+    """Else an edit would leave machine code of before on disk; and all names are names of files."""
+    compiling = {"jit", "jit_by_address", "jit_inner", "jitable", "by_class"}
+    named = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__init__")}
+    assert named >= CALLERS
+    assert {"demo", "store", "steps", "plots", "evidence"} <= CALLERS
+    for path in PACKAGE.rglob("*.py"):
+        is_caller = path.relative_to(PACKAGE).with_suffix("").parts[0] in CALLERS
+        taken = [
+            (node.module or "", {alias.name for alias in node.names})
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        ]
+        compiles = any(compiling & names for module, names in taken if "numba_bridge" in module)
+        assert not (is_caller and compiles), path
+        if compiles:
+            parts = {module.removeprefix("pymc_kameleon.").split(".")[0] for module, _ in taken}
+            assert not parts & CALLERS, path
 
 
 CHAIN = f"""

@@ -433,6 +433,26 @@ def test_progress_bars(name, capsys, monkeypatch):
     assert len(case.kind.columns) <= 2 and max(map(len, words)) <= 6
 
 
+@pytest.mark.parametrize("name", [*WAYS_TO_RUN, *LATENT_WAYS])
+def test_the_bar_shows_the_mean_acceptance_of_a_chain(name):
+    """Over its draws so far; a statistic is that of its draw, and goes through a pipe."""
+    case = CASES[name]
+    step = case.step()
+    if "Accept" not in case.kind.columns:
+        return
+    (show,) = step._make_progressbar_update_functions()
+    for seed in (1, 2):  # the second chain begins anew
+        begin(step, seed, tune=10)
+        point, found = case.model.initial_point(), []
+        for i in range(10):
+            point, (statistics,) = step.step(point)
+            found.append(float(statistics["accept"]))
+            shown = show(pickle.loads(pickle.dumps(statistics)))["accept"]
+            assert abs(shown - np.mean(found)) < 1e-9, i
+            assert type(shown) is float and np.asarray(statistics["accept"]).dtype == np.float64
+    assert len(set(found)) > 1
+
+
 MAY_BE_NAN = {
     *("bandwidth", "component", "component_scaling", "surrogate_error", "mode", "evidence_ratio"),
     *("beta", "log_ratio", "swapped", "barrier"),

@@ -1,9 +1,11 @@
 """Docstrings and signatures: every parameter is documented once, and has a type."""
 
+import ast
 import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +107,18 @@ def public_functions():
                         own == "__init__" or not own.startswith("_")
                     ):
                         yield f"{name}.{own}", method
+
+
+def test_type_checkers_see_all_public_names():
+    """What is imported where types are checked is what `__all__` has."""
+    tree = ast.parse(Path(pymc_kameleon.__file__).read_text())
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
+    ]
+    seen = [alias.name for node in block.body for alias in node.names]
+    assert sorted(seen) == sorted(pymc_kameleon.__all__)
 
 
 def untyped(function):

@@ -2,17 +2,19 @@
 
 import re
 
+import models
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import begin, black_box, run
+from models import BlackBox, Shift, begin, black_box, drive, run
 from pytensor.compile import ops
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
     GPSurrogate,
     KameleonStep,
+    ParallelTemperingStep,
     SurrogateHMCStep,
     dispersed_starts,
 )
@@ -71,6 +73,17 @@ def test_what_fails_while_tuning_is_impossible(make):
     assert re.search(pattern, message)
 
 
+def test_what_fails_in_any_replica_is_counted_while_tuning():
+    model, calls = solver()
+    step = ParallelTemperingStep(model=model, n_temperatures=4, n_moves=2)
+    begin(step, 1, tune=30)
+    drive(step, model.initial_point(), 30, tune=30)
+    failed = [value for value in calls if not 0.7 < value < 1.4]
+    assert failed and step.report.failed == len(failed)
+    (k,) = re.findall(r"^k = ([\d.e+-]+): SolverError: no solution", step.report.first_failure)
+    assert abs(float(k) / failed[0] - 1.0) < 1e-6
+
+
 @pytest.mark.parametrize("make", [KameleonStep, AdaptiveMetropolisStep])
 def test_what_fails_after_tuning_ends_the_chain(make):
     model, _ = solver()
@@ -88,6 +101,56 @@ def test_what_fails_at_the_start_is_raised():
     step = begin(KameleonStep(model=model), 1, tune=10)
     with pytest.raises(SolverError, match="no solution for 1"):
         step.step(model.initial_point())
+
+
+def once(function):
+    """The function, which raises when it is asked again at a point where it had a value."""
+    known = set()
+
+    def asked(x):
+        if x.tobytes() in known:
+            raise SolverError("no second solution")
+        known.add(x.tobytes())
+        return function(x)
+
+    return asked
+
+
+def test_a_function_that_raises_when_it_is_asked_again_is_told_of():
+    model, _ = black_box(function=once(models.negative_half_square))
+    _, statistics, _ = run(KameleonStep(model=model), model, 45, tune=40)
+    told = " ".join(s["warning"].message for s in statistics if "warning" in s)
+    assert "The log density is random: at one point of x" in told
+    assert "evaluated again it raises SolverError: no second solution" in told
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_chain_keeps_its_draws_where_its_point_fails(caplog):
+    """Another step moves what the function depends on, to where it raises at any point."""
+    with pm.Model():
+        shift = pm.Normal("shift", initval=0.0)
+        x = pm.Normal("x", shape=2)
+
+        def function(x):
+            if x[0] > 0.995:
+                raise SolverError("no solution")
+            return models.negative_half_square(x[1:])
+
+        pm.Potential("box", BlackBox(function)(pt.concatenate([shift[None], x])))
+        steps = [KameleonStep([x], steps_per_draw=2), Shift([shift], shift=0.1)]
+        result = pm.sample(
+            step=steps,
+            chains=1,
+            cores=1,
+            tune=4,
+            draws=30,
+            progressbar=False,
+            random_seed=1,
+            compute_convergence_checks=False,
+        )
+    assert result.posterior.sizes["draw"] in (5, 6)
+    (failure,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert "at the current point of the chain, x = " in "".join(failure.__notes__)
 
 
 def test_dispersed_starts_leave_failures_out():

@@ -670,6 +670,35 @@ def test_a_kernel_that_raises_or_gets_arrays_of_another_length_is_an_error():
             gradients_compiled(address, x, points, one, out)
 
 
+class Schedule:
+    def __call__(self, n):
+        return 0.1
+
+
+def test_a_saved_state_knows_functions_of_users_by_name():
+    """Their addresses are others in each process, which would refuse the state."""
+    model, _, _ = models.normal(2)
+
+    def value(x, y, bandwidth):
+        return 1.0
+
+    kernels = [CustomKernel(value, f) for f in (positive_gradient, numba.njit(positive_gradient))]
+    options = [
+        *({"kernel": kernel} for kernel in kernels),
+        {"adaptation": functools.partial(min, 0.1)},
+        {"adaptation": Schedule()},
+        {"adaptation": lambda n: 0.1},
+    ]
+    for chosen in options:
+        step = KameleonStep(model=model, **chosen)
+        assert "0x" not in step.configuration
+        again = cloudpickle.loads(cloudpickle.dumps(step))
+        assert again.configuration == step.configuration
+    assert "positive_gradient" in repr(kernels[0])
+    other = CustomKernel(value, models.negative_half_square)
+    assert repr(other) != repr(kernels[0])
+
+
 # any sequence of calls ----------------------------------------------------------------------------
 
 

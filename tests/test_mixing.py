@@ -8,9 +8,9 @@ from models import begin, drive, run, sample
 from scipy.signal import lfilter
 from test_contract import PYMC_6
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
+from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, ParallelTemperingStep
 from pymc_kameleon.steps import mixing
-from pymc_kameleon.steps.mixing import slow_mixing
+from pymc_kameleon.steps.mixing import KeptDraws, slow_mixing
 from pymc_kameleon.steps.report import element_names
 
 NAMES = ["a", "b[0]", "b[1]"]
@@ -71,6 +71,23 @@ def test_modes_are_told_apart_from_slow_moves(offset):
     told = message(draws + offset)
     assert "separate modes" in told and "2 times" in told and "for a." in told
     assert "separate modes" not in message(autoregression([0.0, 0.5, 0.99]) + offset)
+    assert "pm.sample_smc to weigh them" in told
+
+
+def test_what_weighs_modes_is_a_step_that_takes_the_model():
+    compiled, (in_python, _) = models.normal(2)[0], models.black_box()
+    estimated = models.black_box(noise=1.0)[0]
+    assert KameleonStep(model=compiled).can_be_tempered
+    assert not KameleonStep(model=in_python).can_be_tempered
+    assert not KameleonStep(model=estimated, pseudo_marginal=True).can_be_tempered
+    assert not ParallelTemperingStep(model=compiled).can_be_tempered  # it is one
+    draws = KeptDraws()
+    for k in range(1000):
+        draws.record(np.array([100.0 * (k // 500) + k % 7]))
+    for step, weigher in ((compiled, "ParallelTemperingStep"), (in_python, "pm.sample_smc")):
+        step = KameleonStep(model=step)
+        step.expected_draws, draws._is_told = 1000, False
+        assert f"and {weigher} to weigh them" in draws.complaint(step, 1000, lambda: ["x"])
 
 
 def test_draws_outside_of_what_tuning_learnt():

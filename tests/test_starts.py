@@ -5,16 +5,20 @@ A Kolmogorov-Smirnov test fails at p < 1e-6, which is the probability of a false
 
 import warnings
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from models import PLAIN, begin, black_box, drive
 from pymc.distributions.transforms import Interval, ordered
+from pymc.exceptions import SamplingError
 from pymc.initial_point import make_initial_point_fn
 from scipy import stats
 
-from pymc_kameleon.model.initial_points import dispersed_starts, prior_sampler
+from pymc_kameleon import AdaptiveMetropolisStep, ParallelTemperingStep, SurrogateHMCStep
+from pymc_kameleon.model.initial_points import PriorDraws, dispersed_starts, prior_sampler
 
 FALSE_ALARM = 1e-6
 
@@ -281,3 +285,136 @@ def test_many_draws_are_as_many_single_ones(build, at_once, monkeypatch):
     assert np.abs(correlations[0] - correlations[1]).max() < 5.0 * np.sqrt(2.0 / n)
     next_one = np.corrcoef(ranks[0][:-1].T, ranks[0][1:].T)[: rows.shape[1], rows.shape[1] :]
     assert np.abs(next_one).max() < 5.0 / np.sqrt(n)
+
+
+# where a model is possible ------------------------------------------------------------------------
+
+
+def cut_points():
+    """Six cut points that have to be in order, which their prior does not say: one draw in 720."""
+    with pm.Model() as model:
+        cutpoints = pm.Normal("cutpoints", 0.0, 3.0, shape=6)
+        eta = pm.Normal("eta", 0.0, 1.0)
+        below = pm.math.sigmoid(cutpoints - eta)
+        p = pt.concatenate([below[:1], pt.diff(below), 1.0 - below[-1:]])
+        pm.Potential("y", pt.log(p).sum())
+    return model
+
+
+def log_ordered():
+    """Elements that are the same at PyMC's default, whose transform is -inf there."""
+    with pm.Model() as model:
+        pm.HalfNormal("levels", 1.0, shape=3, transform=ordered)
+    return model
+
+
+@pytest.mark.parametrize("build", [cut_points, log_ordered])
+def test_starts_in_order(build):
+    model = build()
+    name = model.free_RVs[0].name
+    for start in dispersed_starts(model, 3, random_seed=1):
+        assert np.all(np.diff(start[name]) > 0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("build", [cut_points, log_ordered])
+@pytest.mark.parametrize("step_class", [AdaptiveMetropolisStep, SurrogateHMCStep])
+def test_a_step_finds_where_a_vector_is_in_order(build, step_class, quick_fits):
+    model = build()
+    step = begin(step_class(model=model, compile_kwargs=PLAIN), 1, tune=20)
+    draws, _, _ = drive(step, model.initial_point(), 20, tune=20)
+    assert np.isfinite(draws).all()
+    assert np.isfinite(step.chain.value[:3]).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_an_impossible_model_says_where_and_what_to_write():
+    with pm.Model() as model:
+        cutpoints = pm.Normal("cutpoints", 0.0, 1.0, shape=6)
+        pm.Normal("scale", 0.0, 1.0)
+        pm.Potential("y", pt.log(-pt.sum(cutpoints**2) - 1.0))
+    message = (
+        r"At fault: y\..*initvals=\{\"cutpoints\": np.linspace\(-2, 2, 6\)\}.*transforms.ordered"
+    )
+    with pytest.raises(ValueError, match=message):
+        dispersed_starts(model, 1, random_seed=1)
+    step = begin(AdaptiveMetropolisStep(model=model, compile_kwargs=PLAIN), 1, tune=20)
+    with pytest.raises(SamplingError, match=r"nor at any of \d+ points.*" + message):
+        step.step(model.initial_point())
+    begin(step, 1, tune=0)
+    step.tune = False
+    with pytest.raises(SamplingError, match=r"dispersed_starts\(model, chains\)"):
+        step.step(model.initial_point())
+
+
+# draws from the prior belong to a chain -----------------------------------------------------------
+
+
+def first_points(step_class, seed, **options):
+    """Where a chain asks for the log density before its first draw."""
+    asked = []
+
+    def log_density(x):
+        asked.append(x.copy())
+        return -0.5 * np.sum(x**2)
+
+    model, _ = black_box(function=log_density)
+    step = begin(step_class(model=model, **options), seed, tune=30)
+    asked.clear()
+    step.step(model.initial_point())
+    return np.array(asked)
+
+
+@pytest.mark.parametrize(
+    ("step_class", "options"),
+    [
+        (AdaptiveMetropolisStep, {"steps_per_draw": 1}),
+        (SurrogateHMCStep, {}),
+        (ParallelTemperingStep, {"n_temperatures": 3, "n_moves": 1}),
+    ],
+)
+def test_chains_share_no_draw_from_the_prior(step_class, options, quick_fits):
+    """What is tried first is the same for one seed, and for another one only at the default."""
+    one, again, other = (first_points(step_class, seed, **options) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    both = {x.tobytes() for x in one} & {x.tobytes() for x in other}
+    assert len(one) > 2 and len(both) <= 1
+
+
+def test_draws_follow_from_the_seed_alone():
+    """Not from what was drawn before, nor where; of variables that cannot be drawn too."""
+    for build in (hierarchical, without_priors):
+        model = build()
+        names = [value.name for value in model.continuous_value_vars]
+        draws = PriorDraws(model, names)
+        expected = PriorDraws(model, names)(4, 7, only_drawable=False)
+        draws(3, 1, only_drawable=False)
+        np.testing.assert_array_equal(draws(4, 7, only_drawable=False), expected)
+        copied = cloudpickle.loads(cloudpickle.dumps(draws))
+        np.testing.assert_array_equal(copied(4, 7, only_drawable=False), expected)
+        assert not np.array_equal(draws(4, 8, only_drawable=False), expected)
+
+
+def failing(rng=None, size=None):
+    raise RuntimeError("a bug of the user")
+
+
+@pytest.mark.parametrize(
+    ("add", "level", "reason"),
+    [
+        (lambda: pm.Flat("x"), "INFO", "NotImplementedError"),
+        (
+            lambda: pm.CustomDist("x", logp=lambda v: -(v**2), random=failing),
+            "WARNING",
+            "RuntimeError: a bug of the user",
+        ),
+        (lambda: pm.Normal("x", 0.0, pm.Normal("s") - 9.0), "WARNING", "ValueError"),
+    ],
+)
+def test_a_prior_without_draws_is_logged(add, level, reason, caplog):
+    with pm.Model() as model, caplog.at_level("INFO", logger="pymc.kameleon"):
+        add()
+        assert prior_sampler(model, ["x"]) is None
+    (record,) = [r for r in caplog.records if "cannot be drawn from" in r.getMessage()]
+    assert record.levelname == level
+    assert reason in record.getMessage() and "The prior of x" in record.getMessage()

@@ -34,6 +34,7 @@ from pymc_kameleon.surrogate.posterior import (
     new_surrogate,
     new_workspace,
     predicted,
+    predicted_at,
     surrogate_value_and_gradient,
     surrogate_values,
 )
@@ -808,6 +809,29 @@ def test_draws_from_the_prior_do_not_evaluate_the_likelihood():
     assert len(prior_draws(model, ["flat"], 3, seed=1)) == 0
 
 
+def test_a_prediction_is_that_of_the_row_however_it_lies_in_memory():
+    """Machine code is found by classes, so that another layout would be read as if it were rows."""
+    points = np.random.default_rng(1).standard_normal((40, 3))
+    values = -0.5 * np.sum(points**2, axis=1)
+    coordinates = standardization(points, np.ones(3))
+    gp, _ = fit_sparse_gp(points, values, coordinates, 20)
+    surrogate = new_surrogate(
+        coordinates,
+        identity_map(3),
+        gp.mean_function(),
+        np.zeros(3, dtype=np.bool_),
+        NO_PRIOR,
+        everywhere(3),
+    )
+    expected = [predicted_at(surrogate, x, np.inf) for x in points]
+    assert np.allclose(expected, values, atol=0.1)
+    for other in (np.asfortranarray(points), points[::-1][::-1]):
+        np.testing.assert_array_equal([predicted_at(surrogate, x, np.inf) for x in other], expected)
+    single = [predicted_at(surrogate, x, np.inf) for x in points.astype(np.float32)]
+    np.testing.assert_allclose(single, expected, atol=1e-4)
+    assert predicted_at(surrogate, points[0], 0) == -np.inf
+
+
 # the step -----------------------------------------------------------------------------------------
 
 
@@ -1065,3 +1089,25 @@ def test_what_is_refused(call, error, words):
 def test_many_dimensions_are_warned_of(caplog):
     SurrogateHMCStep(model=CorrelatedGaussian(40).model())
     assert "40 dimensions" in caplog.text
+
+
+def test_beside_a_step_that_moves_the_likelihood(caplog):
+    """Not that longer tuning would help: which variables these are, and what to do."""
+    with pm.Model() as model:
+        change, x = pm.Normal("change"), pm.Normal("x")
+        pm.Normal("y", x * change, 0.1, observed=1.0)
+        step = SurrogateHMCStep([x], start="here")
+    assert "depends on change too" in caplog.text and "marginalise" in caplog.text
+    begin(step, 1, tune=20)
+    point, told = model.initial_point(), []
+    for i in range(24):
+        if i == 20:
+            step.learner.difference_share = 0.8  # as where differences take the chain further
+            step.learner._judge = lambda: None
+            step.stop_tuning()
+        point, (statistics,) = step.step(point | {"change": np.array(np.sin(i))})
+        told += [statistics["warning"].message] if "warning" in statistics else []
+    _, message = step._complaint_of_acceptance()
+    for words in ("depends on change too", "another step", "marginalise", "KameleonStep"):
+        assert words in message
+    assert "Tune longer" not in message

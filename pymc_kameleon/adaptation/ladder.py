@@ -1,6 +1,7 @@
 """How parallel tempering learns: temperatures, reference, archives of points."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from pymc_kameleon.mcmc.scalings import (
     target_acceptance,
 )
 from pymc_kameleon.mcmc.trends import N_COEFFICIENTS, fit_trends, picks
-from pymc_kameleon.model.initial_points import PriorSampler
+from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, PriorSampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer
 
@@ -69,10 +70,10 @@ class TemperingLearner(Learner):
 
     After each the inverse temperatures are those between which swaps of the round would have been
     rejected equally often, archive, covariance and trends of each those of the nearest one in that
-    round, and a Gaussian reference that of the chain. Three are set by the step: `target`, the
+    round, and a Gaussian reference that of the chain. Four are set by the step: `target`, the
     chain's `LogDensity`; `hot_target`, that of the other replicas, another one where other steps
-    move what it depends on; and `prior_sampler`, a `PriorSampler`, or None where the reference is
-    learnt.
+    move what it depends on; `prior_sampler`, a `PriorSampler`, or None where the reference is
+    learnt; and `or_none(density, x, value)`, which calls a density and notes an error.
     """
 
     state_names = ("scales", "ladder", "reference", "tuning", "states", "rounds", "held")
@@ -80,6 +81,7 @@ class TemperingLearner(Learner):
     target: LogDensity
     hot_target: LogDensity
     prior_sampler: PriorSampler | None = None
+    or_none: Callable
 
     def __init__(self, *, n_temperatures: int | None, n_moves: int | None):
         if n_temperatures is not None:
@@ -112,12 +114,16 @@ class TemperingLearner(Learner):
 
     def _begin_replicas(self, position, n, rng):
         """Begin at draws of the prior, or around the start, with temperatures for these."""
-        drawn = self.target.prior_points
         if self.prior_sampler is None:
-            normals = rng.standard_normal((len(drawn), self.dim))
+            normals = rng.standard_normal((N_PRIOR_POINTS, self.dim))
             drawn = position + normals * self.target.scales
+        else:
+            drawn = self.prior_sampler(N_PRIOR_POINTS, rng)
         deviations = 0.5 * np.maximum(drawn.std(axis=0), self.target.scales * 1e-3)
-        terms = np.array([self.target(x) for x in drawn])
+        terms = np.empty((len(drawn), N_TERMS))
+        self.target.n_evaluations += len(drawn)
+        for x, value in zip(drawn, terms, strict=True):
+            self.or_none(self.target.function.into, x, value)
         heights = terms[:, 1] + terms[:, 2]
         if self.prior_sampler is None:
             heights = heights + terms[:, 0]
@@ -196,12 +202,11 @@ class TemperingLearner(Learner):
 
     def _hot_density(self, x, value):
         """As the target's, where an error counts as no density while tuning."""
-        try:
-            self.hot_target.function.into(x, value)
-        except Exception:
-            if not self.adapts:
-                raise
-            value[:] = np.nan
+        density = self.hot_target.function.into
+        if self.adapts:
+            self.or_none(density, x, value)
+        else:
+            density(x, value)
 
     adapts = True
 

@@ -18,7 +18,6 @@ import pymc as pm
 from pymc.backends.ndarray import NDArray
 from threadpoolctl import threadpool_limits
 
-from pymc_kameleon._compat import steps_of
 from pymc_kameleon.distributed.parcel import (
     Parcel,
     made_step,
@@ -152,9 +151,6 @@ class Workbench:
         if self.store is not None:
             (stored,) = stored_densities(self.step)
             self.store.begin(stored.model, known, tell)
-        for step in steps_of(self.step):
-            if hasattr(step, "prior_share"):  # no two chains evaluate the same draw of the prior
-                step.prior_share = slice(task.chain, None, len(self.parcel.initvals))
         self.step.sampling_state = copy.deepcopy(self.state)
         start = task.start if task.start is not None else self.parcel.initvals[task.chain]
         like = self.prototype

@@ -17,6 +17,7 @@ from numba.extending import is_jitted
 from numpy.random import Generator
 
 from pymc_kameleon.mcmc.numba_bridge import gradients_address
+from pymc_kameleon.mcmc.saved_state import name_of
 from pymc_kameleon.validation import checked_array
 
 
@@ -216,7 +217,11 @@ class CustomKernel(Kernel):
         return {k: v for k, v in super().__getstate__().items() if k != "gradients"}
 
     def __repr__(self):
+        value, gradient, frequencies = (
+            function and name_of(function)
+            for function in (self.value, self.gradient, self._frequencies)
+        )
         return (
-            f"{type(self).__name__}(value={self.value!r}, gradient={self.gradient!r}, "
-            f"has_bandwidth={self.has_bandwidth}, frequencies={self._frequencies!r})"
+            f"{type(self).__name__}(value={value}, gradient={gradient}, "
+            f"has_bandwidth={self.has_bandwidth}, frequencies={frequencies})"
         )

@@ -73,8 +73,21 @@ COUNTS_AT_WILL = _has(
     "numba.core.options.DefaultOptions._nrt", "compiled loops count who holds their arrays"
 )
 
-CALLERS = {"demo", "distributed", "plots", "steps", "store"}
-"""Folders that hold nothing that is compiled."""
+CALLERS = {
+    "__main__",
+    "demo",
+    "diagnostics",
+    "distributed",
+    "evidence",
+    "learnt_posterior",
+    "plots",
+    "steps",
+    "store",
+    "stored_density",
+    "targets",
+    "testing",
+}
+"""Folders and modules that hold nothing that is compiled."""
 
 
 def compile_options(allocates, **options):
@@ -92,7 +105,7 @@ def compile_options(allocates, **options):
 def _source_digest() -> str:
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        if path.relative_to(root).parts[0] not in CALLERS:
+        if path.relative_to(root).with_suffix("").parts[0] not in CALLERS:
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -209,6 +222,13 @@ def by_class(stub):
 
     @functools.wraps(stub)
     def call(value, *arguments):
+        if type(value) not in implementations:
+            known = ", ".join(sorted(cls.__name__ for cls in implementations))
+            raise TypeError(
+                f"No {stub.__name__} is registered for {type(value).__name__}: proposals of your "
+                "own give theirs to pymc_kameleon.mcmc.proposals.register_proposal. Registered are "
+                f"those of {known}."
+            )
         return implementations[type(value)][-1](value, *arguments)
 
     def compile_those(allocating):

@@ -1,6 +1,7 @@
 """Checks of what comes from outside, a saved state or a surrogate fitted elsewhere.
 
 Compiled loops check no index, so an array of another length would be read or written past its end.
+And what a saved state says of a user's function, which is the same in every process.
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,16 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
+
+
+def name_of(function: Any) -> str:
+    """Return module and name of a function, or of the class of another object that is called.
+
+    Its `repr` has an address, by which no other process would know it.
+    """
+    function = getattr(function, "py_func", function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def check_like(name: str, value: Any, fresh: Any, varying: Mapping[str, int] | None = None) -> None:

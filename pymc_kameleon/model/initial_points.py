@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 
 import numpy as np
@@ -22,10 +23,13 @@ from pymc_kameleon._compat import draws_of
 from pymc_kameleon.model.model_function import IN_PYTHON
 from pymc_kameleon.model.transforms import unconstrained, unconstraining_function
 
+_log = logging.getLogger("pymc.kameleon")
+
 N_PRIOR_POINTS = 50
 """They cost a thirtieth of a second, and their scale is that of the prior to a fifth."""
 
 PRIOR_TRIES = 100
+TRIES_IN_ORDER = 20
 SHRINKS = 10
 TRIES_PER_SHRINK = 10
 JITTER = 2.0
@@ -80,10 +84,12 @@ def dispersed_starts(
     the default itself if it is discrete; those that depend on it are drawn given that value.
     Vectors that an ordered transform would refuse are sorted.
 
-    A point without a finite log density is drawn again. After 100 such points, new ones are moved
-    towards the default initial point, by half of the distance in the unconstrained space at first
-    and closer after every ten further failures; discrete variables then take the default, and
-    values that could not be drawn or lie outside of the support are jittered as above.
+    A point without a finite log density is drawn again. After 100 such points, vectors are sorted,
+    one at a time and then all, as a model may need them without its priors saying so. After 20 such
+    points of each, new ones are moved towards the default initial point, by half of the distance in
+    the unconstrained space at first and closer after every ten further failures; discrete variables
+    then take the default, and values that could not be drawn or lie outside of the support are
+    jittered as above.
 
     Examples
     --------
@@ -102,28 +108,89 @@ def dispersed_starts(
 def prior_draws(
     model: pm.Model, names: Sequence[str], n: int, seed: int, only_drawable: bool = True
 ) -> np.ndarray:
-    """Draw value variables from the prior (at most n, d), raveled, unconstrained and finite.
+    """Draw value variables from the prior, as `PriorDraws` does."""
+    return PriorDraws(model, names)(n, seed, only_drawable)
+
+
+class PriorDraws:
+    """Draws of the value variables `names` from the prior: raveled, unconstrained and finite.
 
     The likelihood is not evaluated. Variables that cannot be drawn are jittered, as for
-    `dispersed_starts`, or with `only_drawable` none are returned.
+    `dispersed_starts`, or where `only_drawable` none are returned.
     """
-    rows = _draws_of_one_function(model, names, n, seed)
-    if rows is not None:
-        return rows
-    search = _StartSearch(model, get_random_generator(seed))
-    rows = []
-    for _ in range(n):
-        try:
-            with np.errstate(all="ignore"):
-                drawn = search.draw_unconstrained()
-        except FAILURES:
-            continue
-        if only_drawable and search.undrawable_names() & set(names):
+
+    def __init__(self, model: pm.Model, names: Sequence[str]) -> None:
+        self.model, self.names = model, names
+
+    def __getstate__(self):
+        return {"model": self.model, "names": self.names}  # another process compiles for itself
+
+    def __call__(self, n: int, seed: int, only_drawable: bool = True) -> np.ndarray:
+        """Draw `n` rows, and return those (at most n, d) that are finite."""
+        rows = self._drawn_jointly(n, seed)
+        if rows is not None:
+            return rows
+        search, rows = self._search, []
+        search.seed(get_random_generator(seed))
+        if only_drawable and search.undrawable_names() & set(self.names):
             return np.zeros((0, 0))
-        row = np.concatenate([np.ravel(drawn[name]) for name in names])
-        if np.all(np.isfinite(row)):
-            rows.append(row)
-    return np.array(rows)
+        for _ in range(n):
+            try:
+                with np.errstate(all="ignore"):
+                    drawn = search.draw_unconstrained()
+            except FAILURES:
+                continue
+            row = np.concatenate([np.ravel(drawn[name]) for name in self.names])
+            if np.all(np.isfinite(row)):
+                rows.append(row)
+        return np.array(rows)
+
+    def _drawn_jointly(self, n, seed):
+        """Draw the variables and what they depend on, if all that can be drawn; else None."""
+        try:
+            reseed_rngs(_generators(self._draw), seed)
+            rows = _finite_rows(self._draw, n)
+        except Exception:  # whatever a user's own `random` may raise
+            return None
+        return rows if len(rows) > 0.5 * n else None
+
+    @cached_property
+    def _draw(self):
+        return compile_graph([], _joint_draw(self.model, self.names), mode=IN_PYTHON)
+
+    @cached_property
+    def _search(self):
+        search = _StartSearch(self.model, get_random_generator(0))
+        search.find_undrawable()
+        return search
+
+
+def not_finite(model: pm.Model, log_densities: Callable, point: Point) -> list[str]:
+    """Names of the variables and potentials whose log density at a point is not finite."""
+    factors = zip([*model.basic_RVs, *model.potentials], log_densities(point), strict=True)
+    return [factor.name for factor, term in factors if not np.isfinite(np.sum(term))]
+
+
+def orders_of(shapes: Sequence[tuple[int, ...]], skipped: Sequence[bool] = ()) -> list[list[int]]:
+    """Find whose elements a model may want in order: of each vector, then of all of them.
+
+    A prior that does not say so has one draw in n! that is, in n dimensions.
+    """
+    vectors = [i for i, shape in enumerate(shapes) if shape and shape[-1] > 1]
+    vectors = [i for i in vectors if not (skipped and skipped[i])]
+    return [[i] for i in vectors] + [vectors] * (len(vectors) > 1)
+
+
+def start_to_write(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
+    """Say how a start is written, of the first vector among the variables if there is one."""
+    vectors = [(n, shape[0]) for n, shape in zip(names, shapes, strict=True) if len(shape) == 1]
+    if not vectors:
+        return f'as in pm.sample(initvals={{"{names[0]}": 1.0}}).'
+    name, size = vectors[0]
+    return (
+        f'as in pm.sample(initvals={{"{name}": np.linspace(-2, 2, {size})}}). If a vector has to '
+        "be in order, give it transform=pm.distributions.transforms.ordered, and such an initval."
+    )
 
 
 def prior_scales(points: np.ndarray) -> np.ndarray:
@@ -165,29 +232,42 @@ def _finite_rows(draw, n):
     return rows[np.all(np.isfinite(rows), axis=1)]
 
 
-def _draws_of_one_function(model, names, n, seed):
-    """Draw the variables `names` and what they depend on, if all that can be drawn; else None."""
-    try:
-        draw = compile_graph([], _joint_draw(model, names), random_seed=seed, mode=IN_PYTHON)
-        rows = _finite_rows(draw, n)
-    except Exception:  # whatever a user's own `random` may raise
-        return None
-    return rows if len(rows) > 0.5 * n else None
-
-
 def prior_sampler(model: pm.Model, names: Sequence[str]) -> PriorSampler | None:
-    """Return what draws the variables `names` and what they depend on; None if that cannot be."""
+    """Return what draws the variables `names` and what they depend on.
+
+    None, and a line in the log that says why, if that cannot be.
+    """
     try:
         sampler = PriorSampler(_joint_draw(model, names))
-        return sampler if len(sampler(20, np.random.default_rng(0))) > 10 else None
-    except Exception:  # whatever a user's own `random` may raise
-        return None
+        n_finite = len(sampler(20, np.random.default_rng(0)))
+        if n_finite > 10:
+            return sampler
+        reason, level = f"of 20 draws {n_finite} are finite", logging.WARNING
+    except Exception as error:  # whatever a user's own `random` may raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        # What PyMC raises for a distribution that has no draws, pymc.Flat for one.
+        level = logging.INFO if isinstance(error, NotImplementedError) else logging.WARNING
+    _log.log(
+        level,
+        "The prior of %s cannot be drawn from (%s): a Gaussian that is learnt stands for it.",
+        ", ".join(names),
+        reason,
+    )
+    return None
+
+
+def _generators(draw):
+    return [v for v in draw.get_shared() if isinstance(v.type, RandomType)]
 
 
 def reseed(draw, rng: np.random.Generator) -> None:
     """Let a compiled function go on with random numbers that follow from a generator."""
-    generators = [v for v in draw.get_shared() if isinstance(v.type, RandomType)]
-    reseed_rngs(generators, int(rng.integers(SEED_BOUND)))
+    reseed_rngs(_generators(draw), seed_from(rng))
+
+
+def seed_from(rng: np.random.Generator) -> int:
+    """Draw a seed."""
+    return int(rng.integers(SEED_BOUND))
 
 
 class PriorSampler:
@@ -232,12 +312,13 @@ class _StartSearch:
             mode=MODE,
             on_unused_input="ignore",
         )
-        default = model.initial_point(random_seed=self._seed())
+        default = model.initial_point(random_seed=seed_from(self.rng))
         # PyMC's default lies outside of the support of an ordered vector, for one.
         self.default = [
             np.where(np.isfinite(default[value.name]), default[value.name], 0).astype(value.dtype)
             for value in self.values
         ]
+        self.shapes = [np.shape(value) for value in self.to_natural(*self.default)]
         self.undrawable = [False] * len(self.variables)
         self.draw_prior = self._compile_draw()
         self.was_searched = False
@@ -247,8 +328,10 @@ class _StartSearch:
         """Log densities of all variables, which tell where there is no start."""
         return self.model.compile_logp(sum=False, mode=MODE)
 
-    def _seed(self) -> int:
-        return int(self.rng.integers(SEED_BOUND))
+    def seed(self, rng: np.random.Generator) -> None:
+        """Let what is drawn from now on follow from a generator."""
+        self.rng = rng
+        reseed(self.draw_prior, rng)
 
     def _compile_draw(self) -> Callable:
         """Compile a joint draw of natural values, given unconstrained ones of the undrawable."""
@@ -267,7 +350,7 @@ class _StartSearch:
         return compile_graph(
             inputs,
             list(graph.outputs),
-            random_seed=self._seed(),
+            random_seed=seed_from(self.rng),
             mode=MODE,
             on_unused_input="ignore",
         )
@@ -281,7 +364,7 @@ class _StartSearch:
         }
         draw = clone_replace([variable], constants)
         try:
-            compile_graph([], draw, random_seed=self._seed(), mode=MODE)()
+            compile_graph([], draw, random_seed=seed_from(self.rng), mode=MODE)()
         except Exception:  # whatever a user's own `random` may raise
             return True
         return False
@@ -295,12 +378,16 @@ class _StartSearch:
             try:
                 return self.draw_prior()
             except Exception:  # whatever a user's own `random` may raise
-                self.was_searched = True
-                default = self.to_natural(*self.default)
-                self.undrawable = [self._is_undrawable(v, default) for v in self.variables]
-                self.draw_prior = self._compile_draw()
+                self.find_undrawable()
         given = zip(self._jitter(), self.undrawable, strict=True)
         return self.draw_prior(*(value for value, is_given in given if is_given))
+
+    def find_undrawable(self) -> None:
+        """Find out which priors have no draws."""
+        self.was_searched = True
+        default = self.to_natural(*self.default)
+        self.undrawable = [self._is_undrawable(v, default) for v in self.variables]
+        self.draw_prior = self._compile_draw()
 
     def _jitter(self) -> list[np.ndarray]:
         """Jitter the default in the unconstrained space."""
@@ -361,20 +448,33 @@ class _StartSearch:
         if faults:
             return faults
         point = {value.name: part for value, part in zip(self.values, unconstrained, strict=True)}
-        factors = zip(
-            [*self.model.basic_RVs, *self.model.potentials], self.log_densities(point), strict=True
-        )
-        return [factor.name for factor, term in factors if not np.isfinite(np.sum(term))]
+        return not_finite(self.model, self.log_densities, point)
+
+    def _in_order(self, which: list[int]) -> list[np.ndarray]:
+        """Draw natural values, and sort those of the variables `which`."""
+        natural = list(self._draw())
+        for i in which:
+            natural[i] = np.sort(natural[i], axis=-1)
+        return natural
+
+    def _attempts(self) -> list[Callable]:
+        """Return what draws natural values, in the order in which it is tried."""
+        orders = orders_of(self.shapes, skipped=self.discrete)
+        weights = [0.5**k for k in range(1, SHRINKS + 1) for _ in range(TRIES_PER_SHRINK)]
+        return [
+            *[self._draw] * PRIOR_TRIES,
+            *(partial(self._in_order, which) for which in orders for _ in range(TRIES_IN_ORDER)),
+            *(partial(self._shrunk, weight) for weight in weights),
+        ]
 
     def find(self) -> Point:
-        weights = [1.0] * PRIOR_TRIES
-        weights += [0.5**k for k in range(1, SHRINKS + 1) for _ in range(TRIES_PER_SHRINK)]
+        attempts = self._attempts()
         faults: list[str] = []
         error = None
-        for weight in weights:
+        for attempt in attempts:
             try:
                 with np.errstate(all="ignore"):
-                    natural = self._shrunk(weight) if weight < 1 else self._draw()
+                    natural = attempt()
                     faults = self._faults(natural)
             except Exception as raised:  # whatever a user's own functions may raise
                 error = raised
@@ -384,9 +484,9 @@ class _StartSearch:
                 return {v.name: np.array(value, dtype=v.dtype) for v, value in found}
         subject = ", ".join(faults) if faults else f"one of {', '.join(self.names)}"
         raise ValueError(
-            f"No starting point with a finite log density was found in {len(weights)} tries, of "
+            f"No starting point with a finite log density was found in {len(attempts)} tries, of "
             f"which the last were next to the model's default initial point. At fault: {subject}. "
             "Check that the observed data are possible under the model, model.debug() shows where "
-            "they are not; narrow the priors; or give the free variables an initial value at which "
-            "the log density is finite, as in pm.Normal('x', initval=1.0)."
+            "they are not; narrow the priors; or write where the log density is finite, "
+            f"{start_to_write(self.names, self.shapes)}"
         ) from error

@@ -23,7 +23,13 @@ from pymc_kameleon.model.estimated_loglikelihood import (
     seeds_of,
     set_seeds,
 )
-from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, prior_draws, prior_scales
+from pymc_kameleon.model.initial_points import (
+    MODE,
+    N_PRIOR_POINTS,
+    PriorDraws,
+    not_finite,
+    prior_scales,
+)
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.transforms import is_two_sided
 
@@ -129,7 +135,8 @@ class LogDensity:
         self.names = [v.name for v in self.vars]
         self.default_start = np.concatenate([np.ravel(default[name]) for name in self.names])
         self.shapes = [np.shape(initial_point[name]) for name in self.names]
-        self.dim = int(sum(np.prod(shape) for shape in self.shapes))
+        self.ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        self.dim = int(self.ends[-1])
         if self.dim == 0:
             raise ValueError(f"vars: {', '.join(self.names)} have no elements; nothing to sample.")
         self.shared = make_shared_replacements(initial_point, self.vars, model)
@@ -159,6 +166,7 @@ class LogDensity:
         self._seeds = seeds_of(self._outputs)
         self.n_seeds = len(self._seeds)
         self.model = model
+        self.prior_draws = PriorDraws(model, self.names)
         # PyMC 6 passes {} to a step that it chose itself: nothing that a user chose.
         self._compile_kwargs = compile_kwargs or None
         self.function = self._compile(*self._outputs)
@@ -167,16 +175,18 @@ class LogDensity:
             self.function, set(self.shared.values()), ignored=set(self._seeds)
         )
 
-    @cached_property
-    def prior_points(self) -> np.ndarray:
+    def prior_points(self, seed: int) -> np.ndarray:
         """Draws from the prior (n, d), raveled; jittered defaults where it cannot be drawn from."""
-        drawn = prior_draws(self.model, self.names, N_PRIOR_POINTS, seed=0, only_drawable=False)
+        drawn = self.prior_draws(N_PRIOR_POINTS, seed, only_drawable=False)
         return drawn if len(drawn) else self.default_start[None]
 
     @cached_property
     def scales(self) -> np.ndarray:
-        """Scale (d,) of the prior in each coordinate; of a logarithm at most `LONGEST_LOG`."""
-        scales = prior_scales(self.prior_points)
+        """Scale (d,) of the prior in each coordinate; of a logarithm at most `LONGEST_LOG`.
+
+        It belongs to the model, and is the same in all chains and runs.
+        """
+        scales = prior_scales(self.prior_points(seed=0))
         is_log = self._where(lambda rv, transform: isinstance(transform, LogTransform))
         return np.where(is_log, np.minimum(scales, LONGEST_LOG), scales)
 
@@ -235,11 +245,7 @@ class LogDensity:
             mode="FAST_COMPILE",
             on_unused_input="ignore",
         )
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
-        rows = []
-        for point in points:
-            parts = zip(np.split(point, ends), self.shapes, self.vars, strict=True)
-            rows.append(backward(*(part.reshape(s).astype(v.dtype) for part, s, v in parts)))
+        rows = [backward(*self._parts(point)) for point in points]
         result = {}
         for i, variable in enumerate(variables):
             values = np.array([row[i] for row in rows])
@@ -247,6 +253,21 @@ class LogDensity:
             dims = self.model.named_vars_to_dims.get(variable.name) or own
             result[variable.name] = (["evaluation", *dims], values)
         return result
+
+    def _parts(self, x):
+        """Values of the variables in the raveled vector `x` (d,)."""
+        parts = zip(np.split(x, self.ends[:-1]), self.shapes, self.vars, strict=True)
+        return [part.reshape(shape).astype(v.dtype) for part, shape, v in parts]
+
+    def at_fault(self, x: np.ndarray) -> list[str]:
+        """Names of the variables and potentials whose log density at `x` (d,) is not finite."""
+        point = dict(zip(self.names, self._parts(x), strict=True))
+        point |= {variable.name: shared.get_value() for variable, shared in self.shared.items()}
+        try:
+            with np.errstate(all="ignore"):
+                return not_finite(self.model, self.model.compile_logp(sum=False, mode=MODE), point)
+        except Exception:  # of a user's function
+            return []
 
     def redraw_estimates(self, rng: np.random.Generator) -> np.ndarray:
         """Make the next evaluation draw every estimate anew; return the seeds (n_seeds,)."""

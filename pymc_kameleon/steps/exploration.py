@@ -241,7 +241,7 @@ class Explorer(SurrogateHMCStep):
             drawn = self.learner.population[:, N_BEST:]  # those before are evaluations
             chosen = self.rng.choice(drawn.shape[1], n, replace=n > drawn.shape[1])
             return self.learner.surrogate.to_points(np.ascontiguousarray(drawn[:, chosen]))
-        pool, start = self.target.prior_points, self.target.default_start
+        pool, start = self.prior_points, self.target.default_start
         shares = self.rng.random((n, 1))
         return start + shares * (pool[self.rng.integers(len(pool), size=n)] - start)
 

@@ -11,6 +11,7 @@ from pytensor.graph.basic import Variable
 from pymc_kameleon.adaptation.subsample import SubsampleLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.mcmc.proposals.local_gaussian import KernelGaussian
+from pymc_kameleon.mcmc.saved_state import name_of
 from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
@@ -31,7 +32,7 @@ class KernelLearner(SubsampleLearner):
             )
         self.schedule = schedule
         self.follows_schedule = schedule is None
-        super().__init__(**choices, adaptation=getattr(schedule, "__qualname__", schedule))
+        super().__init__(**choices, adaptation=schedule and name_of(schedule))
 
     def proposal(self, compiled):  # noqa: D102
         learnt = self.learnt

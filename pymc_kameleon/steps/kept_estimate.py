@@ -48,6 +48,18 @@ def warn_without(step_name: str, target) -> None:
         )
 
 
+def require_one(step_name: str, target) -> None:
+    """Raise an error if nothing in the log density is an estimate, which a step is to keep."""
+    if not (target.has_estimates or target.foreign_estimates):
+        raise ValueError(
+            "pseudo_marginal=True, and no term of the likelihood that depends on "
+            f"{', '.join(target.names)} is an estimate. Write {step_name}() for an exact "
+            "likelihood; an estimate is a term such as "
+            'pm.Potential("estimate", estimated_loglikelihood(function, ...)), of '
+            "pymc_kameleon.pseudo_marginal."
+        )
+
+
 def advance_patiently(step, n: int) -> None:
     """Make `n` transitions of tuning; redraw the estimate where the chain is stuck."""
     chain, report = step.chain, step.report

@@ -14,7 +14,7 @@ from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
 from pymc.vartypes import discrete_types
 
-from pymc_kameleon._compat import CalledByPyMC
+from pymc_kameleon._compat import Averaged, CalledByPyMC
 from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.main_guard import require_main_guard
@@ -22,6 +22,9 @@ from pymc_kameleon.validation import unknown_argument
 
 REAL = "biuf"
 """Kinds of types that are real numbers."""
+
+AVERAGED = 100
+"""Draws over which the acceptance is averaged that is shown while sampling."""
 
 STUCK_AFTER = 1000
 """Transitions without an accepted move after which a chain is called stuck."""
@@ -57,6 +60,9 @@ class Step(CalledByPyMC, ArrayStepShared):
     expected_draws = None
 
     default_blocked = True
+
+    _acceptance = 0, 0.0
+    """Draws of the chain so far, at most `AVERAGED`, and their mean acceptance."""
 
     def __init__(self, vars, shapes, shared, *, blocked, rng):
         super().__init__(vars, shared, blocked=blocked, rng=rng)
@@ -96,7 +102,7 @@ class Step(CalledByPyMC, ArrayStepShared):
     def _start_chain(self, rng, tune, draws):
         self.rng = get_random_generator(rng, copy=False)
         self._begin_chain(tune)
-        self.expected_draws = draws
+        self.expected_draws, self._acceptance = draws, (0, 0.0)
 
     def reset_tuning(self):
         """Forget what was learnt, keeping whether and for how long the chain is about to tune."""
@@ -130,8 +136,18 @@ class Step(CalledByPyMC, ArrayStepShared):
         # In the order for which the model is compiled; PyMC's own would be that of the point.
         raveled = own[0].flatten() if len(own) == 1 else np.concatenate([v.ravel() for v in own])
         moved, statistics = self.astep(RaveledVars(raveled, self._own))
+        self._average(statistics[0])
         others = dict(point) if self.shared else None
         return DictToArrayBijection.rmap(moved, start_point=others), statistics
+
+    def _average(self, statistics):
+        """Let a progress bar show the mean acceptance of late; that of one draw says little."""
+        if "accept" in statistics:
+            n, mean = self._acceptance
+            n = min(n + 1, AVERAGED)
+            mean += (statistics["accept"] - mean) / n
+            self._acceptance = n, mean
+            statistics["accept"] = Averaged(statistics["accept"], mean)
 
     def _as_recorded(self, values, dtype):
         """Return the raveled `values` (d,) as a point has them: rounded to each variable's type."""

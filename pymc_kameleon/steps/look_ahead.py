@@ -78,12 +78,14 @@ class LookAhead:
 
 
 def _copied(step):
-    """Return a step whose chain is a copy of that of `step`."""
+    """Return a step whose chain is a copy of that of `step`, to the last array."""
     copied = object.__new__(type(step))
     copied.__dict__.update(step.__dict__)
-    copied.learner = copy.copy(step.learner)
-    copied.learner.__dict__.update(step.learner.sampling_state.values)
-    for name in ("chain", "stage", "rng"):
+    copied.learner, known = copy.copy(step.learner), {}
+    for name, value in vars(step.learner).items():
+        if isinstance(value, np.ndarray | tuple | list | set):
+            setattr(copied.learner, name, copy.deepcopy(value, known))
+    for name in ("chain", "stage", "rng", "report"):
         setattr(copied, name, copy.deepcopy(getattr(step, name)))
     copied.ahead = None
     return copied

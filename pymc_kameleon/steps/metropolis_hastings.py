@@ -30,6 +30,7 @@ from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.batches import Batches
 from pymc_kameleon.model.forks import refuse_in_fork
+from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps import kept_estimate
@@ -155,6 +156,8 @@ class MetropolisHastingsStep(Step):
         self.start = checked_start(start, takes_estimates and is_estimated)
         if takes_estimates and not pseudo_marginal:
             kept_estimate.warn_without(type(self).__name__, self.target)
+        if self.pseudo_marginal:
+            kept_estimate.require_one(type(self).__name__, self.target)
         self.screening = screening(
             surrogate, self.target, self.pseudo_marginal, self.takes_gradients
         )
@@ -214,6 +217,12 @@ class MetropolisHastingsStep(Step):
         return could_compile and self._density.is_compilable
 
     @property
+    def can_be_tempered(self) -> bool:
+        """Whether `ParallelTemperingStep` takes the model too, and costs little there."""
+        is_estimated = self.target.has_estimates or self.target.estimated_terms
+        return self.target.function.is_compilable and not is_estimated
+
+    @property
     def _how(self):
         return "compiled" if self.runs_compiled else "in Python"
 
@@ -249,6 +258,7 @@ class MetropolisHastingsStep(Step):
         self.transition = 0
         self.chain = self.learner = self.stage = self.returned = None
         self.draws, self.looked, self.scales = KeptDraws(), [], self.target.scales
+        self._prior_points = None
         self.report = Report()
 
     def _fresh_state(self):
@@ -293,6 +303,13 @@ class MetropolisHastingsStep(Step):
 
     def _find_start(self, x):
         find_start(self, x)
+
+    @property
+    def prior_points(self) -> np.ndarray:
+        """Draws from the prior (n, d), this chain's own, made when they are first asked for."""
+        if self._prior_points is None:
+            self._prior_points = self.target.prior_points(seed_from(self.rng))
+        return self._prior_points
 
     def _begin_tuning(self, x):
         begin_tuning(self, x)
@@ -449,7 +466,9 @@ class MetropolisHastingsStep(Step):
                 return self._loop(table, normals, uniforms)
             except Exception as error:
                 if table is None or not self.tune:
-                    self._explain(error, table is not None)
+                    if table is not None and not self.target.function.has_black_box:
+                        self.target(self.chain.proposal)  # PyTensor's own error names the operation
+                    self._end_by(error, "a proposal", self.chain.proposal)
                     raise
             failed = int(self.chain.counts[TRANSITION])
             self.chain.counts[EVALUATIONS] -= 1
@@ -474,19 +493,17 @@ class MetropolisHastingsStep(Step):
             uniforms,
         )
 
-    def _explain(self, error, is_compiled):
-        """Say of an error of a black box where it was, and end the chain with its draws."""
+    def _end_by(self, error, point, x):
+        """Say where a black box failed, and end a chain that has draws without losing them."""
         if not self.target.function.has_black_box:
-            if is_compiled:
-                self.target(self.chain.proposal)  # PyTensor's own error names the operation
-        else:
-            error.add_note(
-                f"The log density failed at a proposal of the chain, {self._failure(error)}. "
-                "Where the model is impossible, let the function return -np.inf, or name the "
-                "exception in black_box(failures=...)."
-            )
-            if self.draws.n_draws:
-                end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
+            return
+        error.add_note(
+            f"The log density failed at {point} of the chain, {self._failure(error, x)}. Where the "
+            "model is impossible, let the function return -np.inf, or name the exception in "
+            "black_box(failures=...)."
+        )
+        if self.draws.n_draws:
+            end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
 
     def _learn_from_evaluations(self):
         """Teach the first stage what was evaluated, here and, while tuning, elsewhere."""
@@ -558,16 +575,20 @@ class MetropolisHastingsStep(Step):
 
     def _density_or_none(self, x, value):
         """As `_plain_density`, for start and tuning: an error counts as no density."""
+        self._or_none(self._plain_density, x, value)
+
+    def _or_none(self, density, x, value):
+        """Call `density`, which writes to `value`; an error is noted, and counts as none."""
         try:
-            self._plain_density(x, value)
+            density(x, value)
         except Exception as error:
             value[:] = np.nan
             self.report.failed += 1
-            self.report.first_failure = self.report.first_failure or self._failure(error)
+            self.report.first_failure = self.report.first_failure or self._failure(error, x)
 
-    def _failure(self, error):
-        """Say at which natural values of the variables the last evaluation failed, and how."""
-        values = self.target.natural(self.chain.proposal[None])
+    def _failure(self, error, x):
+        """Say at which natural values of the variables `x` (d,) an evaluation failed, and how."""
+        values = self.target.natural(x[None])
         shown = [
             f"{name} = {np.array2string(v[0], threshold=10)}" for name, (_, v) in values.items()
         ]
@@ -577,7 +598,11 @@ class MetropolisHastingsStep(Step):
     def _evaluate_current(self):
         chain = self.chain
         chain.counts[EVALUATIONS] += 1
-        self._plain_density(chain.position, chain.value)
+        try:
+            self._plain_density(chain.position, chain.value)
+        except Exception as error:
+            self._end_by(error, "the current point", chain.position)
+            raise
         self._mark_impossible()
 
     def _mark_impossible(self):

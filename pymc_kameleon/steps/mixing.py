@@ -1,7 +1,7 @@
 """What a chain can say about itself at its end: whether it mixed, and if not, what to change."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xarray as xr
@@ -60,7 +60,8 @@ class KeptDraws:
 
         `step` has `expected_draws`, `default_tune_steps` and perhaps `steps_per_draw`. `n_made`
         counts the draws so far, those of tuning among them; `names` returns what to call the
-        coordinates; `learnt` is as for `slow_mixing`.
+        coordinates; `learnt` is as for `slow_mixing`. A step that `can_be_tempered` has a model
+        that `ParallelTemperingStep` takes too.
         """
         if self.history is None or self._is_told:
             return None
@@ -70,19 +71,27 @@ class KeptDraws:
         kept = self.history.points[: self.history.cursor[STORED]]
         n_tune = max(n_made - n_draws, step.default_tune_steps)
         steps_per_draw = getattr(step, "steps_per_draw", None)
-        message = slow_mixing(kept, n_draws, n_tune, steps_per_draw, names(), learnt)
+        can_be_tempered = getattr(step, "can_be_tempered", False)
+        weigher = "ParallelTemperingStep" if can_be_tempered else "pm.sample_smc"
+        message = slow_mixing(kept, n_draws, n_tune, steps_per_draw, names(), learnt, weigher)
         self._is_told = message is not None
         return message
 
 
 def slow_mixing(
-    draws: np.ndarray, n_draws: int, n_tune: int, steps_per_draw: int | None, names, learnt
+    draws: np.ndarray,
+    n_draws: int,
+    n_tune: int,
+    steps_per_draw: int | None,
+    names: Sequence[str],
+    learnt: tuple[np.ndarray, np.ndarray] | None,
+    weigher: str = "pm.sample_smc",
 ) -> str | None:
     """Return a warning if the effective size is below `WANTED`, with the likeliest reason.
 
     `draws` (m, d) are evenly spaced ones of a chain, which stand for `n_draws` after `n_tune` of
     tuning. `names` are what to call the coordinates, and `learnt` is None or what tuning learnt:
-    mean (d,), and Cholesky factor (d, d) of the covariance.
+    mean (d,), and Cholesky factor (d, d) of the covariance. `weigher` samples several modes.
     """
     if n_draws < FEWEST:
         return None
@@ -102,7 +111,7 @@ def slow_mixing(
         return (
             f"{told} It has separate modes, near {low:.3g} and {high:.3g}, and the chain changed "
             f"between them {changes} times: their weights are unknown until it changes often. Take "
-            "dispersed starts and more chains to see all modes, and pm.sample_smc to weigh them."
+            f"dispersed starts and more chains to see all modes, and {weigher} to weigh them."
         )
     unsettled = None if learnt is None else _unsettled(draws, *learnt)
     if unsettled is not None:

@@ -107,7 +107,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     """
 
     name = "parallel_tempering"
-    can_look_ahead = False
+    can_look_ahead = can_be_tempered = False
     _not_arguments = (
         "learner",
         "store",
@@ -164,8 +164,12 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     def _transitions_to_tune(self):
         return 1500 + 50 * self.dim
 
+    def _new_learner(self, position, warm):
+        self.untaught.or_none = self._or_none
+        return super()._new_learner(position, warm)
+
     def _run(self, n):
-        self.learner.adapts = self.adapts
+        self.learner.adapts, self.learner.or_none = self.adapts, self._or_none
         self.learner.hold(n, self.rng)
         super()._run(n)
 

@@ -164,12 +164,17 @@ def may_be_random(step) -> bool:
 def randomness(step) -> str | None:
     """Say so if the log density at the current point is another one when evaluated again."""
     kept = step.chain.value[:N_TERMS].sum()
-    again = step.target(step.chain.position).sum()
-    if np.isclose(again, kept, rtol=1e-6, atol=1e-2):
-        return None
+    try:
+        again = step.target(step.chain.position).sum()
+    except Exception as error:  # of the user's function
+        found = f"it raises {type(error).__name__}: {error}".splitlines()[0]
+    else:
+        if np.isclose(again, kept, rtol=1e-6, atol=1e-2):
+            return None
+        found = f"{again:.8g}"
     return (
         f"The log density is random: at one point of {', '.join(step.target.names)} it is "
-        f"{kept:.8g}, and evaluated again {again:.8g}. Give what draws random numbers a fixed "
+        f"{kept:.8g}, and evaluated again {found}. Give what draws random numbers a fixed "
         "seed; or, if it estimates the likelihood, take KameleonStep(pseudo_marginal=True)."
     )
 

@@ -40,7 +40,8 @@ steps_per_draw : int, optional
     "disperse": """\
 disperse : bool
     Move a chain away from the model's default start before it tunes, as PyMC moves those of
-    NUTS; a start that was given is left alone.""",
+    NUTS; a start that was given is left alone, if it is another one: a step sees where it
+    starts, not who said so.""",
     "start": """\
 start : "here" or "optimize"
     How tuning begins: where the chain starts, or with a search for the mode from there, by

@@ -1,9 +1,12 @@
 """Where tuning begins: where the chain was put, or at a random point around a mode nearby."""
 
+import math
+
 import numpy as np
 from pymc.exceptions import SamplingError
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.model.initial_points import orders_of, start_to_write
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.surrogate.typical_set import around_the_mode, typical_depth
@@ -25,6 +28,9 @@ NEARER = 0.25
 
 SHARES = FIRST_SHARE * NEARER ** np.arange(15)
 """Fractions of the path to a draw from the prior that are tried."""
+
+IN_ORDER = 8
+"""Draws of which the elements of a vector are sorted, where no other point has a density."""
 
 SHARES_OF_IMPOSSIBLE = np.append(np.ones(32), np.repeat(SHARES[:8], 8))
 """The same from a point without a density: the draws themselves, then eight draws at each
@@ -57,7 +63,8 @@ def find_start(step, x):
     says little about a walk from elsewhere.
     """
     step.scales = step.target.scales * FIRST_SHARE
-    is_free = step.disperse and step.tune and np.array_equal(x, step.target.default_start)
+    is_default = np.array_equal(x, step.target.default_start, equal_nan=True)
+    is_free = step.disperse and step.tune and is_default
     if is_free and step.stage is not None and step.stored is not None:
         found = step.stored.from_others(N_READ)
         step.stored.put_back(found)
@@ -77,22 +84,41 @@ def find_start(step, x):
     while not is_possible and tries:
         is_possible, tries = begins_at(step, x), tries - 1
     if not is_possible:
+        raise SamplingError(_impossible(step, x, is_free or is_searched))
+
+
+def _impossible(step, x, is_searched):
+    """Say that there is no density at the start `x` (d,), and what to write."""
+    target = step.target
+    tried = at_fault = ""
+    if target.has_estimates:
         tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
-        raise SamplingError(
-            f"Initial evaluation of {', '.join(step.target.names)} failed: the log density "
-            f"at the start {np.array2string(x, threshold=20)} (raveled, unconstrained) is not "
-            f"finite{tried if step.target.has_estimates else ''}. Give a start with a positive "
-            "probability, initval= of a variable or "
-            "pm.sample(initvals=dispersed_starts(model, chains)), or see model.debug()."
-        )
+    elif is_searched:
+        tried = f", nor at any of {len(step.looked)} points on the way to draws from the prior"
+    faults = target.at_fault(x)
+    if faults:
+        at_fault = f" At fault: {', '.join(faults)}."
+    prior = "draws from the prior, pm.sample(initvals=dispersed_starts(model, chains)), or one "
+    variables = [target.model.values_to_rvs[value] for value in target.vars]
+    example = start_to_write([v.name for v in variables], target.shapes)
+    return (
+        f"Initial evaluation of {', '.join(target.names)} failed: the log density at the start "
+        f"{np.array2string(x, threshold=20)} (raveled, unconstrained) is not finite{tried}."
+        f"{at_fault} Give a start with a positive probability, "
+        f"{'' if is_searched else prior}{example} model.debug() tells more."
+    )
 
 
 def begins_at(step, x) -> bool:
     """Move the chain to `x` (d,); return whether there is a density."""
     step.chain.position[:] = x
     step._evaluate_current()
-    step.looked.append((step.chain.position.copy(), step.chain.value.copy()))
-    return step.chain.value[0] > -np.inf
+    found, is_possible = step.chain.value.copy(), step.chain.value[0] > -np.inf
+    if not is_possible:  # the value of the chain says so in its first term alone
+        found[:N_TERMS] = -np.inf
+    if np.isfinite(x).all():  # others have no distance from the rest
+        step.looked.append((step.chain.position.copy(), found))
+    return is_possible
 
 
 def _look_around(step, x, is_free):
@@ -109,12 +135,24 @@ def _look_around(step, x, is_free):
             if is_free or not is_possible:
                 step._move_to_proposal()
             return
+    orders = [] if is_possible else orders_of(step.target.shapes)
+    for which in orders * IN_ORDER:
+        if _looks_at(step, x, 1.0, which) > lowest:
+            step._move_to_proposal()
+            return
 
 
-def _looks_at(step, x, share):
-    """Log density at a `share` of the way from `x` (d,) to a draw from the prior."""
-    drawn = step.target.prior_points
-    point = x + share * (drawn[step.rng.integers(len(drawn))] - x)
+def _looks_at(step, x, share, in_order=()):
+    """Log density at a `share` of the way from `x` (d,) to a draw from the prior.
+
+    Where `x` is not finite, at the draw. The elements of the variables `in_order` are sorted.
+    """
+    drawn = step.prior_points[step.rng.integers(len(step.prior_points))].copy()
+    for i in in_order:
+        end, shape = step.target.ends[i], step.target.shapes[i]
+        drawn[end - math.prod(shape) : end].reshape(shape).sort(axis=-1)
+    begin = np.where(np.isfinite(x), x, drawn)
+    point = begin + share * (drawn - begin)
     value = step._evaluate_as_proposal(point)
     step.looked.append((point, step.chain.proposed_value.copy()))
     return value

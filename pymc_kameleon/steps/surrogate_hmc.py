@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pymc.model import modelcontext
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
@@ -14,7 +13,7 @@ from pymc_kameleon._threads import one_thread
 from pymc_kameleon.latent_gp.latent_evidence import Estimate
 from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.model.initial_points import prior_draws
+from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps import kept_estimate
 from pymc_kameleon.steps.life_cycle import draw_statistics
@@ -29,12 +28,15 @@ from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, Traject
 
 _log = logging.getLogger("pymc.kameleon")
 
-POOL = 8
-"""Draws from the prior, times those that a chain evaluates."""
-
 MOST_CHECKS, GROSS = 5, 5.0
 """Surrogates that are checked at the end of tuning, and the error at their own draws that asks for
 one more fit."""
+
+ADVICE_BESIDE = (
+    "sum or integrate them out of the likelihood (marginalise), or take KameleonStep, which learns "
+    "no log density"
+)
+"""What to do where other steps move what the likelihood depends on."""
 
 NO_ESTIMATE = Estimate(float("nan"), float("nan"), 0.0)
 
@@ -199,19 +201,15 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         others = self.target.others_in_likelihood
         if self.known_prior is None:
             others = [variable.name for variable in self.target.shared]
+        self.moved_by_others = ", ".join(others)
         if others:
             _log.warning(
                 "What the surrogate of %s learns depends on %s too, which another step moves: it "
-                "cannot follow it. Give this step those variables, if they are continuous.",
+                "cannot follow it. Give this step those variables, if they are continuous; else "
+                "%s.",
                 ", ".join(self.target.names),
-                ", ".join(others),
-            )
-        self.prior_points = np.zeros((0, self.dim))
-        self.prior_share = slice(None)  # of these points, where other chains evaluate the others
-        if self._searches:
-            n = POOL * self._n_prior_points
-            self.prior_points = prior_draws(
-                modelcontext(options.get("model")), self.target.names, n, seed=0
+                self.moved_by_others,
+                ADVICE_BESIDE,
             )
 
     @property
@@ -239,7 +237,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if self._searches:
             is_taught = self._is_taught_by(learner.known()[1])
             if not is_taught:
-                self._search(from_anywhere=np.array_equal(x, self.target.default_start))
+                default = self.target.default_start
+                self._search(from_anywhere=np.array_equal(x, default, equal_nan=True))
             self._begin_near_mode()
             learner.next_update = learner.n_own + (learner.n_before_next_fit() if is_taught else 5)
 
@@ -331,8 +330,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
         Returns these points after the best one of all that is known, the higher ones first.
         """
-        pool = self.prior_points[self.prior_share]
-        drawn = pool[self.rng.permutation(len(pool))[: self._n_prior_points]]
+        drawn = self.target.prior_draws(self._n_prior_points, seed_from(self.rng))
         values = self._evaluate_all(drawn)
         self._read_store()
         points, known, _ = self.learner.known()
@@ -440,6 +438,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.gp.noise[0])
         if learner.follows or too_noisy:
             return too_noisy
+        if self.moved_by_others:
+            names = ", ".join(self.target.names)
+            return (
+                WarningType.BAD_ACCEPTANCE,
+                f"The surrogate of {names} (acceptance {learner.acceptance:.3f}) does not follow "
+                f"the log density, which depends on {self.moved_by_others} too, and another step "
+                "moves that: what was learnt holds at earlier values of it. Longer tuning does "
+                f"not help. Give this step those variables, if they are continuous; else "
+                f"{ADVICE_BESIDE}.",
+            )
         return (
             WarningType.BAD_ACCEPTANCE,
             f"At the end of tuning, trajectories of {', '.join(self.target.names)} on the "

@@ -23,7 +23,7 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     no_prediction,
     plain_routines,
 )
-from pymc_kameleon.surrogate.sparse_gp_fit import most_informative
+from pymc_kameleon.surrogate.sparse_gp_fit import TooFewValues, most_informative
 
 ENOUGH = 1000
 """Proposals after which the share that passes is judged."""
@@ -220,7 +220,7 @@ class Screening(NoScreening):
         stage.count[1] = stage.count[0]
         try:
             self.settings.fit_into(stage.process, *_lately(stage), current_value=chain.value[1])
-        except (ValueError, linalg.LinAlgError):
+        except (TooFewValues, linalg.LinAlgError):
             # Too few finite points so far, or points that no jitter tells apart: ask again later.
             stage.is_open[0] = False
             return

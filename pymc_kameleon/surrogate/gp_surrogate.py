@@ -15,7 +15,7 @@ from pymc_kameleon.surrogate.sparse_gp import (
     predict,
     predict_with_gradient,
 )
-from pymc_kameleon.surrogate.sparse_gp_fit import distinct, fit_sparse_gp
+from pymc_kameleon.surrogate.sparse_gp_fit import TooFewValues, distinct, fit_sparse_gp
 from pymc_kameleon.surrogate.typical_set import TypicalSet
 from pymc_kameleon.validation import (
     checked_array,
@@ -197,18 +197,18 @@ class GPSurrogate:
         holds points. Repeated `points` (t, d) count once. `values` (t,) of -inf and NaN are
         censored; what is censored is left out, unless fewer points than a fit takes would remain.
         Of `gradients` (t, d), or (t, 0) or None, those that are not finite are left out. With
-        mean="current" the mean is `current_value`, by default the last value. It raises ValueError
+        mean="current" the mean is `current_value`, by default the last value. Raises TooFewValues
         if fewer than d + 2 points, or 2 with gradients, have a finite value.
         """
         dim = points.shape[1]
         if gradients is not None and gradients.shape[1] == 0:
             gradients = None
         least = _fewest(dim, gradients is not None)
-        chosen = distinct(points)
+        chosen = distinct(points, values)
         points, values = points[chosen], values[chosen]
         finite = np.isfinite(values)
         if finite.sum() < least:
-            raise ValueError(
+            raise TooFewValues(
                 f"{finite.sum()} distinct points have a finite log-likelihood: a fit takes {least}."
             )
         largest, depth = max(process.censoring[0], values[finite].max()), process.censoring[1]
@@ -260,7 +260,8 @@ class GPSurrogate:
             raise ValueError(
                 f"values has shape {values.shape}: take one for each point, shape {X.shape[:1]}."
             )
-        process, kept = self.new_process(X.shape[1]), distinct(X)[-self.n_kept(X.shape[1]) :]
+        process = self.new_process(X.shape[1])
+        kept = distinct(X, values)[-self.n_kept(X.shape[1]) :]
         self.fit_into(process, X[kept], values[kept])
         return FittedSurrogate(self, process, X[kept], values[kept])
 

@@ -282,10 +282,14 @@ def surrogate_gradients(surrogate: PosteriorSurrogate, rows: np.ndarray) -> np.n
     return gradients
 
 
+def predicted_at(surrogate: PosteriorSurrogate, x: np.ndarray, radius: float) -> float:
+    """Surrogate at `x` (d,), in raw coordinates; -inf beyond a `radius` in those of moves."""
+    return _predicted_at(surrogate, np.ascontiguousarray(x, dtype=np.float64), float(radius))
+
+
 @resolved_once
 @jit(allocates=True)
-def predicted_at(surrogate, x, radius):
-    """Surrogate at `x` (d,), in raw coordinates; -inf beyond a `radius` in those of moves."""
+def _predicted_at(surrogate, x, radius):
     v = np.empty(x.size)
     move_coordinates(surrogate, x, np.empty(x.size), v)
     if not dot(v, v, v.size) <= radius * radius:

@@ -53,10 +53,17 @@ SMALLEST_NOISE = 1e-6, 1e-5
 rounding."""
 
 
-def distinct(points: np.ndarray) -> np.ndarray:
-    """Return the indices of the last occurrences of the rows of `points`, in order."""
-    first_of_reversed = np.unique(points[::-1], axis=0, return_index=True)[1]
-    return np.sort(len(points) - 1 - first_of_reversed)
+class TooFewValues(ValueError):
+    """There are fewer finite values than a fit takes."""
+
+
+def distinct(points: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the indices of the last occurrences of the rows of `points`, in order.
+
+    Of the last ones whose `values` (n,) are finite, if those of a point differ in that.
+    """
+    order = np.argsort(np.isfinite(values), kind="stable")[::-1]
+    return np.sort(order[np.unique(points[order], axis=0, return_index=True)[1]])
 
 
 @jit(fastmath=SIMD, allocates=True)
@@ -130,10 +137,10 @@ def fit_sparse_gp(
     """Fit a sparse Gaussian process to all evaluations, and say how uncertain it is.
 
     `values` (n,) at `points` (n, d), in raw coordinates, are log densities with the prior; -inf and
-    NaN are "very low", and of repeated points the last one counts. `log_prior` (n,) is known, and
-    not to be learnt. `gradients` (n, d) are of what is; they count down to the depth of the
-    `typical` set, by default that of a Gaussian below the largest value, and those with a NaN do
-    not.
+    NaN are "very low", and of repeated points the last finite one counts. `log_prior` (n,) is
+    known, and not to be learnt. `gradients` (n, d) are of what is; they count down to the depth of
+    the `typical` set, by default that of a Gaussian below the largest value, as where nothing is in
+    the given one; those with a NaN do not.
 
     The search for hyperparameters begins with `previous` ones (1 + d,); `max_iterations` are those
     of a first search, and of one that begins with others. The prior mean is `constant`, or a
@@ -141,15 +148,15 @@ def fit_sparse_gp(
     straightened: noise of the typical ones, relative to the residuals of the prior mean. With
     `noise_start` they are estimates, whose standard deviation is found from there.
 
-    Raises a ValueError if no value is finite, and a LinAlgError if the points cannot be told apart.
+    Raises TooFewValues if no value is finite, and LinAlgError if the points cannot be told apart.
     """
-    chosen = distinct(points)
+    chosen = distinct(points, values)
     known = np.zeros(len(values)) if log_prior is None else log_prior
     chosen = chosen[np.isfinite(known[chosen])]
     points, values, known = points[chosen], values[chosen], known[chosen]
     if not np.any(np.isfinite(values)):
-        raise ValueError("none of the log densities is finite: there is nothing to learn from")
-    if typical is None:
+        raise TooFewValues("none of the log densities is finite: there is nothing to learn from")
+    if typical is None or not np.any(typical.depths(values) < typical.depth):
         typical = typical_set(values, points.shape[1])
     u = standardization.whiten(points)
     weights, is_typical = _importance(values, typical, len(u))

@@ -32,7 +32,7 @@ from pymc_kameleon.surrogate.sparse_gp import (
     new_sparse_gp,
     posterior_covariance,
 )
-from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp, typical_map
+from pymc_kameleon.surrogate.sparse_gp_fit import TooFewValues, fit_sparse_gp, typical_map
 from pymc_kameleon.surrogate.trajectory import new_integrator
 from pymc_kameleon.surrogate.transition import (
     MOVES,
@@ -348,7 +348,7 @@ class TrajectoryLearner(Learner):
                 rng,
                 usual_height,
             )
-        except linalg.LinAlgError:  # points that nothing tells apart: try again when there are more
+        except (TooFewValues, linalg.LinAlgError):  # try again when there are more points
             return None
         integrator.n_steps[0] = 0.0
         self.n_fitted = int(self.evaluations.count[0])

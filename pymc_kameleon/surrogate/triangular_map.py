@@ -168,11 +168,11 @@ def fit_triangular_map(u: np.ndarray, weights: np.ndarray) -> TriangularMap:
 
     `u` (d, n) are points of the typical set, and `weights` (n,) multiply their errors.
     """
-    dim = len(u)
-    kept = np.unique(np.linspace(0, u.shape[1] - 1, MOST_POINTS).astype(int))
-    u, weights = u[:, kept], weights[kept]
-    if len(kept) < FEWEST * (1 + dim) or n_coefficients(dim) > LARGEST_FIT:
+    dim, n = u.shape
+    if n < FEWEST * (1 + dim) or n_coefficients(dim) > LARGEST_FIT:
         return identity_map(dim)
+    kept = np.unique(np.linspace(0, n - 1, MOST_POINTS).astype(int))
+    u, weights = u[:, kept], weights[kept]
     pairs = np.array(np.triu_indices(dim))
     features = np.concatenate([np.ones((1, len(kept))), u, u[pairs[0]] * u[pairs[1]]]) * weights
     gram = features @ features.T / np.sum(weights**2)

@@ -39,6 +39,9 @@ def marginal_total_variation(
     distances = []
     for x, expected in zip(draws.T, reference.T, strict=True):
         low, high = np.quantile(expected, [0.0005, 0.9995])
+        if not high > low:  # all of it at one point
+            distances.append(shares[x != low].sum())
+            continue
         margin = MARGIN * (high - low)
         edges = np.linspace(low - margin, high + margin, N_BINS + 1)
         width = BANDWIDTH * expected.std() / (edges[1] - edges[0])

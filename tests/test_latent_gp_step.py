@@ -102,14 +102,9 @@ def test_hyperparameters_are_found():
         step = LatentGPStep(compile_kwargs=UNCOMPILED)
         assert names_of(step) == ["amplitude_log__", "level", "f_rotated_"]
         assert names_of(LatentGPStep("f", compile_kwargs=UNCOMPILED)) == names_of(step)
-        named = LatentGPStep([model["level"], model["f"]], compile_kwargs=UNCOMPILED)
-    assert names_of(named) == ["level", "f_rotated_"]
-    assert [v.name for v in named.joint.others] == [
-        "parent_log__",
-        "amplitude_log__",
-        "apart",
-        "category",
-    ]
+        named = LatentGPStep([model["amplitude"], model["f"]], compile_kwargs=UNCOMPILED)
+    assert names_of(named) == ["amplitude_log__", "f_rotated_"]
+    assert [v.name for v in named.joint.others] == ["parent_log__", "level", "apart", "category"]
 
 
 def test_points_keep_the_order_of_the_model():
@@ -294,10 +289,6 @@ def apart():
     pm.Poisson("y", pt.exp(latent(amplitude=unknown())), observed=COUNTS)
 
 
-def known():
-    pm.Poisson("y", pt.exp(latent()), observed=COUNTS)
-
-
 def sums():
     pm.Normal("y", latent(amplitude=unknown()).cumsum(), 1.0, observed=COUNTS)
 
@@ -318,7 +309,6 @@ def large():
         (apart, ["f", "category"], {}, "category is discrete"),
         (apart, ["nothing"], {}, "no variable 'nothing'"),
         (apart, ["amplitude", "apart"], {}, "no latent function"),
-        (known, None, {}, r"no continuous hyperparameters.*EllipticalSliceStep"),
         (sums, None, {}, "does not factorise"),
         (large, None, {}, r"f_rotated_ has 11 values.*pm.gp.HSGP"),
         (apart, ["f"], {"blocked": False}, "together"),

@@ -5,7 +5,9 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from models import COUNTS, UNCOMPILED, begin, drive, latent
+from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.random.op import RandomVariable
 from test_latent_gp_step import hierarchical, regression, scaled
 from test_latent_reading import LIKELIHOODS, PRIORS, standard_normal_function
 from test_latent_vector import MODELS, N, RING, made, names, predicted
@@ -18,11 +20,88 @@ from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
 
 def with_all_kept(model):
     """Name everything real that the model computes, and use what has the name in its place."""
-    random, kept = {*model.basic_RVs, *model.potentials}, {}
+    named, kept = {*model.basic_RVs, *model.potentials}, {}
     with model:
-        for node in io_toposort([], list(random)):
+        for node in io_toposort([], list(named)):
             node.inputs[:] = [kept.get(v, v) for v in node.inputs]
-            for i, made in enumerate(node.outputs):
-                if getattr(made.type, "dtype", "")[:5] == "float" and made not in model.potentials:
-                    kept[made] = pm.Deterministic(f"kept_{len(kept)}_{i}", made)
+            # A distribution that is no variable of the model has no values to name.
+            is_random = isinstance(node.op, RandomVariable | SymbolicRandomVariable)
+            for v in node.outputs if not is_random else model.free_RVs:
+                is_real = getattr(v.type, "dtype", "").startswith("float")
+                if v.owner is node and is_real and v not in model.potentials:
+                    kept[v] = pm.Deterministic(f"kept_{len(kept)}", v)
     return model
+
+
+def draws(model, n=5, tune=0):
+    step = begin(LatentGPStep(model=model, compile_kwargs=UNCOMPILED), tune=tune)
+    return drive(step, model.initial_point(), n + tune, tune)[0]
+
+
+def from_data(build):
+    """A model of the benchmarks, with their data."""
+    return lambda: build(np.random.default_rng(1))
+
+
+def bym2_as_in_the_gallery():
+    """PyMC's own example, with the intermediates that it keeps."""
+    x, expected = np.linspace(-1, 1, N), np.linspace(2, 8, N)
+    level, slope = pm.Normal("beta0", 0, 1), pm.Normal("beta1", 0, 1)
+    theta, phi = pm.Normal("theta", 0, 1, shape=N), pm.ICAR("phi", W=RING)
+    sigma, rho = pm.HalfNormal("sigma", 1), pm.Beta("rho", 0.5, 0.5)
+    mixture = pm.Deterministic("mixture", pt.sqrt(1 - rho) * theta + pt.sqrt(rho / 0.4) * phi)
+    mu = pm.Deterministic("mu", expected * pt.exp(level + slope * x + sigma * mixture))
+    pm.Poisson("y", mu, observed=COUNTS)
+
+
+def labelled():
+    """Of a function times its amplitude, by its probability."""
+    f = pm.Deterministic("f_scaled", pm.HalfNormal("amplitude", 1.0) * latent(amplitude=1.0))
+    p = pm.Deterministic("p", pm.math.invprobit(pm.Normal("level", 0, 1) + f))
+    pm.Bernoulli("y", p, observed=COUNTS > 0)
+
+
+QUICK = {
+    "bym2": bym2_as_in_the_gallery,
+    "labelled": labelled,
+    **{k: MODELS[k] for k in ("mixed", "walks", "noise_and_mean")},
+    "predicted": predicted,
+}
+LONG = {k: build for k, build in MODELS.items() if k not in QUICK}
+LONG |= {k: from_data(build) for k, build in PROBLEMS.items() if "N =" not in k}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*QUICK.values(), *(pytest.param(b, marks=pytest.mark.slow) for b in LONG.values())],
+    ids=[*QUICK, *LONG],
+)
+def test_draws_are_the_same_with_everything_kept(build):
+    """To the last bit, and so is what is moved how."""
+    model, kept = made(build), with_all_kept(made(build))
+    assert len(kept.deterministics) > len(model.deterministics) + 3
+    np.testing.assert_array_equal(draws(kept), draws(model))
+
+
+@pytest.mark.slow
+def test_tuned_draws_are_the_same_with_everything_kept():
+    model, kept = made(bym2_as_in_the_gallery), with_all_kept(made(bym2_as_in_the_gallery))
+    np.testing.assert_array_equal(draws(kept, tune=5), draws(model, tune=5))
+
+
+@pytest.mark.parametrize("build", [hierarchical, regression, scaled])
+def test_what_is_moved_is_the_same_with_everything_kept(build):
+    found = [JointModel(model, compile_kwargs=UNCOMPILED) for model in (build(), with_all_kept(build()))]
+    assert str(found[0]) == str(found[1])
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_likelihoods_are_the_same_with_everything_kept(name):
+    def build():
+        LIKELIHOODS[name](standard_normal_function())
+
+    found = [LatentFunction(m, "f", compile_kwargs=UNCOMPILED) for m in (made(build), with_all_kept(made(build)))]
+    terms = [f.likelihood.terms(np.linspace(-1, 1, f.size)) for f in found]
+    np.testing.assert_array_equal(*terms)
+    for labels in ("probit_labels", "logit_labels"):
+        np.testing.assert_equal(*(getattr(f.likelihood, labels) for f in found))

@@ -398,7 +398,7 @@ def test_a_copy_under_a_name_is_the_function():
         f = 0.5 + pt.dot(np.linalg.cholesky(kernel(0.7, 1.0)), v)
         pm.Deterministic("f", f)
         pm.Poisson("y", pt.exp(f), observed=np.arange(N))
-    assert free_variable(model, "v") == (v, model["f"])
+    assert free_variable(model, "f") == (v, f)
     found = read(model).likelihood.terms(PLACE)[1]
     np.testing.assert_allclose(found, np.arange(N) - np.exp(PLACE), rtol=1e-12)
 
@@ -430,10 +430,12 @@ def whitened():
 def test_the_function_goes_by_many_names(whitened):
     f, rotated = whitened["f"], whitened["f_rotated_"]
     for var in (f, "f", rotated, "f_rotated_", whitened.rvs_to_values[rotated]):
-        assert free_variable(whitened, var) == (rotated, f)
-    function = read(whitened, "f_rotated_")
-    assert (function.name, function.size) == ("f", N)
-    np.testing.assert_array_equal(function.likelihood.probit_labels, [1, -1, -1, 1, 1])
+        assert free_variable(whitened, var)[0] is rotated
+    for var in ("f", "f_rotated_"):
+        function = read(whitened, var)
+        assert (function.name, function.size) == ("f", N)
+        np.testing.assert_allclose(function.prior.gaussian.covariance, kernel(0.7, 1.0), atol=1e-4)
+        np.testing.assert_array_equal(function.likelihood.probit_labels, [1, -1, -1, 1, 1])
     with pm.Model():
         foreign = pm.Normal("foreign", shape=N)
     with pytest.raises(ValueError, match="foreign is neither a free variable nor"):
@@ -528,17 +530,12 @@ def besides():
     pm.Potential("penalty", -(pm.modelcontext(None)["v"] ** 4))
 
 
-def two_functions():
-    v = pm.Normal("v", shape=N)
-    pm.Deterministic("f", 1.0 + 2.0 * v)
-    observe(pm.Deterministic("g", 2.0 * v))
-
-
 def normal(observed=0.0, **options):
     """A builder: f ~ N(0, I) of any shape, with a normal error."""
     return lambda: pm.Normal("y", pm.Normal("f", **options), 1.0, observed=observed)
 
 
+START = pm.Normal.dist(0, 1)
 NO_PD, NOT_AFFINE = "f is not positive definite", "f should be an affine function"
 SHAPES = r"do not.* f of shape \(5,\)"
 UNOBSERVED = likelihood(lambda f: pm.Normal("y", 0.0, 1.0, observed=np.zeros(N)))
@@ -595,6 +592,11 @@ BAD = [
         "f is not Gaussian a priori.*StudentT.*pm.MvNormal",
     ),
     (
+        lambda: observe(pm.GaussianRandomWalk("f", sigma=1.0, steps=N - 1, init_dist=START)),
+        "f",
+        r"f is distributed as .*Walk.*LatentGPStep\(\[f\]\)",
+    ),
+    (
         lambda: observe(pm.Normal("f", shape=N, transform=pm.distributions.transforms.ordered)),
         "f",
         "f has a transform.*Leave",
@@ -608,7 +610,6 @@ BAD = [
     ),
     (softmax, "f", "f does not factorise.*y may depend on one value of f"),
     (besides, "f", "penalty depends on v not only through f"),
-    (two_functions, "v", "f, g are all affine functions of v. Name the one"),
     (normal(np.zeros((N, 2)), shape=(N, 2)), "f", "f has 2 dimensions.*vector"),
     (normal(), "f", "f has 0 dimensions.*vector"),
     (of_v(lambda v: pt.dot(np.ones((N, N)), v)), "f", f"{NO_PD}.*eigenvalue"),

@@ -23,7 +23,12 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
     factorised,
     solve_root,
 )
-from pymc_kameleon.latent_gp.linear_predictor import cholesky_factors, perturbed, shape_of
+from pymc_kameleon.latent_gp.linear_predictor import (
+    cholesky_factors,
+    is_process,
+    perturbed,
+    shape_of,
+)
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 
 PERTURBATIONS = (0.3, 0.03, 0.0)
@@ -318,6 +323,11 @@ def _check_gaussian(model, variable):
     name = variable.name
     if not isinstance(variable.owner.op, NormalRV | MvNormalRV):
         kind = type(variable.owner.op).__name__.removesuffix("RV")
+        if is_process(model, variable, model.initial_point()):
+            raise ValueError(
+                f"{name} is distributed as {kind}, known by its density and not by a covariance "
+                f"matrix. Take LatentGPStep([{name}]), with fixed hyperparameters too."
+            )
         raise ValueError(
             f"{name} is not Gaussian a priori: it is distributed as {kind}. This step takes "
             "pm.gp.Latent(...).prior(...), pm.MvNormal, or an affine function of pm.Normal."

@@ -9,13 +9,17 @@ from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.random.op import RandomVariable
 from test_latent_gp_step import hierarchical, regression, scaled
-from test_latent_reading import LIKELIHOODS, PRIORS, standard_normal_function
-from test_latent_vector import MODELS, N, RING, made, names, predicted
+from test_latent_reading import LIKELIHOODS, standard_normal_function
+from test_latent_vector import MODELS, RING, N, made, names, predicted
 
-from benchmarks.latent_models import PROBLEMS
 from pymc_kameleon import EllipticalSliceStep, LatentGPStep
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
+
+try:
+    from benchmarks.latent_models import PROBLEMS
+except ImportError:  # the tests are not in a clone
+    PROBLEMS = {}
 
 
 def with_all_kept(model):
@@ -91,7 +95,9 @@ def test_tuned_draws_are_the_same_with_everything_kept():
 
 @pytest.mark.parametrize("build", [hierarchical, regression, scaled])
 def test_what_is_moved_is_the_same_with_everything_kept(build):
-    found = [JointModel(model, compile_kwargs=UNCOMPILED) for model in (build(), with_all_kept(build()))]
+    found = [
+        JointModel(model, compile_kwargs=UNCOMPILED) for model in (build(), with_all_kept(build()))
+    ]
     assert str(found[0]) == str(found[1])
 
 
@@ -100,8 +106,65 @@ def test_likelihoods_are_the_same_with_everything_kept(name):
     def build():
         LIKELIHOODS[name](standard_normal_function())
 
-    found = [LatentFunction(m, "f", compile_kwargs=UNCOMPILED) for m in (made(build), with_all_kept(made(build)))]
+    found = [
+        LatentFunction(m, "f", compile_kwargs=UNCOMPILED)
+        for m in (made(build), with_all_kept(made(build)))
+    ]
     terms = [f.likelihood.terms(np.linspace(-1, 1, f.size)) for f in found]
     np.testing.assert_array_equal(*terms)
     for labels in ("probit_labels", "logit_labels"):
         np.testing.assert_equal(*(getattr(f.likelihood, labels) for f in found))
+
+
+def test_a_function_is_known_by_its_product_not_by_its_name():
+    """Written by hand, with a name or without, with a mean or others; effects are none."""
+
+    def build(name, mean):
+        with pm.Model() as model:
+            v = pm.Normal("v", 0, 1, shape=N)
+            lengthscale = pm.LogNormal("lengthscale", 0, 1)
+            covariance = pm.gp.cov.ExpQuad(1, lengthscale)(np.arange(N)[:, None]) + 1e-6 * pt.eye(N)
+            f = pt.linalg.cholesky(covariance) @ v
+            f = mean() + (pm.Deterministic("f", f) if name else f)
+            pm.Deterministic("beside", 2.0 * f)
+            effects = pm.Normal("effects", 0, 1, shape=N)
+            scaled = pm.HalfNormal("sd", 1) * effects
+            pm.Poisson(
+                "y",
+                pt.exp(f + (pm.Deterministic("g", scaled) if name else scaled)),
+                observed=COUNTS,
+            )
+        return model
+
+    for mean in (lambda: 0.5, lambda: pm.Normal("level", 0, 1)):
+        for name in (True, False):
+            joint = JointModel(build(name, mean), compile_kwargs=UNCOMPILED)
+            behind = [v.name for v, _ in joint.function.linear.functions]
+            assert behind == ["v"]
+            assert "effects" in names(joint.function.value_variables)
+            assert names(joint.hyperparameters) == ["lengthscale_log__", "sd_log__"]
+
+
+def test_a_square_design_that_is_singular_is_no_function():
+    with pm.Model() as model:
+        effects = pm.Normal("effects", 0, 1, shape=N)
+        centred = pm.Deterministic("centred", effects - effects.mean())
+        pm.Poisson("y", pt.exp(centred + latent(amplitude=pm.HalfNormal("s", 1))), observed=COUNTS)
+    joint = JointModel(model, compile_kwargs=UNCOMPILED)
+    assert [v.name for v, _ in joint.function.linear.functions] == ["f_rotated_"]
+    assert "effects" in names(joint.function.value_variables)
+
+
+def test_a_name_may_be_given_to_the_step():
+    """Of a function, or of effects, elementwise, where there is no other."""
+    with pm.Model() as model:
+        effects = pm.Normal("effects", 0, 1, shape=N)
+        x = pm.Deterministic("x", pm.HalfNormal("sd", 1) * effects)
+        pm.Poisson("y", pt.exp(pm.Deterministic("eta", 1.0 + x)), observed=COUNTS)
+    for vars in (None, ["x"], ["effects"]):
+        joint = JointModel(model, vars, compile_kwargs=UNCOMPILED)
+        assert names(joint.function.value_variables) == ["effects"]
+        assert names(joint.hyperparameters) == ["sd_log__"]
+    assert free_variable(model, "x") == (effects, x.owner.inputs[0])
+    with model:
+        assert EllipticalSliceStep(["x"], compile_kwargs=UNCOMPILED).function.name == "x"

@@ -9,7 +9,9 @@ import pytest
 from models import UNCOMPILED, BlackBox, negative_half_square
 
 from pymc_kameleon.latent_gp import expectation_propagation, interface, laplace
+from pymc_kameleon.latent_gp import likelihood as likelihood_module
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
+from pymc_kameleon.model.model_function import ModelFunction
 
 N = 5
 INPUTS = np.linspace(0.0, 2.0, N)[:, None]
@@ -216,6 +218,80 @@ def test_without_gradient_values_remain():
     with pytest.raises(ValueError, match="known as a whole only"):
         likelihood.elementwise(PLACE)
     assert likelihood.probit_labels is None
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Counts evaluations of compiled functions."""
+    counted, into = [], ModelFunction.into
+
+    def counting(self, x, value):
+        counted.append(self)
+        into(self, x, value)
+
+    monkeypatch.setattr(ModelFunction, "into", counting)
+    return counted
+
+
+def test_labels_are_found_once_until_the_data_change(evaluations):
+    """Expectation propagation asks for them in each sweep."""
+    with pm.Model() as model:
+        labels = pm.Data("labels", np.array([1, 0, 0, 1, 1]))
+        p = pm.math.invprobit(standard_normal_function())
+        pm.Bernoulli("y", p, observed=labels)
+    function = read(model)
+    function.refresh()
+    likelihood = function.likelihood
+    np.testing.assert_array_equal(likelihood.probit_labels, [1, -1, -1, 1, 1])
+    evaluations.clear()
+    for _ in range(10):
+        assert likelihood.probit_labels is not None
+    assert not evaluations  # thirty before they were kept
+    pm.set_data({"labels": np.array([0, 0, 0, 1, 1])}, model=model)
+    assert function.refresh()
+    np.testing.assert_array_equal(likelihood.probit_labels, [-1, -1, -1, 1, 1])
+
+
+def test_labels_follow_a_scale_that_moves():
+    """There are labels where it is 1, and none elsewhere, though no data have changed."""
+    with pm.Model() as model:
+        scale = pm.Normal("scale", 1.0, 1.0)
+        eta = scale * standard_normal_function()
+        pm.Bernoulli("y", logit_p=eta, observed=[1, 0, 0, 1, 1])
+    function = read(model)
+    for value, has_labels in ((1.0, True), (2.0, False), (1.0, True)):
+        function.set_point({"scale": np.array(value)})
+        function.refresh()
+        assert (function.likelihood.logit_labels is not None) == has_labels
+
+
+def test_values_that_go_together_are_found_in_groups(evaluations, monkeypatch):
+    """The same blocks as value by value, in a third of the evaluations."""
+    size, rng = 600, np.random.default_rng(4)
+    place = rng.permutation(size).reshape(-1, 3)
+    f = pt.vector("f", shape=(size,), dtype="float64")
+    terms = {"y": -pt.exp(f[place[:, 0]]) - f[place[:, 1]] ** 2 * (1.0 + f[place[:, 2]] ** 2)}
+    found = []
+    for few in (likelihood_module.FEW, size):
+        monkeypatch.setattr(likelihood_module, "FEW", few)
+        evaluations.clear()
+        with pm.Model() as model:
+            made = likelihood_module.ModelLikelihood(
+                model,
+                "f",
+                terms,
+                f,
+                size,
+                np.zeros(size),
+                UNCOMPILED,
+                moving=set(),
+                most_together=8,
+            )
+        found.append((made.blocks.members, len(evaluations)))
+    (blocks, in_groups), (expected, one_by_one) = found
+    np.testing.assert_array_equal(blocks, expected)
+    assert one_by_one > size > 3 * in_groups
+    assert {frozenset(row) for row in blocks} == {frozenset(row) for row in place}
 
 
 # priors -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Set
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -284,7 +285,7 @@ class ModelLikelihood:
         if self.size <= FEW:
             return self._moved_by(np.arange(self.size))
         rng, n_groups = np.random.default_rng(3), math.isqrt(self.size)
-        found = None
+        found: Any = None
         for _ in range(N_GROUPINGS):
             moved = self._moved_by(rng.permutation(self.size) % n_groups)
             if moved is None:

@@ -31,7 +31,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp, Repeat
 from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from pymc_kameleon._compat import PUTS_BY_ARRAYS, TAKES_BY_ARRAYS, Cholesky, SolveBase
@@ -174,7 +174,7 @@ def affine_nodes(outputs: Iterable[Variable], leaves: Iterable[Variable]) -> lis
             continue
         given = [v for v in node.inputs if v in dependent]
         made = [v for v in node.outputs if v not in leaves]
-        if not given or not made:
+        if not given or not made or isinstance(node.op, Shape | Shape_i):
             continue
         dependent.update(made)
         if affine.issuperset(given) and _is_affine(node, given) and not set(made) & set(outputs):

@@ -112,7 +112,8 @@ class LatentGPStep(LatentGPTuning):
     twice, four times, ... as many. They teach a surrogate of log p(theta | y), which makes
     proposals beside those of differences of earlier points, and sites as a function of theta, which
     take the place of constant ones if more moves are accepted with them. Tuning ends all that.
-    Ratios are exact.
+    Ratios are exact. Without hyperparameters, where all scales are known, the function alone moves,
+    with sites that are fitted at draws 0, 1, 2, 4, ... of tuning and at the first one after it.
 
     References
     ----------

@@ -14,6 +14,7 @@ from test_latent_vector import MODELS, RING, N, made, names, predicted
 
 from pymc_kameleon import EllipticalSliceStep, LatentGPStep
 from pymc_kameleon.latent_gp.joint.joint_model import JointModel
+from pymc_kameleon.latent_gp.linear_predictor import function_behind
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
 
 try:
@@ -168,3 +169,33 @@ def test_a_name_may_be_given_to_the_step():
     assert free_variable(model, "x") == (effects, x.owner.inputs[0])
     with model:
         assert EllipticalSliceStep(["x"], compile_kwargs=UNCOMPILED).function.name == "x"
+
+
+ROOT = np.linalg.cholesky(np.eye(N) + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_function"),
+    [
+        (lambda v: pt.dot(ROOT, v), True),
+        (lambda v: pt.einsum("ij,j->i", ROOT, v), True),
+        (lambda v: pt.linalg.solve_triangular(ROOT.T, v, lower=False), True),
+        (lambda v: v.cumsum(), True),
+        (lambda v: 2.0 * v, False),
+        (lambda v: v[np.arange(N)[::-1]], False),
+        (lambda v: v - v.mean(), False),
+        (lambda v: pt.dot(np.ones((N, N)), v), False),
+        (lambda v: pt.dot(ROOT, v) + pt.exp(v), False),
+        (lambda v: pt.dot(ROOT, pt.exp(v)), False),
+        (lambda v: pt.dot(ROOT, v + pm.Normal("w", 0, 1, shape=N)), False),
+    ],
+)
+def test_functions_behind_a_vector(make, is_function):
+    with pm.Model() as model:
+        v = pm.Normal("v", 0, 1, shape=N)
+        pm.Poisson("y", pt.exp(0.5 + make(v)), observed=COUNTS)
+    found = function_behind(model, v)
+    assert (found is not None) == is_function
+    with_all_kept(model)
+    kept = function_behind(model, v)
+    assert (kept is not None) == is_function

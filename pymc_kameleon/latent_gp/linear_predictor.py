@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 from pymc.distributions.transforms import ZeroSumTransform
 from pymc.vartypes import discrete_types
 from pytensor import scalar
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import ViewOp
 from pytensor.gradient import NullTypeGradError, grad, jacobian
 from pytensor.graph.basic import Apply, Variable
@@ -60,7 +61,7 @@ OF_ONE: tuple[type, ...] = (Dot, BatchedDot, sparse.Dot, sparse.TrueDot, sparse.
 OF_ALL_NUMBERS = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Second)
 """Operations that are linear in all inputs together, among elementwise ones."""
 
-MIXING = (*OF_ONE, Sum, CumOp, SolveBase)
+MIXING = (*OF_ONE, Sum, CumOp, SolveBase, OpFromGraph)
 """Operations of which an element may depend on several of an input."""
 
 
@@ -213,10 +214,13 @@ def name_of(model, variable: Variable, function: Variable | None) -> str:
 
 def _affine_graphs(variable, outputs) -> dict[Variable, bool]:
     """Graphs below `outputs` that are affine in a variable, and whether they mix its elements."""
-    found = {variable: False}
+    found, dependent = {variable: False}, {variable}
     for node in io_toposort([variable], outputs):
-        given = [v for v in node.inputs if v in found]
-        if given and _is_affine(node, given):
+        given = [v for v in node.inputs if v in dependent]
+        if not given or isinstance(node.op, Shape | Shape_i):
+            continue
+        dependent.update(node.outputs)
+        if all(v in found for v in given) and _is_affine(node, given):
             operation = getattr(node.op, "core_op", node.op)
             mixes = isinstance(operation, MIXING) or any(found[v] for v in given)
             found |= dict.fromkeys(node.outputs, mixes)
@@ -264,6 +268,9 @@ def _is_affine(node: Apply, given: list[Variable]) -> bool:
         return len(positions) == 1
     if isinstance(operation, SolveBase):
         return positions == [1]
+    if isinstance(operation, OpFromGraph):  # as pt.einsum is
+        inner = _affine_graphs(operation.inner_inputs[positions[0]], operation.inner_outputs)
+        return len(positions) == 1 and inner.keys() >= set(operation.inner_outputs)
     return (isinstance(operation, OF_FIRST) and positions == [0]) or (
         isinstance(operation, OF_ALL)
         and all(node.inputs[i].dtype not in discrete_types for i in positions)

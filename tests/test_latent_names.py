@@ -69,10 +69,9 @@ def labelled():
 QUICK = {
     "bym2": bym2_as_in_the_gallery,
     "labelled": labelled,
-    **{k: MODELS[k] for k in ("mixed", "walks", "noise_and_mean")},
-    "predicted": predicted,
+    "noise_and_mean": MODELS["noise_and_mean"],
 }
-LONG = {k: build for k, build in MODELS.items() if k not in QUICK}
+LONG = {k: build for k, build in MODELS.items() if k not in QUICK} | {"predicted": predicted}
 LONG |= {k: from_data(build) for k, build in PROBLEMS.items() if "N =" not in k}
 
 

@@ -145,16 +145,6 @@ def test_a_function_is_known_by_its_product_not_by_its_name():
             assert names(joint.hyperparameters) == ["lengthscale_log__", "sd_log__"]
 
 
-def test_a_square_design_that_is_singular_is_no_function():
-    with pm.Model() as model:
-        effects = pm.Normal("effects", 0, 1, shape=N)
-        centred = pm.Deterministic("centred", effects - effects.mean())
-        pm.Poisson("y", pt.exp(centred + latent(amplitude=pm.HalfNormal("s", 1))), observed=COUNTS)
-    joint = JointModel(model, compile_kwargs=UNCOMPILED)
-    assert [v.name for v, _ in joint.function.linear.functions] == ["f_rotated_"]
-    assert "effects" in names(joint.function.value_variables)
-
-
 def test_a_name_may_be_given_to_the_step():
     """Of a function, or of effects, elementwise, where there is no other."""
     with pm.Model() as model:

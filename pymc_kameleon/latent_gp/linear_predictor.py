@@ -175,7 +175,7 @@ def affine_nodes(outputs: Iterable[Variable], leaves: Iterable[Variable]) -> lis
             continue
         given = [v for v in node.inputs if v in dependent]
         made = [v for v in node.outputs if v not in leaves]
-        if not given or not made or isinstance(node.op, Shape | Shape_i):
+        if not given or not made:
             continue
         dependent.update(made)
         if affine.issuperset(given) and _is_affine(node, given) and not set(made) & set(outputs):

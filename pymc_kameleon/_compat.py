@@ -17,10 +17,12 @@ from typing import NoReturn
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor.subtensor
 from pymc.backends.base import MultiTrace
 from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import CompoundStep
 from pytensor.compile.builders import OpFromGraph
+from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -58,6 +60,22 @@ def posterior_result(values: dict[str, np.ndarray]):
 
 
 # graphs -------------------------------------------------------------------------------------------
+
+IS_PYTENSOR_2 = hasattr(pytensor.tensor.subtensor, "AdvancedSubtensor1")
+
+if IS_PYTENSOR_2:
+    from pytensor.tensor import slinalg as linalg
+    from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
+
+    TAKES_BY_ARRAYS: tuple[type, ...] = (AdvancedSubtensor, AdvancedSubtensor1)
+    PUTS_BY_ARRAYS: tuple[type, ...] = (AdvancedIncSubtensor, AdvancedIncSubtensor1)
+else:
+    from pytensor.tensor import linalg
+
+    TAKES_BY_ARRAYS = (AdvancedSubtensor,)
+    PUTS_BY_ARRAYS = (AdvancedIncSubtensor,)
+
+Cholesky, SolveBase = linalg.Cholesky, linalg.SolveBase
 
 
 def operation_with_gradient(inputs, outputs, pullback, name: str) -> OpFromGraph:

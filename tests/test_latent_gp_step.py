@@ -4,6 +4,7 @@ Statistical assertions state their null probability.
 """
 
 import functools
+import re
 
 import arviz as az
 import numpy as np
@@ -30,7 +31,8 @@ from pytensor.graph.op import Op
 from scipy import stats
 from scipy.special import logsumexp
 
-from pymc_kameleon import LatentGPStep
+import pymc_kameleon
+from pymc_kameleon import EllipticalSliceStep, LatentGPStep
 from pymc_kameleon.latent_gp import laplace
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
@@ -102,14 +104,9 @@ def test_hyperparameters_are_found():
         step = LatentGPStep(compile_kwargs=UNCOMPILED)
         assert names_of(step) == ["amplitude_log__", "level", "f_rotated_"]
         assert names_of(LatentGPStep("f", compile_kwargs=UNCOMPILED)) == names_of(step)
-        named = LatentGPStep([model["level"], model["f"]], compile_kwargs=UNCOMPILED)
-    assert names_of(named) == ["level", "f_rotated_"]
-    assert [v.name for v in named.joint.others] == [
-        "parent_log__",
-        "amplitude_log__",
-        "apart",
-        "category",
-    ]
+        named = LatentGPStep([model["amplitude"], model["f"]], compile_kwargs=UNCOMPILED)
+    assert names_of(named) == ["amplitude_log__", "f_rotated_"]
+    assert [v.name for v in named.joint.others] == ["parent_log__", "level", "apart", "category"]
 
 
 def test_points_keep_the_order_of_the_model():
@@ -294,10 +291,6 @@ def apart():
     pm.Poisson("y", pt.exp(latent(amplitude=unknown())), observed=COUNTS)
 
 
-def known():
-    pm.Poisson("y", pt.exp(latent()), observed=COUNTS)
-
-
 def sums():
     pm.Normal("y", latent(amplitude=unknown()).cumsum(), 1.0, observed=COUNTS)
 
@@ -318,7 +311,6 @@ def large():
         (apart, ["f", "category"], {}, "category is discrete"),
         (apart, ["nothing"], {}, "no variable 'nothing'"),
         (apart, ["amplitude", "apart"], {}, "no latent function"),
-        (known, None, {}, r"no continuous hyperparameters.*EllipticalSliceStep"),
         (sums, None, {}, "does not factorise"),
         (large, None, {}, r"f_rotated_ has 11 values.*pm.gp.HSGP"),
         (apart, ["f"], {"blocked": False}, "together"),
@@ -440,3 +432,115 @@ def test_an_intercept_far_from_its_start():
     n = float(az.ess(draws[None]))
     assert n > 80
     assert abs(draws.mean() - mean) < sd * (0.1 + 5.0 / np.sqrt(n))
+
+
+# known scales -------------------------------------------------------------------------------------
+
+NOISE, WIDTH = 0.7, len(COUNTS)
+LAGS = np.abs(np.subtract.outer(np.arange(WIDTH), np.arange(WIDTH)))
+RING = ((LAGS == 1) | (LAGS == WIDTH - 1)).astype(float)
+START = pm.Normal.dist(0, 1)
+
+
+def known_walk():
+    pm.GaussianRandomWalk("x", sigma=0.5, steps=WIDTH - 1, init_dist=START)
+    return 1.0 + 0.25 * np.minimum.outer(np.arange(WIDTH), np.arange(WIDTH))
+
+
+def known_autoregression():
+    pm.AR("x", rho=[0.6], sigma=0.8, steps=WIDTH - 1, init_dist=START)
+    return 0.6**LAGS
+
+
+def known_areas():
+    pm.CAR("x", mu=np.zeros(WIDTH), W=RING, alpha=0.5, tau=4.0)
+    return np.linalg.inv(4.0 * (2.0 * np.eye(WIDTH) - 0.5 * RING))
+
+
+def known_function():
+    latent("x")
+    return 1.5**2 * np.exp(-0.5 * (INPUTS - INPUTS.T) ** 2) + 1e-6 * np.eye(WIDTH)
+
+
+KNOWN = [known_walk, known_autoregression, known_areas, known_function]
+
+
+@pytest.mark.parametrize("has_level", [False, True])
+@pytest.mark.parametrize("build", KNOWN)
+def test_posterior_with_known_scales(build, has_level):
+    """Normal noise, against the posterior in closed form, tuned and frozen."""
+    with pm.Model() as model:
+        covariance = build()
+        level = pm.Normal("level", 0, 2) if has_level else 0.0
+        pm.Normal("y", level + model["x"], NOISE, observed=COUNTS)
+        step = LatentGPStep(compile_kwargs=UNCOMPILED)
+    assert not step.joint.hyperparameters
+    assert ("level" in names_of(step)) == has_level
+    begin(step, tune=20)
+    found, point = [], model.initial_point()
+    for k in range(620):
+        if k == 20:
+            step.stop_tuning()
+        point, (statistics,) = step.step(point)
+        found.append(step.function.prior.gaussian.predictors(step.position))
+    assert statistics["accept"] == statistics["accepted"] == 1.0
+    covariance = covariance + 4.0 * has_level
+    gain = np.linalg.solve(covariance + NOISE**2 * np.eye(WIDTH), covariance).T
+    mean, posterior = gain @ COUNTS, covariance - gain @ covariance
+    expected = np.concatenate([mean, mean**2 + np.diagonal(posterior)])
+    draws = np.array(found[20:])
+    assert_mean(np.hstack([draws, draws**2]), expected, build.__name__)
+
+
+# no two steps send to each other ------------------------------------------------------------------
+
+
+def observed(build):
+    """Counts of a process with known scales."""
+
+    def with_counts():
+        build()
+        pm.Poisson("y", pt.exp(pm.modelcontext(None)["x"]), observed=COUNTS)
+
+    return with_counts
+
+
+def known_with_level():
+    known_walk()
+    level = pm.Normal("level", 0, 1)
+    pm.Poisson("y", pt.exp(level + pm.modelcontext(None)["x"]), observed=COUNTS)
+
+
+def robust():
+    pm.Poisson("y", pt.exp(pm.StudentT("x", 4, shape=WIDTH)), observed=COUNTS)
+
+
+def simulated():
+    pm.Potential("simulator", BlackBox(negative_half_square)(latent("x")))
+
+
+def accepts(name, model):
+    """Whether a step, made by its name alone, takes a model."""
+    if name == "NUTS":
+        return model.dlogp() is not None
+    make = getattr(pymc_kameleon, name)
+    options = {"center": "prior"} if name == "EllipticalSliceStep" else {}
+    return make(model=model, compile_kwargs=UNCOMPILED, **options) is not None
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*map(observed, KNOWN), known_with_level, hilbert, marginal, sums, product, robust, simulated],
+)
+def test_a_step_that_an_error_names_takes_the_model(build):
+    with pm.Model() as model:
+        build()
+    name = "x" if "x" in model.named_vars else "f"
+    calls = [(LatentGPStep, None), (EllipticalSliceStep, None), (EllipticalSliceStep, [name])]
+    for make, vars in calls:
+        try:
+            make(vars, model=model, compile_kwargs=UNCOMPILED)
+        except (ValueError, NotImplementedError) as error:
+            named = set(re.findall(r"\b(?:[A-Z]\w*Step|NUTS)\b", str(error)))
+            for other in named - {make.__name__}:
+                assert accepts(other, model), f"{make.__name__}: {error}"

@@ -9,7 +9,9 @@ import pytest
 from models import UNCOMPILED, BlackBox, negative_half_square
 
 from pymc_kameleon.latent_gp import expectation_propagation, interface, laplace
+from pymc_kameleon.latent_gp import likelihood as likelihood_module
 from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
+from pymc_kameleon.model.model_function import ModelFunction
 
 N = 5
 INPUTS = np.linspace(0.0, 2.0, N)[:, None]
@@ -218,6 +220,80 @@ def test_without_gradient_values_remain():
     assert likelihood.probit_labels is None
 
 
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Counts evaluations of compiled functions."""
+    counted, into = [], ModelFunction.into
+
+    def counting(self, x, value):
+        counted.append(self)
+        into(self, x, value)
+
+    monkeypatch.setattr(ModelFunction, "into", counting)
+    return counted
+
+
+def test_labels_are_found_once_until_the_data_change(evaluations):
+    """Expectation propagation asks for them in each sweep."""
+    with pm.Model() as model:
+        labels = pm.Data("labels", np.array([1, 0, 0, 1, 1]))
+        p = pm.math.invprobit(standard_normal_function())
+        pm.Bernoulli("y", p, observed=labels)
+    function = read(model)
+    function.refresh()
+    likelihood = function.likelihood
+    np.testing.assert_array_equal(likelihood.probit_labels, [1, -1, -1, 1, 1])
+    evaluations.clear()
+    for _ in range(10):
+        assert likelihood.probit_labels is not None
+    assert not evaluations  # thirty before they were kept
+    pm.set_data({"labels": np.array([0, 0, 0, 1, 1])}, model=model)
+    assert function.refresh()
+    np.testing.assert_array_equal(likelihood.probit_labels, [-1, -1, -1, 1, 1])
+
+
+def test_labels_follow_a_scale_that_moves():
+    """There are labels where it is 1, and none elsewhere, though no data have changed."""
+    with pm.Model() as model:
+        scale = pm.Normal("scale", 1.0, 1.0)
+        eta = scale * standard_normal_function()
+        pm.Bernoulli("y", logit_p=eta, observed=[1, 0, 0, 1, 1])
+    function = read(model)
+    for value, has_labels in ((1.0, True), (2.0, False), (1.0, True)):
+        function.set_point({"scale": np.array(value)})
+        function.refresh()
+        assert (function.likelihood.logit_labels is not None) == has_labels
+
+
+def test_values_that_go_together_are_found_in_groups(evaluations, monkeypatch):
+    """The same blocks as value by value, in a third of the evaluations."""
+    size, rng = 600, np.random.default_rng(4)
+    place = rng.permutation(size).reshape(-1, 3)
+    f = pt.vector("f", shape=(size,), dtype="float64")
+    terms = {"y": -pt.exp(f[place[:, 0]]) - f[place[:, 1]] ** 2 * (1.0 + f[place[:, 2]] ** 2)}
+    found = []
+    for few in (likelihood_module.FEW, size):
+        monkeypatch.setattr(likelihood_module, "FEW", few)
+        evaluations.clear()
+        with pm.Model() as model:
+            made = likelihood_module.ModelLikelihood(
+                model,
+                "f",
+                terms,
+                f,
+                size,
+                np.zeros(size),
+                UNCOMPILED,
+                moving=set(),
+                most_together=8,
+            )
+        found.append((made.blocks.members, len(evaluations)))
+    (blocks, in_groups), (expected, one_by_one) = found
+    np.testing.assert_array_equal(blocks, expected)
+    assert one_by_one > size > 3 * in_groups
+    assert {frozenset(row) for row in blocks} == {frozenset(row) for row in place}
+
+
 # priors -------------------------------------------------------------------------------------------
 
 
@@ -398,7 +474,7 @@ def test_a_copy_under_a_name_is_the_function():
         f = 0.5 + pt.dot(np.linalg.cholesky(kernel(0.7, 1.0)), v)
         pm.Deterministic("f", f)
         pm.Poisson("y", pt.exp(f), observed=np.arange(N))
-    assert free_variable(model, "v") == (v, model["f"])
+    assert free_variable(model, "f") == (v, f)
     found = read(model).likelihood.terms(PLACE)[1]
     np.testing.assert_allclose(found, np.arange(N) - np.exp(PLACE), rtol=1e-12)
 
@@ -430,10 +506,12 @@ def whitened():
 def test_the_function_goes_by_many_names(whitened):
     f, rotated = whitened["f"], whitened["f_rotated_"]
     for var in (f, "f", rotated, "f_rotated_", whitened.rvs_to_values[rotated]):
-        assert free_variable(whitened, var) == (rotated, f)
-    function = read(whitened, "f_rotated_")
-    assert (function.name, function.size) == ("f", N)
-    np.testing.assert_array_equal(function.likelihood.probit_labels, [1, -1, -1, 1, 1])
+        assert free_variable(whitened, var)[0] is rotated
+    for var in ("f", "f_rotated_"):
+        function = read(whitened, var)
+        assert (function.name, function.size) == ("f", N)
+        np.testing.assert_allclose(function.prior.gaussian.covariance, kernel(0.7, 1.0), atol=1e-4)
+        np.testing.assert_array_equal(function.likelihood.probit_labels, [1, -1, -1, 1, 1])
     with pm.Model():
         foreign = pm.Normal("foreign", shape=N)
     with pytest.raises(ValueError, match="foreign is neither a free variable nor"):
@@ -528,17 +606,12 @@ def besides():
     pm.Potential("penalty", -(pm.modelcontext(None)["v"] ** 4))
 
 
-def two_functions():
-    v = pm.Normal("v", shape=N)
-    pm.Deterministic("f", 1.0 + 2.0 * v)
-    observe(pm.Deterministic("g", 2.0 * v))
-
-
 def normal(observed=0.0, **options):
     """A builder: f ~ N(0, I) of any shape, with a normal error."""
     return lambda: pm.Normal("y", pm.Normal("f", **options), 1.0, observed=observed)
 
 
+START = pm.Normal.dist(0, 1)
 NO_PD, NOT_AFFINE = "f is not positive definite", "f should be an affine function"
 SHAPES = r"do not.* f of shape \(5,\)"
 UNOBSERVED = likelihood(lambda f: pm.Normal("y", 0.0, 1.0, observed=np.zeros(N)))
@@ -595,6 +668,11 @@ BAD = [
         "f is not Gaussian a priori.*StudentT.*pm.MvNormal",
     ),
     (
+        lambda: observe(pm.GaussianRandomWalk("f", sigma=1.0, steps=N - 1, init_dist=START)),
+        "f",
+        r"f is distributed as .*Walk.*LatentGPStep\(\[f\]\)",
+    ),
+    (
         lambda: observe(pm.Normal("f", shape=N, transform=pm.distributions.transforms.ordered)),
         "f",
         "f has a transform.*Leave",
@@ -608,7 +686,6 @@ BAD = [
     ),
     (softmax, "f", "f does not factorise.*y may depend on one value of f"),
     (besides, "f", "penalty depends on v not only through f"),
-    (two_functions, "v", "f, g are all affine functions of v. Name the one"),
     (normal(np.zeros((N, 2)), shape=(N, 2)), "f", "f has 2 dimensions.*vector"),
     (normal(), "f", "f has 0 dimensions.*vector"),
     (of_v(lambda v: pt.dot(np.ones((N, N)), v)), "f", f"{NO_PD}.*eigenvalue"),

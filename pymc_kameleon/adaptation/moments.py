@@ -16,7 +16,7 @@ from pymc_kameleon.validation import checked_array, checked_number
 
 def scaling_of_a_random_walk(dim: int) -> float:
     """Return what multiplies a Gaussian target's covariance in the best of random walks."""
-    return 2.38**2 / dim
+    return 2.38**2 / max(dim, 1)
 
 
 class MomentsLearner(Learner):

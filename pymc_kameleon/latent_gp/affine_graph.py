@@ -11,7 +11,7 @@ import numpy as np
 import pytensor.tensor as pt
 from scipy.sparse import csc_array, csr_array
 
-from pymc_kameleon.latent_gp.prior import perturbed
+from pymc_kameleon.latent_gp.linear_predictor import perturbed
 from pymc_kameleon.model.model_function import ModelFunction
 
 MANY, N_PROBES, ROUNDS = 2000, 64, 12

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from pymc.distributions.multivariate import ICARRV
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
@@ -147,7 +148,7 @@ class SumPenalty(NamedTuple):
 def _sum_penalty(model, variable) -> SumPenalty | None:
     """Take the penalty of the sum out of the density of `pm.ICAR`; None for other variables."""
     node = variable.owner
-    if type(node.op).__name__ != "ICARRV":
+    if not isinstance(node.op, ICARRV):
         return None
     deviation = node.op.dist_params(node)[2]
     no_penalty = pt.constant(NO_PENALTY, dtype="float64")

@@ -33,7 +33,12 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
     solve_root,
 )
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.linear_predictor import element_names, predictions_of, shape_of
+from pymc_kameleon.latent_gp.linear_predictor import (
+    element_names,
+    name_of,
+    predictions_of,
+    shape_of,
+)
 from pymc_kameleon.latent_gp.precision_prior import PrecisionAt, Products
 from pymc_kameleon.latent_gp.prior import FreeVariable, ModelPrior, Prior, PriorAt
 from pymc_kameleon.latent_gp.reading import LatentFunction, likelihood_terms
@@ -279,7 +284,7 @@ class VectorPrior(PredictorPrior):
         self._functions = []
         for variable, function in linear.functions:
             graph = None if function is None else model.replace_rvs_by_values([function])[0]
-            own = variable.name if function is None else function.name
+            own = name_of(model, variable, function)
             self._functions.append(ModelPrior(model, own, variable, graph, shared, compile_kwargs))
         if linear.others:
             self._others = DensityPrior(model, linear.others, shapes[n:], shared, compile_kwargs)
@@ -415,15 +420,23 @@ class LatentVector(LatentFunction):
         terms = likelihood_terms(
             model, replaced, linear.variables, predictions, self.shared, argument
         )
-        centre = self.prior.centre
+        moving = set(self.shared.values())
         self.likelihood = ModelLikelihood(
-            model, self.name, terms, argument, self.size, centre, compile_kwargs, MOST_TOGETHER
+            model,
+            self.name,
+            terms,
+            argument,
+            self.size,
+            self.prior.centre,
+            compile_kwargs,
+            moving=moving,
+            most_together=MOST_TOGETHER,
         )
         self.prior.blocks = self.likelihood.blocks
         self.predictions = None
         if predictions:
             self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
-        self.follow_only(set(self.shared.values()))
+        self.follow_only(moving)
 
     def element_name(self, i: int) -> str:
         """Name of the i-th of the values that a step keeps: variables if there is a precision."""

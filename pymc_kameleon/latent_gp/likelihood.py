@@ -1,6 +1,9 @@
 """The factorising log likelihood of a latent function, with derivatives, from a PyMC model."""
 
+import math
+from collections.abc import Set
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -14,6 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import log_ndtr
 
+from pymc_kameleon.latent_gp.affine_graph import grouped
 from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments, log_expit, logit_moments
 from pymc_kameleon.latent_gp.blocks import Blocks
 from pymc_kameleon.latent_gp.log_normal_cdf import with_stable_normal_cdf
@@ -24,6 +28,9 @@ from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction
 PROBE_SCALES = (0.5, 0.1, 0.01, 0.0)
 """Standard deviations of the points, about the prior mean, where a likelihood is probed."""
 
+FEW, N_GROUPINGS = 64, 3
+"""Values that are moved one by one to see what depends on them; more, in groups, so many times."""
+
 
 class ModelLikelihood:
     """Log likelihood of the values of a latent function, as the sum of one term for each value.
@@ -32,12 +39,25 @@ class ModelLikelihood:
     graphs of `function` (N,), float64. It raises ValueError if the likelihood is not finite near
     `centre` (N,), the prior mean, or does not factorise. `has_curvature` is whether any second
     derivative is not 0: of -|y - f| all are, and Laplace's approximation knows nothing then.
+    `moving` are shared variables that change without a word; of others `data_changed` is told.
     Where terms may depend on several values, no more than `most_together` that share none with
     others, there are `blocks` of them, and no third derivatives.
     """
 
-    def __init__(self, model, name, terms, function, size, centre, compile_kwargs, most_together=1):
-        self._model, self._compile_kwargs = model, compile_kwargs
+    def __init__(
+        self,
+        model,
+        name,
+        terms,
+        function,
+        size,
+        centre,
+        compile_kwargs,
+        *,
+        moving: Set,
+        most_together: int = 1,
+    ):
+        self._model, self._compile_kwargs, self._moving = model, compile_kwargs, moving
         self._most_together, self._function = most_together, function
         self.name, self.size = name, size
         self.names = list(terms)
@@ -99,9 +119,7 @@ class ModelLikelihood:
                 f"The log likelihood of {self.name} is known as a whole only, not for each element "
                 "of the function. Write it without summing: a pm.Potential may be a vector."
             )
-        out = np.empty(self.n_outputs)
-        self.compiled_value.into(f, out)
-        return self._summed(out[N_TERMS:])
+        return self._summed(self._observations(f))
 
     def terms(self, f: np.ndarray) -> np.ndarray:
         """Values and first three derivatives at `f` (N,): an array (4, N).
@@ -163,7 +181,7 @@ class ModelLikelihood:
         if log_probability in self._known_labels:
             return self._known_labels[log_probability]
         labels = self._find_labels(log_probability)
-        if not self.compiled_value.shared():  # they are the same until the data change
+        if self._moving.isdisjoint(self.compiled_value.shared()):
             self._known_labels[log_probability] = labels
         return labels
 
@@ -190,10 +208,7 @@ class ModelLikelihood:
         rng = np.random.default_rng(0)
         for scale in PROBE_SCALES:
             probes = centre + scale * rng.standard_normal((2, self.size))
-            values = np.empty((2, self.n_outputs))
-            for f, value in zip(probes, values, strict=True):
-                self.compiled_value.into(f, value)
-            values = values[:, N_TERMS:]
+            values = np.array([self._observations(f) for f in probes])
             if np.all(np.isfinite(values)):
                 return probes
         first = int(np.flatnonzero(~np.isfinite(values[0]))[0])
@@ -251,26 +266,52 @@ class ModelLikelihood:
         self._block_derivatives = self._compile([self._gradient, *columns], self._function)
 
     def _values_together(self):
-        """Return blocks of the values that one observation depends on."""
-        f, rng = self._probes[0], np.random.default_rng(2)
-        outputs, moved = np.empty((2, self.n_outputs))
-        self.compiled_value.into(f, outputs)
-        rows, columns = [], []
-        for i in range(self.size):
-            other = f.copy()
-            other[i] += 0.1 * rng.standard_normal()
-            self.compiled_value.into(other, moved)
-            changed = np.flatnonzero(moved[N_TERMS:] != outputs[N_TERMS:])
-            rows.append(changed)
-            columns.append(np.full(changed.size, i))
-        rows, columns = np.concatenate(rows), np.concatenate(columns)
-        shape = (self.n_outputs - N_TERMS, self.size)
-        pattern = csr_array((np.ones(rows.size), (rows, columns)), shape=shape)
+        """Return blocks of the values that one observation depends on; None if they are many."""
+        pattern = self._dependence()
+        if pattern is None:
+            return None
         _, block = connected_components(pattern.T @ pattern, directed=False)
         order = np.argsort(block, kind="stable")
         number = np.empty(self.size, dtype=np.int64)
         number[order] = np.arange(self.size) - np.searchsorted(block[order], block[order])
         return Blocks.of(block, number)
+
+    def _dependence(self) -> csr_array | None:
+        """Return which observations (n,) depend on which values (N,); None if one does on many.
+
+        An observation may depend on those of which the group moves it, in each of several random
+        groupings; on which it does, groups tell of which no two may move one observation.
+        """
+        if self.size <= FEW:
+            return self._moved_by(np.arange(self.size))
+        rng, n_groups = np.random.default_rng(3), math.isqrt(self.size)
+        found: Any = None
+        for _ in range(N_GROUPINGS):
+            moved = self._moved_by(rng.permutation(self.size) % n_groups)
+            if moved is None:
+                return None
+            found = moved if found is None else found.multiply(moved)
+        return found.multiply(self._moved_by(grouped(csr_array(found)).of_column))
+
+    def _moved_by(self, group):
+        """Return which observations (n,) change with the `group` (N,) of which values (N,).
+
+        None if one changes with more groups than the values that it may depend on.
+        """
+        f, shift = self._probes[0], 0.1 * np.random.default_rng(2).standard_normal(self.size)
+        before = self._observations(f)
+        moved = (f + shift * (group == k) for k in range(group.max() + 1))
+        changed = np.array([self._observations(other) != before for other in moved])
+        if changed.sum(axis=0).max() > self._most_together:
+            return None
+        values = np.arange(self.size)
+        members = csr_array((np.ones(self.size), (group, values)))
+        return csr_array(changed.T.astype(float)) @ members
+
+    def _observations(self, f):
+        out = np.empty(self.n_outputs)
+        self.compiled_value.into(f, out)
+        return out[N_TERMS:]
 
 
 def _in_double_precision(graphs):

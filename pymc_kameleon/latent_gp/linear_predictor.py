@@ -9,46 +9,60 @@ from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.distributions.transforms import ZeroSumTransform
 from pymc.vartypes import discrete_types
+from pytensor import scalar
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import ViewOp
-from pytensor.gradient import NullTypeGradError, grad
+from pytensor.gradient import NullTypeGradError, grad, jacobian
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, io_toposort
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.sparse import math as sparse
+from pytensor.tensor.basic import (
+    Alloc,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp, Repeat
+from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
+from pymc_kameleon._compat import PUTS_BY_ARRAYS, TAKES_BY_ARRAYS, Cholesky, SolveBase
 from pymc_kameleon.model.model_function import IN_PYTHON
 
-OF_FIRST = {
-    "Subtensor",
-    "AdvancedSubtensor",
-    "AdvancedSubtensor1",
-    "DimShuffle",
-    "Reshape",
-    "SpecifyShape",
-    "Alloc",
-    "BroadcastTo",
-    "Split",
-    "Squeeze",
-    "ExpandDims",
-    "TensorFromScalar",
-    "ScalarFromTensor",
-    "Repeat",
-}
+OF_FIRST: tuple[type, ...] = (
+    Subtensor,
+    *TAKES_BY_ARRAYS,
+    DimShuffle,
+    Reshape,
+    SpecifyShape,
+    Alloc,
+    Split,
+    TensorFromScalar,
+    ScalarFromTensor,
+    Repeat,
+)
 """Operations that are linear in their first input, given the others."""
 
-OF_ALL = {
-    "Join",
-    "MakeVector",
-    "IncSubtensor",
-    "AdvancedIncSubtensor",
-    "AdvancedIncSubtensor1",
-}
+OF_ALL: tuple[type, ...] = (Join, MakeVector, IncSubtensor, *PUTS_BY_ARRAYS)
 """Operations that are linear in all inputs together; those that are indices do not count."""
 
-OF_ALL_NUMBERS = {"Add", "Sub", "Neg", "Identity", "Second"}
-"""The same among elementwise operations."""
+OF_ONE: tuple[type, ...] = (Dot, BatchedDot, sparse.Dot, sparse.TrueDot, sparse.StructuredDot)
+"""Products, which are linear in each of their factors."""
+
+OF_ALL_NUMBERS = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Second)
+"""Operations that are linear in all inputs together, among elementwise ones."""
+
+MIXING = (*OF_ONE, Sum, CumOp, SolveBase, OpFromGraph)
+"""Operations of which an element may depend on several of an input."""
 
 
 class Linear(NamedTuple):
@@ -70,17 +84,16 @@ class Linear(NamedTuple):
 
     @property
     def leaves(self) -> dict[Variable, int]:
-        """What stands for each of them in a graph, and its number: a function in all its copies."""
-        found: dict[Variable, int] = {}
-        for i, (variable, function) in enumerate(self.functions):
-            found |= dict.fromkeys(copies_of(variable if function is None else function), i)
-        return found | {v: len(self.functions) + i for i, v in enumerate(self.others)}
+        """What stands for each of them in a graph, and its number."""
+        made = [variable if f is None else f for variable, f in self.functions]
+        return {variable: i for i, variable in enumerate([*made, *self.others])}
 
 
-def copies_of(variable: Variable) -> list[Variable]:
-    """Return a variable and, if it is a Deterministic, the variable that it was made from."""
-    node = variable.owner
-    return [variable, *(node.inputs if node is not None and isinstance(node.op, ViewOp) else [])]
+def source_of(variable: Variable) -> Variable:
+    """Return what a `pm.Deterministic` was made from, all names taken away; else the variable."""
+    while variable.owner is not None and isinstance(variable.owner.op, ViewOp):
+        variable = variable.owner.inputs[0]
+    return variable
 
 
 def shape_of(variable: Variable) -> tuple[int, ...]:
@@ -115,7 +128,7 @@ def is_gaussian(model, variables: list[Variable], start: dict) -> bool:
     """
     transforms = [model.rvs_to_transforms.get(v) for v in variables]
     if any(v.dtype in discrete_types for v in variables) or any(
-        t is not None and type(t).__name__ != "ZeroSumTransform" for t in transforms
+        t is not None and not isinstance(t, ZeroSumTransform) for t in transforms
     ):
         return False
     values = [model.rvs_to_values[v] for v in variables]
@@ -168,39 +181,110 @@ def affine_nodes(outputs: Iterable[Variable], leaves: Iterable[Variable]) -> lis
         if affine.issuperset(given) and _is_affine(node, given) and not set(made) & set(outputs):
             affine.update(made)
         else:
-            found |= dict.fromkeys(v for v in given if v in affine)
+            found |= dict.fromkeys(source_of(v) for v in given if v in affine)
     return list(found)
+
+
+def function_behind(model, variable: Variable) -> Variable | None:
+    """Return the function of a free variable v ~ N(., .) (N,) that a model is whitened by.
+
+    It is the first vector of as many elements, an affine function of v, of which an element depends
+    on several of v's, as L v does, and through which alone v acts. None if there is none, or it is
+    not one to one, or that of another such variable too. Whether it has a name does not matter.
+    """
+    if not isinstance(variable.owner.op, NormalRV) or variable.ndim != 1:
+        return None
+    outputs = [v for v in [*model.basic_RVs, *model.potentials] if v is not variable]
+    rivals = [v for v in model.free_RVs if v.ndim and isinstance(v.owner.op, NormalRV)]
+    for graph, mixes in _affine_graphs(variable, outputs).items():
+        is_vector = mixes and graph.ndim == 1 and shape_of(graph) == shape_of(variable)
+        if is_vector and variable not in ancestors(outputs, blockers=[graph]):
+            mixed = [v for v in rivals if _affine_graphs(v, [graph]).get(graph)]
+            return graph if mixed == [variable] and _is_one_to_one(model, graph, variable) else None
+    return None
+
+
+def name_of(model, variable: Variable, function: Variable | None) -> str:
+    """Return what users call a function: the first Deterministic that is affine in it."""
+    if function is None:
+        return variable.name
+    named = (d.name for d in model.deterministics if d in _affine_graphs(function, [d]))
+    return next(named, variable.name)
+
+
+def _affine_graphs(variable, outputs) -> dict[Variable, bool]:
+    """Graphs below `outputs` that are affine in a variable, and whether they mix its elements."""
+    found, dependent = {variable: False}, {variable}
+    for node in io_toposort([variable], outputs):
+        given = [v for v in node.inputs if v in dependent]
+        if not given or isinstance(node.op, Shape | Shape_i):
+            continue
+        dependent.update(node.outputs)
+        if all(v in found for v in given) and _is_affine(node, given):
+            operation = getattr(node.op, "core_op", node.op)
+            mixes = isinstance(operation, MIXING) or any(found[v] for v in given)
+            found |= dict.fromkeys(node.outputs, mixes)
+    return found
+
+
+def _is_one_to_one(model, graph, variable) -> bool:
+    """Whether an affine function of a free variable has a density, near the model's start."""
+    if cholesky_factors([graph]):
+        return True
+    values, (graph,) = model.value_vars, model.replace_rvs_by_values([graph])
+    matrix = jacobian(graph, model.rvs_to_values[variable], vectorize=True)
+    options = {"point_fn": False, "mode": IN_PYTHON, "on_unused_input": "ignore"}
+    rng, point = np.random.default_rng(0), model.initial_point()
+    point = [perturbed(point[v.name], 0.3, rng) for v in values]
+    matrix = model.compile_fn(matrix, inputs=values, **options)(*point)
+    return bool(np.linalg.matrix_rank(matrix) == len(matrix))
+
+
+def cholesky_factors(graphs: list[Variable]) -> list[Variable]:
+    """Return the Cholesky factors that are computed in some graphs."""
+    nodes = ((v, v.owner) for v in ancestors(graphs) if v.owner is not None)
+    return [v for v, node in nodes if isinstance(getattr(node.op, "core_op", node.op), Cholesky)]
+
+
+def perturbed(value, scale, rng):
+    """Return a value moved at random, if it is a real number."""
+    value = np.asarray(value)
+    if value.dtype.kind != "f":
+        return value
+    return (value + scale * rng.standard_normal(value.shape)).astype(value.dtype)
 
 
 def _is_affine(node: Apply, given: list[Variable]) -> bool:
     """Whether an operation is affine in those of its inputs that are `given`."""
     operation = getattr(node.op, "core_op", node.op)
-    name = type(operation).__name__
     positions = [i for i, v in enumerate(node.inputs) if v in given]
-    if isinstance(operation, ViewOp):
+    if isinstance(operation, ViewOp | Sum):
         return True
     if isinstance(operation, Elemwise):
         return _is_affine_number(operation.scalar_op, node, positions)
-    if isinstance(operation, CAReduce):
-        return name == "Sum"
-    if name == "CumOp":
+    if isinstance(operation, CumOp):
         return operation.mode == "add"
-    if "Dot" in name or name == "MatMul":
+    if isinstance(operation, OF_ONE):
         return len(positions) == 1
-    return (name in OF_FIRST and positions == [0]) or (
-        name in OF_ALL and all(node.inputs[i].dtype not in discrete_types for i in positions)
+    if isinstance(operation, SolveBase):
+        return positions == [1]
+    if isinstance(operation, OpFromGraph):  # as pt.einsum is
+        inner = _affine_graphs(operation.inner_inputs[positions[0]], operation.inner_outputs)
+        return len(positions) == 1 and inner.keys() >= set(operation.inner_outputs)
+    return (isinstance(operation, OF_FIRST) and positions == [0]) or (
+        isinstance(operation, OF_ALL)
+        and all(node.inputs[i].dtype not in discrete_types for i in positions)
     )
 
 
 def _is_affine_number(operation, node, positions):
-    name = type(operation).__name__
-    if name == "Cast":
+    if isinstance(operation, scalar.Cast):
         return node.outputs[0].dtype not in discrete_types
-    if name == "Mul":
+    if isinstance(operation, scalar.Mul):
         return len(positions) == 1
-    if name == "TrueDiv":
+    if isinstance(operation, scalar.TrueDiv):
         return positions == [0]
-    return name in OF_ALL_NUMBERS
+    return isinstance(operation, OF_ALL_NUMBERS)
 
 
 def predictions_of(model, linear: Linear) -> list[Variable]:
@@ -227,6 +311,17 @@ def is_process(model, variable, start: dict) -> bool:
         isinstance(variable.owner.op, MvNormalRV) and variable.ndim == 1
     )
     return not is_known and is_gaussian(model, [variable], start)
+
+
+def effects_of_observations(model, variables: list[Variable], start: dict) -> list[Variable]:
+    """Return those free normal vectors that have a linear predictor for each of their elements."""
+    found = []
+    for variable in variables:
+        if isinstance(variable.owner.op, NormalRV) and variable.ndim == 1:
+            nodes = linear_part(model, [], [variable], [variable], start).nodes
+            if shape_of(variable) in map(shape_of, nodes):
+                found.append(variable)
+    return found
 
 
 def joined_by_data(model, functions: list[tuple], more: list[tuple]) -> list[tuple]:

@@ -23,7 +23,12 @@ from pymc_kameleon.latent_gp.gaussian_sites import (
     factorised,
     solve_root,
 )
-from pymc_kameleon.latent_gp.linear_predictor import shape_of
+from pymc_kameleon.latent_gp.linear_predictor import (
+    cholesky_factors,
+    is_process,
+    perturbed,
+    shape_of,
+)
 from pymc_kameleon.model.model_function import IN_PYTHON, ModelFunction
 
 PERTURBATIONS = (0.3, 0.03, 0.0)
@@ -318,6 +323,11 @@ def _check_gaussian(model, variable):
     name = variable.name
     if not isinstance(variable.owner.op, NormalRV | MvNormalRV):
         kind = type(variable.owner.op).__name__.removesuffix("RV")
+        if is_process(model, variable, model.initial_point()):
+            raise ValueError(
+                f"{name} is distributed as {kind}, known by its density and not by a covariance "
+                f"matrix. Take LatentGPStep([{name}]), with fixed hyperparameters too."
+            )
         raise ValueError(
             f"{name} is not Gaussian a priori: it is distributed as {kind}. This step takes "
             "pm.gp.Latent(...).prior(...), pm.MvNormal, or an affine function of pm.Normal."
@@ -326,21 +336,11 @@ def _check_gaussian(model, variable):
         raise ValueError(f"{name} has a transform, so it is no Gaussian. Leave the transform out.")
 
 
-def _cholesky_factors(function) -> list:
-    factors = []
-    for variable in ancestors([function]):
-        if variable.owner is not None:
-            operation = getattr(variable.owner.op, "core_op", variable.owner.op)
-            if type(operation).__name__ == "Cholesky":
-                factors.append(variable)
-    return factors
-
-
 def _factorised_matrices(function, others):
     """Functions without arguments that return the matrices whose Cholesky factors f needs."""
     if function is None:
         return []
-    matrices = [factor.owner.inputs[0] for factor in _cholesky_factors(function)]
+    matrices = [factor.owner.inputs[0] for factor in cholesky_factors([function])]
     replaced = clone_replace(matrices, replace=others, rebuild_strict=False)
     return [matrix.eval for matrix in replaced]
 
@@ -350,7 +350,7 @@ def _covariance_root(function, value, others, size):
 
     So it is for `pm.gp.Latent`, and the covariance of f is then known without a product.
     """
-    factors = _cholesky_factors(function)
+    factors = cholesky_factors([function])
     if len(factors) != 1 or value in ancestors(factors):
         return None
     (root,) = factors
@@ -375,11 +375,3 @@ def _covariance_root(function, value, others, size):
             is_root = np.allclose(found, start + factor @ v, rtol=rtol, atol=rtol * scale)
             return root if is_root else None
     return None
-
-
-def perturbed(value, scale, rng):
-    """Return a value moved at random, if it is a real number."""
-    value = np.asarray(value)
-    if value.dtype.kind != "f":
-        return value
-    return (value + scale * rng.standard_normal(value.shape)).astype(value.dtype)

@@ -14,7 +14,12 @@ from pytensor.graph.traversal import ancestors
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon.latent_gp.likelihood import ModelLikelihood
-from pymc_kameleon.latent_gp.linear_predictor import copies_of, shape_of
+from pymc_kameleon.latent_gp.linear_predictor import (
+    function_behind,
+    name_of,
+    shape_of,
+    source_of,
+)
 from pymc_kameleon.latent_gp.prior import ModelPrior
 from pymc_kameleon.model.estimated_loglikelihood import estimates
 from pymc_kameleon.model.model_function import IN_PYTHON, SharedValues
@@ -33,8 +38,8 @@ def free_variable(model, var) -> tuple:
     """Find a latent function and the free random variable behind it.
 
     `var` is either, or the name of either. The free variable is returned first, then the function,
-    None if it is the free variable itself. ValueError if there is none, or it is discrete, or no
-    vector.
+    None if it is the free variable itself. Of a free variable it is that of `function_behind`.
+    ValueError if there is none, or it is discrete, or no vector.
     """
     var = variable_of(model, var)
     if var in model.observed_RVs:
@@ -54,19 +59,7 @@ def free_variable(model, var) -> tuple:
             "Give each output of a Gaussian process a function and a step of its own."
         )
     if var in model.free_RVs:
-        functions = [
-            d
-            for d in model.deterministics
-            if d.ndim == 1 and shape_of(d) == shape_of(var) and _is_affine(model, d, var)
-        ]
-        copies = [copy for function in functions for copy in copies_of(function)]
-        direct = var in ancestors([*model.observed_RVs, *model.potentials], blockers=copies)
-        if len(functions) > 1 and not direct:
-            raise ValueError(
-                f"vars: {', '.join(d.name for d in functions)} are all affine functions of "
-                f"{var.name}. Name the one that the likelihood depends on."
-            )
-        return var, None if direct or not functions else functions[0]
+        return var, function_behind(model, var)
     candidates = [rv for rv in model.free_RVs if rv.ndim == 1 and shape_of(rv) == shape_of(var)]
     candidates = [rv for rv in candidates if _is_affine(model, var, rv)]
     if len(candidates) != 1:
@@ -76,22 +69,23 @@ def free_variable(model, var) -> tuple:
             f"length, and of these {found} was found. Name the free variable, vars=[...]. If this "
             "is a function of pm.gp.HSGP, it is linear in its coefficients: take NUTS."
         )
-    return candidates[0], var
+    return candidates[0], source_of(var)
 
 
 class LatentFunction:
     """Everything about a latent function f that its samplers and approximations need.
 
-    `initial_point` has the values of the other variables. `value_variable` is what `pm.sample`
-    moves; `shared` are the value variables of the other free variables, with their shared
-    variables. `predictions` are what is drawn given everything else, here nothing.
+    `var` is as `free_variable` takes it, or what it returned. `initial_point` has the values of the
+    other variables. `value_variable` is what `pm.sample` moves; `shared` are the value variables of
+    the other free variables, with their shared variables. `predictions` are what is drawn given
+    everything else, here nothing.
     """
 
     predictions = None
 
     def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):
-        variable, function = free_variable(model, var)
-        self.name = variable.name if function is None else function.name
+        variable, function = var if isinstance(var, tuple) else free_variable(model, var)
+        self.name = name_of(model, variable, function)
         self.value_variable = model.rvs_to_values[variable]
         self.value_variables = [self.value_variable]
         point = model.initial_point() if initial_point is None else initial_point
@@ -102,13 +96,20 @@ class LatentFunction:
         self.size = self.prior.size
         # Double precision whatever the model's: structure is found by comparing values.
         argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
-        copies = copies_of(variable if function is None else function)
-        replaced = dict.fromkeys(copies, argument)
+        replaced = {variable if function is None else function: argument}
         terms = likelihood_terms(model, replaced, [variable], [], self.shared, argument)
+        moving = set(self.shared.values())
         self.likelihood = ModelLikelihood(
-            model, self.name, terms, argument, self.size, self.prior.centre, compile_kwargs
+            model,
+            self.name,
+            terms,
+            argument,
+            self.size,
+            self.prior.centre,
+            compile_kwargs,
+            moving=moving,
         )
-        self.follow_only(set(self.shared.values()))
+        self.follow_only(moving)
 
     def element_name(self, i: int) -> str:
         """Name of the i-th of the values that a step keeps."""

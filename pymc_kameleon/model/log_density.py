@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.distributions.continuous import FlatRV, HalfFlatRV
+from pymc.distributions.multivariate import ICARRV
 from pymc.logprob.transforms import CircularTransform, LogTransform
 from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements, rewrite_pregrad
 from pymc.util import get_value_vars_from_user_vars
@@ -40,8 +42,8 @@ LONGEST_LOG = 3.0
 """A factor of 20 for a positive parameter. That of a prior meant to be uninformative, such as
 InverseGamma(0.01, 0.01), is 1e33: no first move or search should be as long."""
 
-IMPROPER = {"flat", "half_flat", "halfflat", "icar"}
-"""Names of PyMC's improper distributions."""
+IMPROPER = (FlatRV, HalfFlatRV, ICARRV)
+"""PyMC's improper distributions."""
 
 
 def continuous_variables(model) -> list:
@@ -198,7 +200,7 @@ class LogDensity:
     @property
     def has_proper_prior(self) -> bool:
         """Whether no free variable of the model has an improper distribution."""
-        return not any(getattr(rv.owner.op, "name", None) in IMPROPER for rv in self.model.free_RVs)
+        return not any(isinstance(rv.owner.op, IMPROPER) for rv in self.model.free_RVs)
 
     def has_two_bounds(self) -> np.ndarray:
         """Whether each raveled coordinate (d,) has two bounds in its natural space."""

@@ -20,6 +20,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import TensorType
 from scipy.linalg import LinAlgError
 
+from pymc_kameleon._compat import PUTS_BY_ARRAYS, TAKES_BY_ARRAYS
 from pymc_kameleon._threads import all_threads
 from pymc_kameleon.mcmc.numba_bridge import (
     BY_ADDRESS,
@@ -374,8 +375,9 @@ def _indexes_by_shared_values(graph) -> bool:
         return isinstance(variable.type, TensorType) and np.dtype(variable.dtype).kind in "biu"
 
     for variable in ancestors([graph]):
-        if variable.owner is not None and type(variable.owner.op).__name__.startswith("Advanced"):
-            indices = [v for v in variable.owner.inputs if is_index(v)]
+        node = variable.owner
+        if node is not None and isinstance(node.op, (*TAKES_BY_ARRAYS, *PUTS_BY_ARRAYS)):
+            indices = [v for v in node.inputs if is_index(v)]
             if any(isinstance(v, SharedVariable) for v in ancestors(indices)):
                 return True
     return False

@@ -67,7 +67,7 @@ class LatentGPStep(LatentGPTuning):
     vars : list of variables, optional
         A latent function, or several, and the variables to move with them; if none but a function
         is named, all Gaussian ones that add to the same linear predictor, and all continuous ones
-        that prior and likelihood of that depend on. Default all functions, areas and walks.
+        that prior and likelihood of that depend on, if any. Default all functions, areas and walks.
     approximation : {"ep", "laplace"}
         What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
         Without a gradient of the likelihood there are none, and hyperparameters move at a fixed
@@ -94,8 +94,8 @@ class LatentGPStep(LatentGPTuning):
     Sampler statistics, all float64:
 
     ================= =================================================================
-    `accept`          mean acceptance probability of hyperparameters
-    `accepted`        share of accepted moves
+    `accept`          mean acceptance probability of hyperparameters; 1 if there are none
+    `accepted`        share of accepted moves; 1 if there are none
     `scaling`         of the proposal
     `surrogate_share` share of moves that a surrogate of log p(theta | y) proposes
     `learnt_sites`    1 if sites are a function of the hyperparameters, 0 if constant
@@ -112,7 +112,8 @@ class LatentGPStep(LatentGPTuning):
     twice, four times, ... as many. They teach a surrogate of log p(theta | y), which makes
     proposals beside those of differences of earlier points, and sites as a function of theta, which
     take the place of constant ones if more moves are accepted with them. Tuning ends all that.
-    Ratios are exact.
+    Ratios are exact. Without hyperparameters, where all scales are known, the function alone moves,
+    with sites that are fitted at draws 0, 1, 2, 4, ... of tuning and at the first one after it.
 
     References
     ----------
@@ -213,9 +214,10 @@ class LatentGPStep(LatentGPTuning):
         # together.
         self.returned = None
         self.chain.outcome[:] = 0.0
+        before = self.position
         self.position, statistics = self._transitions()
         self.draw += 1
-        is_unmoved = statistics["accepted"] == 0.0
+        is_unmoved = statistics["accepted"] == 0.0 or np.array_equal(self.position, before)
         self.returned = self._drawn(q0.data.dtype)
         self._report(statistics, moved=not is_unmoved)
         return RaveledVars(self.returned.copy(), q0.point_map_info), [statistics]
@@ -280,12 +282,15 @@ class LatentGPStep(LatentGPTuning):
         target.hold(self._point, self.rng)
         n_slice_evaluations = 0
         for _ in range(self.steps_per_draw):
-            self._move_hyperparameters(target)
+            if self.joint.dim:
+                self._move_hyperparameters(target)
+            self.transition += 1
             n_slice_evaluations += self._move_function(target)
         chain = self.chain
+        accepted = chain.outcome / self.steps_per_draw if self.joint.dim else np.ones(2)
         statistics = {
-            "accept": chain.outcome[ACCEPTANCE] / self.steps_per_draw,
-            "accepted": chain.outcome[ACCEPTED] / self.steps_per_draw,
+            "accept": accepted[ACCEPTANCE],
+            "accepted": accepted[ACCEPTED],
             "surrogate_share": 0.0,
             **self.learner.statistics(),
             "learnt_sites": float(len(self.sites.precision) > 1),
@@ -304,7 +309,6 @@ class LatentGPStep(LatentGPTuning):
             with all_or_nothing(learner):
                 learner.update(chain.position, True, rng)
         self._point = move_hyperparameters(target, self._point, chain, learner, rng, self.tune)
-        self.transition += 1
         if self.tune and self.history is not None:
             record(self.history, chain.position)
 

@@ -85,7 +85,7 @@ class LatentGPTuning(LatentFunctionStep):
         self.history = new_history(N_HISTORY, x.size)
         self.pilots = no_pilots(x.size, self.joint.flat_sites())
         self.learner.begin_with_scales(FIRST_SHARE * self.joint.scales)
-        if self.tune and self.joint.likelihood.has_gradient:
+        if self.tune and self.joint.likelihood.has_gradient and self.joint.dim:
             self._search(x)
 
     def _search(self, x):
@@ -155,7 +155,7 @@ class LatentGPTuning(LatentFunctionStep):
         if not self.joint.likelihood.has_gradient:
             return
         sites = self.sites
-        if self.tune and self.transition >= self.next_lesson:
+        if self.tune and self.joint.dim and self.transition >= self.next_lesson:
             self._take_lesson()
         elif self.next_fit is not None and self.draw >= self.next_fit:
             self._fit()

@@ -4,14 +4,17 @@ import logging
 import math
 
 import numpy as np
+import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.basic import MvNormalRV, NormalRV
+from pytensor.tensor.random.basic import MvNormalRV
 
 from pymc_kameleon.latent_gp.gaussian_sites import Sites
 from pymc_kameleon.latent_gp.latent_vector import Dependent, LatentVector, VectorAt
 from pymc_kameleon.latent_gp.linear_predictor import (
+    effects_of_observations,
+    function_behind,
     is_process,
     joined_by_data,
     linear_part,
@@ -35,8 +38,8 @@ class JointModel:
 
     `vars` names the latent function, and hyperparameters if not all of them are to be moved. Theta
     has the value variables `hyperparameters`, in the model's order, of `shapes`, `dim` numbers in
-    all, and `scales` (d,) those of their prior. `others` are the value variables that other steps
-    move.
+    all, none where scales are known, and `scales` (d,) those of their prior. `others` are the value
+    variables that other steps move.
     """
 
     def __init__(self, model, vars=None, *, initial_point=None, compile_kwargs=None):
@@ -58,9 +61,7 @@ class JointModel:
             variable.set_value(variable.get_value(), borrow=True)
         self.others = {value: s for value, s in shared.items() if value not in set(values)}
         self.function.follow_only(set(self.others.values()), ignored=set(self._shared))
-        names = [value.name for value in values]
-        drawn = prior_draws(model, names, N_PRIOR_POINTS, seed=0, only_drawable=False)
-        self.scales = prior_scales(drawn) if len(drawn) else np.ones(self.dim)
+        self.scales = self._find_scales(model, [value.name for value in values])
         self._log_prior = self._compile_log_prior(model, values, point, compile_kwargs or None)
         self._seen_log_prior = SharedValues(self._log_prior, set(self.others.values()))
         if isinstance(self.function, LatentVector):
@@ -146,12 +147,13 @@ class JointModel:
             found = [v for v in found if v in named]
         else:
             _refuse_functions(model, name, found)
-        if not found:
-            raise ValueError(
-                f"vars: {name} has no continuous hyperparameters: its prior and likelihood are "
-                f"known. Take EllipticalSliceStep([{name}]), which needs none."
-            )
         return found
+
+    def _find_scales(self, model, names):
+        if not names:
+            return np.ones(0)
+        drawn = prior_draws(model, names, N_PRIOR_POINTS, seed=0, only_drawable=False)
+        return prior_scales(drawn) if len(drawn) else np.ones(self.dim)
 
     def _compile_log_prior(self, model, values, point, compile_kwargs):
         latent = [*self.function.value_variables, *self.predicted]
@@ -165,6 +167,9 @@ class JointModel:
                 "A term of the model is an estimate, and this step takes log densities for exact. "
                 "Take KameleonStep(pseudo_marginal=True)."
             )
+        if not values:
+            nothing = pt.vector(shape=(0,), dtype="float64")
+            return ModelFunction(model, [nothing.sum()], nothing, 0, compile_kwargs)
         outputs, joined = join_nonshared_inputs(
             point, [graph.astype("float64")], values, self.others
         )
@@ -184,6 +189,8 @@ def named_variables(model, vars, start):
         free = [rv for rv in model.free_RVs if rv in told]
         functions = [rv for rv in free if _is_function(model, rv)]
         processes = [rv for rv in free if is_process(model, rv, start)]
+        if not functions and not processes:
+            processes = effects_of_observations(model, free, start)
         if not functions and not processes:
             raise ValueError(NO_FUNCTION)
         return functions, processes, None
@@ -214,10 +221,10 @@ def named_variables(model, vars, start):
 def _latent(model, functions, processes, named, point, compile_kwargs):
     """Return the latent function: that of the one variable, or the linear predictors of several."""
     options = {"initial_point": point, "compile_kwargs": compile_kwargs}
-    pairs = [free_variable(model, var) for var in functions]
+    pairs = [_pair(model, var) for var in functions]
     if named is None:
         more = [v for v in model.free_RVs if v not in dict(pairs)]
-        found = [free_variable(model, v) for v in more if _is_function(model, v)]
+        found = [_pair(model, v) for v in more if _is_function(model, v)]
         pairs += joined_by_data(model, pairs, found)
         candidates = [v for v in more if v not in dict(found)]
     else:
@@ -225,10 +232,8 @@ def _latent(model, functions, processes, named, point, compile_kwargs):
     while True:
         linear = linear_part(model, pairs, candidates, processes, point)
         own = {*linear.variables, *predictions_of(model, linear)}
-        rest = model.free_RVs if named is None else candidates
-        if len(pairs) == 1 and (own == set(dict(pairs)) or own.issuperset(rest)):
-            # Nothing else is linear, or there would be no hyperparameter to move.
-            return LatentFunction(model, pairs[0][0], **options)
+        if len(pairs) == 1 and own == set(dict(pairs)):  # nothing else is linear
+            return LatentFunction(model, pairs[0], **options)
         for variable in linear.others if pairs else []:
             _check_size(model, variable)
         try:
@@ -240,19 +245,18 @@ def _latent(model, functions, processes, named, point, compile_kwargs):
             candidates = [v for v in candidates if v is not error.worst]
 
 
+def _pair(model, var):
+    """Return a free variable, and what it stands behind: as the model is written, or `var` says."""
+    variable, function = free_variable(model, var)
+    behind = function_behind(model, variable)
+    return variable, function if behind is None else behind
+
+
 def _is_function(model, rv) -> bool:
     """Whether a free variable is, or stands behind, a function with a covariance matrix."""
-    if (
-        rv.ndim != 1
-        or rv not in model.free_RVs
-        or not isinstance(rv.owner.op, NormalRV | MvNormalRV)
-    ):
+    if rv.ndim != 1 or rv not in model.free_RVs:
         return False
-    try:
-        _, function = free_variable(model, rv)
-    except ValueError:
-        return True  # It has several functions: whoever takes it apart says which.
-    return function is not None or isinstance(rv.owner.op, MvNormalRV)
+    return isinstance(rv.owner.op, MvNormalRV) or function_behind(model, rv) is not None
 
 
 NO_FUNCTION = (

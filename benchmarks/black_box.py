@@ -34,10 +34,10 @@ from pymc_kameleon import (
     KameleonStep,
     SurrogateHMCStep,
 )
+from pymc_kameleon.approximate.checked_exploration import CheckedExploration
+from pymc_kameleon.approximate.exploration import Explorer
+from pymc_kameleon.approximate.trust import marginal_total_variation
 from pymc_kameleon.distributed.run import shared_tuning
-from pymc_kameleon.steps.checked_exploration import CheckedExploration
-from pymc_kameleon.steps.exploration import Explorer
-from pymc_kameleon.surrogate.trust import marginal_total_variation
 
 __all__ = ["SAMPLERS", "TARGETS", "Step", "add_arguments", "run"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from scipy.io import loadmat
 
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, factorised
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, factorised
 
 __all__ = ["read", "squared_exponential"]
 

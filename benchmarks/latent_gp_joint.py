@@ -14,7 +14,7 @@ import pymc as pm
 from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
 from benchmarks.sampling import dataset, sample
 from pymc_kameleon import EllipticalSliceStep, KameleonStep, LatentGPStep, dispersed_starts
-from pymc_kameleon.latent_gp.gaussian_sites import cholesky_of
+from pymc_kameleon.latent_gp.gaussian.sites import cholesky_of
 
 __all__ = ["add_arguments", "run"]
 

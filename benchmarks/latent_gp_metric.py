@@ -8,7 +8,7 @@ from scipy.linalg import blas, lapack
 from scipy.special import expit
 
 from benchmarks.common import SEED, heading, mark, show, write
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, factorised
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, factorised
 from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry, Metric
 from pymc_kameleon.latent_gp.riemannian_trajectory import leapfrog_step
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget

@@ -10,13 +10,13 @@ import numpy as np
 from benchmarks.common import SEED, DrivenStep, heading, mark, show, write
 from benchmarks.simulators import logistic_regression, simulate_logistic_regression
 from pymc_kameleon import AdaptiveMetropolisStep, MALAStep
-from pymc_kameleon.surrogate import GPSurrogate
-from pymc_kameleon.surrogate.sparse_gp import (
+from pymc_kameleon.gp.sparse_gp import (
     SparseGP,
     add_centre,
     log_surrogate,
     predict_with_gradient,
 )
+from pymc_kameleon.surrogate import GPSurrogate
 
 __all__ = ["add_arguments", "run"]
 

@@ -12,13 +12,13 @@ from benchmarks.black_box import TARGETS, Step, draw_by_step, errors, reference_
 from benchmarks.black_box_targets import starting_points
 from benchmarks.common import heading, show, write
 from pymc_kameleon import SurrogateHMCStep
-from pymc_kameleon.surrogate.triangular_map import identity_map
+from pymc_kameleon.gp.triangular_map import identity_map
 
 __all__ = ["PARTS", "add_arguments", "run"]
 
 STEP = "pymc_kameleon.steps.surrogate_hmc"
-LEARNER = "pymc_kameleon.surrogate.trajectory_adaptation"
-FIT = "pymc_kameleon.surrogate.sparse_gp_fit"
+LEARNER = "pymc_kameleon.surrogate.learner"
+FIT = "pymc_kameleon.gp.sparse_gp_fit"
 
 PARTS: dict[str, tuple[dict, dict, bool]] = {
     "all parts": ({}, {}, False),

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
         pseudo_marginal,
         targets,
     )
+    from pymc_kameleon.approximate.surrogate_posterior import surrogate_posterior
     from pymc_kameleon.evidence import compare_evidence, log_evidence
     from pymc_kameleon.kernels import random_features
-    from pymc_kameleon.learnt_posterior import surrogate_posterior
+    from pymc_kameleon.model.black_box import black_box
     from pymc_kameleon.model.initial_points import dispersed_starts
-    from pymc_kameleon.model.simulator import black_box
     from pymc_kameleon.steps import (
         AdaptiveMetropolisStep,
         EllipticalSliceStep,
@@ -71,13 +71,13 @@ __all__ = [
 _WHERE = {
     "EvaluationStore": "store",
     "GPSurrogate": "surrogate",
-    "black_box": "model.simulator",
+    "black_box": "model.black_box",
     "compare_evidence": "evidence",
     "dispersed_starts": "model.initial_points",
     "log_evidence": "evidence",
     "random_features": "kernels",
     "register": "steps.kameleon",
-    "surrogate_posterior": "learnt_posterior",
+    "surrogate_posterior": "approximate.surrogate_posterior",
     "unregister": "steps.kameleon",
 } | {name: "steps" for name in __all__ if name.endswith("Step")}
 

@@ -26,8 +26,8 @@ from scipy.integrate import ODEintWarning, odeint
 from scipy.stats import gaussian_kde
 
 from pymc_kameleon.diagnostics import efficiency_table
+from pymc_kameleon.model.black_box import black_box
 from pymc_kameleon.model.initial_points import dispersed_starts
-from pymc_kameleon.model.simulator import black_box
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.plots.common import INK, STYLE
 from pymc_kameleon.steps import KameleonStep

@@ -327,7 +327,7 @@ def quick_fits(monkeypatch):
 
     For what does not depend on how well it fits.
     """
-    monkeypatch.setattr("pymc_kameleon.surrogate.trajectory_adaptation.N_TYPICAL", 50)
+    monkeypatch.setattr("pymc_kameleon.surrogate.learner.N_TYPICAL", 50)
     monkeypatch.setattr("pymc_kameleon.surrogate.transition.HEATS", (4.0, 0.0))
     monkeypatch.setattr("pymc_kameleon.surrogate.trajectory.LENGTHS", LENGTHS[:9])
 

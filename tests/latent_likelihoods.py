@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import erfcx, expit, gammaln, log_ndtr
 
-from pymc_kameleon.latent_gp.gaussian_sites import factorised
+from pymc_kameleon.latent_gp.gaussian.sites import factorised
 
 
 class ClosedForm:

@@ -5,9 +5,9 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from pymc_kameleon import GPSurrogate
+from pymc_kameleon.gp.covariances import COVARIANCES
+from pymc_kameleon.gp.sparse_gp import add_centre, new_sparse_gp
 from pymc_kameleon.surrogate import FittedSurrogate
-from pymc_kameleon.surrogate.covariances import COVARIANCES
-from pymc_kameleon.surrogate.sparse_gp import add_centre, new_sparse_gp
 from pymc_kameleon.targets import Banana
 
 TARGET = Banana(bananicity=0.1, variance=100.0, dim=2)

@@ -23,9 +23,9 @@ from pymc_kameleon import (
     surrogate_posterior,
 )
 from pymc_kameleon._compat import group_dataset
-from pymc_kameleon.guarded_call import GuardedCall, ParallelCalls
-from pymc_kameleon.model.simulator import Calls
-from pymc_kameleon.steps.look_ahead import _copied
+from pymc_kameleon.model.black_box import Calls
+from pymc_kameleon.model.guarded_call import GuardedCall, ParallelCalls
+from pymc_kameleon.steps.chain.look_ahead import _copied
 
 TIMES = np.array([0.5, 1.0, 2.0, 4.0])
 MEASURED = np.array([1.7, 1.1, 0.5, 0.05])

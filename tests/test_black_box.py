@@ -23,7 +23,7 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.op import Op
 
 from pymc_kameleon import EvaluationStore, KameleonStep
-from pymc_kameleon.model.black_box import converted
+from pymc_kameleon.model.operations import converted
 
 try:
     from pytensor.conditional.op import ifelse

@@ -15,7 +15,7 @@ import pytest
 from models import begin, drive, has_ended, run, sample
 
 from pymc_kameleon import EvaluationStore, KameleonStep, SurrogateHMCStep, black_box
-from pymc_kameleon.model.simulator import Calls
+from pymc_kameleon.model.black_box import Calls
 
 WEIGHTS = np.array([1.0, 2.0, 4.0])
 

@@ -11,8 +11,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.dispatch import numba_funcify
 
 from pymc_kameleon import EvaluationStore, KameleonStep, black_box
-from pymc_kameleon.model.simulator import CompiledSimulator
-from pymc_kameleon.store import describe
+from pymc_kameleon.model.black_box import CompiledSimulator
+from pymc_kameleon.store.evaluation_store import describe
 
 DAYS = np.arange(1.0, 9.0)
 SEEN = [14.9, 11.1, 8.1, 6.2, 4.4, 3.4, 2.3, 1.9]

@@ -22,7 +22,7 @@ from pymc_kameleon import (
 from pymc_kameleon.diagnostics import efficiency_table
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.steps.kept_estimate import N_FRESH, UNMOVED
+from pymc_kameleon.steps.chain.kept_estimate import N_FRESH, UNMOVED
 
 
 class NormalEstimate:

@@ -23,7 +23,7 @@ from pymc_kameleon import (
     SurrogateHMCStep,
 )
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.stored_density import StoredDensity
+from pymc_kameleon.store.stored_density import StoredDensity
 
 NO_STORE = r"run\.sqlite cannot be used as a store"
 

@@ -7,22 +7,22 @@ from models import BlackBox, begin, drive, run
 from scipy import linalg
 
 from pymc_kameleon import GPSurrogate, KameleonStep, SurrogateHMCStep, surrogate_posterior
-from pymc_kameleon.surrogate.posterior import surrogate_gradients, surrogate_values
-from pymc_kameleon.surrogate.sparse_gp_fit import (
+from pymc_kameleon.approximate.trust import marginal_total_variation
+from pymc_kameleon.gp.sparse_gp_fit import (
     TooFewValues,
     distinct,
     fit_sparse_gp,
     most_informative,
     typical_map,
 )
-from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
-from pymc_kameleon.surrogate.trust import marginal_total_variation
-from pymc_kameleon.surrogate.typical_set import (
+from pymc_kameleon.gp.typical_set import (
     TypicalSet,
     around_the_mode,
     clipped_residuals,
     typical_set,
 )
+from pymc_kameleon.surrogate.learner import TrajectoryLearner
+from pymc_kameleon.surrogate.posterior import surrogate_gradients, surrogate_values
 
 pytestmark = pytest.mark.numerics
 

@@ -16,9 +16,9 @@ import pytest
 from models import sample
 
 from pymc_kameleon import EvaluationStore, KameleonStep, black_box
+from pymc_kameleon.approximate.exploration import Explorer
+from pymc_kameleon.approximate.parallel_evaluations import ParallelDensity
 from pymc_kameleon.model.forks import libraries_of, refuse_lost_threads, runs_in_forks
-from pymc_kameleon.steps.exploration import Explorer
-from pymc_kameleon.steps.parallel_evaluations import ParallelDensity
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork"

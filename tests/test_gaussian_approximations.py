@@ -22,12 +22,12 @@ from pymc_kameleon.latent_gp.binary_likelihoods import (
     log_ndtr_derivatives,
     probit_moments,
 )
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     SiteProduct,
     expectation_propagation_approximation,
     laplace_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 
 pytestmark = pytest.mark.numerics

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from latent_likelihoods import squared_exponential
 
-from pymc_kameleon.latent_gp.gaussian_sites import (
+from pymc_kameleon.latent_gp.gaussian.sites import (
     Gaussian,
     SiteFactor,
     SiteProduct,
     Sites,
     with_sites,
 )
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian
+from pymc_kameleon.latent_gp.hyperparameters.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.riemannian_metric import Metric
 from pymc_kameleon.pseudo_marginal.gp_classification import ImportanceDensity
 

@@ -16,22 +16,26 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
-from pymc_kameleon.latent_gp.joint import target as target_module
-from pymc_kameleon.latent_gp.joint.conditional import ConditionalGaussian, constant_sites, fit_sites
-from pymc_kameleon.latent_gp.joint.learning import EvidenceLearner, approximate
-from pymc_kameleon.latent_gp.joint.target import (
+from pymc_kameleon.gp.typical_set import typical_depth
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.hyperparameters import target as target_module
+from pymc_kameleon.latent_gp.hyperparameters.conditional import (
+    ConditionalGaussian,
+    constant_sites,
+    fit_sites,
+)
+from pymc_kameleon.latent_gp.hyperparameters.learning import EvidenceLearner, approximate
+from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointTarget,
     log_density_terms,
     move_hyperparameters,
     slices,
 )
-from pymc_kameleon.latent_gp.prior import FreeVariable, PriorAt, UnfactorisedPrior
+from pymc_kameleon.latent_gp.reader.prior import FreeVariable, PriorAt, UnfactorisedPrior
 from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.history import record
-from pymc_kameleon.surrogate.typical_set import typical_depth
 
 pytestmark = pytest.mark.numerics
 

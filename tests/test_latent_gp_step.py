@@ -37,8 +37,8 @@ from pymc_kameleon.latent_gp import laplace
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.joint.learning import approximate
-from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior
+from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
+from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_posterior
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.steps import latent_gp_tuning
 
@@ -321,7 +321,7 @@ def large():
     ],
 )
 def test_what_is_refused(build, vars, options, words, monkeypatch):
-    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.joint_model.MOST_VALUES", 10)
+    monkeypatch.setattr("pymc_kameleon.latent_gp.hyperparameters.joint_model.MOST_VALUES", 10)
     with pm.Model() as model:
         build()
     with pytest.raises((ValueError, NotImplementedError), match=words):
@@ -381,7 +381,9 @@ def test_failed_approximations_are_no_pilots(monkeypatch):
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
     monkeypatch.setattr(latent_gp_tuning, "approximate", lambda *_: None)
-    monkeypatch.setattr("pymc_kameleon.latent_gp.joint.learning.approximate", lambda *_: None)
+    monkeypatch.setattr(
+        "pymc_kameleon.latent_gp.hyperparameters.learning.approximate", lambda *_: None
+    )
     points, statistics, _ = run(step, model, 250, tune=200)
     told = [s["warning"].message for s in statistics if "warning" in s]
     assert len(told) == 1 and "No Gaussian" in told[0]

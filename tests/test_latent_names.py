@@ -13,9 +13,9 @@ from test_latent_reading import LIKELIHOODS, standard_normal_function
 from test_latent_vector import MODELS, RING, N, made, names, predicted
 
 from pymc_kameleon import EllipticalSliceStep, LatentGPStep
-from pymc_kameleon.latent_gp.joint.joint_model import JointModel
-from pymc_kameleon.latent_gp.linear_predictor import function_behind
-from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
+from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
+from pymc_kameleon.latent_gp.reader.linear_predictor import function_behind
+from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction, free_variable
 
 try:
     from benchmarks.latent_models import PROBLEMS

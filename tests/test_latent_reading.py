@@ -9,8 +9,8 @@ import pytest
 from models import UNCOMPILED, BlackBox, negative_half_square
 
 from pymc_kameleon.latent_gp import expectation_propagation, interface, laplace
-from pymc_kameleon.latent_gp import likelihood as likelihood_module
-from pymc_kameleon.latent_gp.reading import LatentFunction, free_variable
+from pymc_kameleon.latent_gp.reader import likelihood as likelihood_module
+from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction, free_variable
 from pymc_kameleon.model.model_function import ModelFunction
 
 N = 5

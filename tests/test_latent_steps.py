@@ -39,8 +39,8 @@ from scipy import stats
 
 from pymc_kameleon import EllipticalSliceStep, KameleonStep, RiemannianHMCStep
 from pymc_kameleon.latent_gp import expectation_propagation
-from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.prior import ModelPrior
+from pymc_kameleon.latent_gp.gaussian.sites import Sites
+from pymc_kameleon.latent_gp.reader.prior import ModelPrior
 from pymc_kameleon.latent_gp.riemannian_metric import LocalGeometry
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps import elliptical_slice

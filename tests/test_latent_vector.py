@@ -15,21 +15,21 @@ from scipy import stats
 
 from pymc_kameleon import LatentGPStep
 from pymc_kameleon.adaptation.moments import MomentsLearner
-from pymc_kameleon.latent_gp import sparse_cholesky
-from pymc_kameleon.latent_gp.blocks import Blocks
-from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.joint.block_conditional import BlockConditional
-from pymc_kameleon.latent_gp.joint.conditional import constant_sites
-from pymc_kameleon.latent_gp.joint.joint_model import JointModel
-from pymc_kameleon.latent_gp.joint.learning import approximate
-from pymc_kameleon.latent_gp.joint.target import (
+from pymc_kameleon.latent_gp.gaussian import sparse_cholesky
+from pymc_kameleon.latent_gp.gaussian.blocks import Blocks
+from pymc_kameleon.latent_gp.gaussian.sites import Sites
+from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import covariance_times
+from pymc_kameleon.latent_gp.hyperparameters.block_conditional import BlockConditional
+from pymc_kameleon.latent_gp.hyperparameters.conditional import constant_sites
+from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
+from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
+from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointTarget,
     move_hyperparameters,
     slices,
     trajectory,
 )
-from pymc_kameleon.latent_gp.precision_prior import PrecisionConditional
-from pymc_kameleon.latent_gp.sparse_cholesky import covariance_times
+from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.model.initial_points import PriorSampler
 from pymc_kameleon.model.transforms import unconstrained

@@ -25,10 +25,10 @@ from pymc_kameleon.latent_gp.annealing import (
     anneal,
     learn_ladder,
 )
+from pymc_kameleon.latent_gp.gaussian.sites import Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.latent_evidence import (
     estimate_log_evidence,
     importance_sampling,

@@ -9,8 +9,8 @@ import pytest
 from models import UNCOMPILED
 from scipy.special import erf, expit, gammaln
 
-from pymc_kameleon.latent_gp.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
-from pymc_kameleon.latent_gp.reading import LatentFunction
+from pymc_kameleon.latent_gp.reader.log_normal_cdf import log_normal_cdf, with_stable_normal_cdf
+from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction
 
 pytestmark = pytest.mark.numerics
 

@@ -9,9 +9,9 @@ from scipy.signal import lfilter
 from test_contract import PYMC_6
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, ParallelTemperingStep
-from pymc_kameleon.steps import mixing
-from pymc_kameleon.steps.mixing import KeptDraws, slow_mixing
-from pymc_kameleon.steps.report import element_names
+from pymc_kameleon.steps.chain import mixing
+from pymc_kameleon.steps.chain.mixing import KeptDraws, slow_mixing
+from pymc_kameleon.steps.chain.report import element_names
 
 NAMES = ["a", "b[0]", "b[1]"]
 

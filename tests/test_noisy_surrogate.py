@@ -10,14 +10,14 @@ from scipy import stats
 
 from pymc_kameleon import AdaptiveMetropolisStep, GPSurrogate, KameleonStep, SurrogateHMCStep
 from pymc_kameleon.diagnostics import efficiency_table
-from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
-from pymc_kameleon.surrogate import delayed_acceptance
-from pymc_kameleon.surrogate.covariances import (
+from pymc_kameleon.gp.covariances import (
     COVARIANCES,
     fit_hyperparameters,
     log_marginal_likelihood,
 )
+from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
+from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.surrogate import delayed_acceptance
 
 NOISE = 1.0
 

@@ -18,8 +18,8 @@ from pymc_kameleon import (
     PCAKameleonStep,
     SurrogateHMCStep,
 )
+from pymc_kameleon.gp.typical_set import around_the_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.surrogate.typical_set import around_the_mode
 from pymc_kameleon.targets import Banana, CorrelatedGaussian
 
 pytestmark = pytest.mark.numerics

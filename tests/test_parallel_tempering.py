@@ -13,7 +13,7 @@ from pymc_kameleon import evidence
 from pymc_kameleon.adaptation.ladder import equal_rejections
 from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.proposals import tempering
-from pymc_kameleon.mcmc.trends import fit_trends, picks, propose_along
+from pymc_kameleon.mcmc.proposals.trends import fit_trends, picks, propose_along
 from pymc_kameleon.plots import plot_tempering
 from pymc_kameleon.steps import parallel_tempering
 from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep

@@ -128,7 +128,7 @@ from pymc_kameleon import AdaptiveMetropolisStep
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.surrogate.posterior import NO_PRIOR, everywhere, new_surrogate
 from pymc_kameleon.surrogate.posterior import surrogate_gradients
-from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
+from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
 days = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 7.0])
 with pm.Model() as model:
     asymptote, rate = pm.HalfNormal("asymptote", 50), pm.HalfNormal("rate", 2)

@@ -14,6 +14,7 @@ from models import begin, drive, sample
 from scipy.stats import chi2
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, SurrogateHMCStep
+from pymc_kameleon.gp.typical_set import typical_depth
 from pymc_kameleon.plots import (
     plot_adaptation,
     plot_efficiency,
@@ -22,7 +23,6 @@ from pymc_kameleon.plots import (
 )
 from pymc_kameleon.plots.surrogate import implied_acceptance
 from pymc_kameleon.surrogate.posterior import predicted
-from pymc_kameleon.surrogate.typical_set import typical_depth
 from pymc_kameleon.targets import Banana
 
 COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])

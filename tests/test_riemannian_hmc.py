@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from pymc_kameleon.latent_gp import riemannian_trajectory
-from pymc_kameleon.latent_gp.gaussian_sites import Sites, factorised
+from pymc_kameleon.latent_gp.gaussian.sites import Sites, factorised
 from pymc_kameleon.latent_gp.riemannian_metric import (
     LocalGeometry,
     Metric,

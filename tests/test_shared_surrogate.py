@@ -16,8 +16,8 @@ from pymc_kameleon import (
     MALAStep,
     SurrogateHMCStep,
 )
-from pymc_kameleon.surrogate.sparse_gp import predict
-from pymc_kameleon.surrogate.sparse_gp_fit import most_informative
+from pymc_kameleon.gp.sparse_gp import predict
+from pymc_kameleon.gp.sparse_gp_fit import most_informative
 from pymc_kameleon.targets import Banana
 from pymc_kameleon.testing import frozen, invariance_p_values
 

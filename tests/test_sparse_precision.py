@@ -6,18 +6,23 @@ from scipy import stats
 from scipy.linalg import LinAlgError
 from scipy.sparse import random_array
 
-from pymc_kameleon.latent_gp import affine_graph, precision_prior, sparse_cholesky
-from pymc_kameleon.latent_gp.affine_graph import grouped, matrix_of
-from pymc_kameleon.latent_gp.blocks import Blocks
-from pymc_kameleon.latent_gp.density_prior import Density
-from pymc_kameleon.latent_gp.gaussian_sites import Sites
-from pymc_kameleon.latent_gp.precision_prior import PrecisionAt, PrecisionConditional, Products
-from pymc_kameleon.latent_gp.sparse_cholesky import (
+from pymc_kameleon.latent_gp.gaussian import sparse_cholesky
+from pymc_kameleon.latent_gp.gaussian.blocks import Blocks
+from pymc_kameleon.latent_gp.gaussian.sites import Sites
+from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import (
     Pattern,
     SparseRoot,
     UpdatedRoot,
     WholeRoot,
     covariance_times,
+)
+from pymc_kameleon.latent_gp.reader import affine_graph, precision_prior
+from pymc_kameleon.latent_gp.reader.affine_graph import grouped, matrix_of
+from pymc_kameleon.latent_gp.reader.density_prior import Density
+from pymc_kameleon.latent_gp.reader.precision_prior import (
+    PrecisionAt,
+    PrecisionConditional,
+    Products,
 )
 
 

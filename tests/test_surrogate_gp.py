@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from surrogates import learn_all
 
-from pymc_kameleon.mcmc.coordinates import Standardization, standardization
-from pymc_kameleon.surrogate import GPSurrogate, sparse_gp_fit
-from pymc_kameleon.surrogate.covariances import (
+from pymc_kameleon.gp import sparse_gp_fit
+from pymc_kameleon.gp.covariances import (
     COVARIANCES,
     fit_hyperparameters,
     log_marginal_likelihood,
 )
-from pymc_kameleon.surrogate.gp_surrogate import MEANS
-from pymc_kameleon.surrogate.mean import Mean, fit_quadratic
-from pymc_kameleon.surrogate.sparse_gp import (
+from pymc_kameleon.gp.mean import Mean, fit_quadratic
+from pymc_kameleon.gp.sparse_gp import (
     add_centre,
     follow,
     log_surrogate,
@@ -26,8 +24,11 @@ from pymc_kameleon.surrogate.sparse_gp import (
     predict_with_gradient,
     value_and_gradient_at,
 )
-from pymc_kameleon.surrogate.sparse_gp_fit import cholesky_with_jitter, fit_sparse_gp
-from pymc_kameleon.surrogate.triangular_map import TriangularMap, identity_map
+from pymc_kameleon.gp.sparse_gp_fit import cholesky_with_jitter, fit_sparse_gp
+from pymc_kameleon.gp.triangular_map import TriangularMap, identity_map
+from pymc_kameleon.mcmc.coordinates import Standardization, standardization
+from pymc_kameleon.surrogate import GPSurrogate
+from pymc_kameleon.surrogate.gp_surrogate import MEANS
 
 KERNELS = list(COVARIANCES)
 

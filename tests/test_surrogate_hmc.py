@@ -15,6 +15,15 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from pymc_kameleon import SurrogateHMCStep
+from pymc_kameleon.gp.mean import Mean, confined, fit_quadratic, mean_value
+from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
+from pymc_kameleon.gp.triangular_map import (
+    fit_triangular_map,
+    gradient_in_u,
+    gradient_in_v,
+    identity_map,
+)
+from pymc_kameleon.gp.typical_set import clipped_residuals, typical_depth, typical_set
 from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import standardization
@@ -24,8 +33,9 @@ from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
-from pymc_kameleon.surrogate import trajectory, trajectory_adaptation, transition
-from pymc_kameleon.surrogate.mean import Mean, confined, fit_quadratic, mean_value
+from pymc_kameleon.surrogate import learner as trajectory_adaptation
+from pymc_kameleon.surrogate import trajectory, transition
+from pymc_kameleon.surrogate.learner import TrajectoryLearner
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
     everywhere,
@@ -38,16 +48,7 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_value_and_gradient,
     surrogate_values,
 )
-from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
-from pymc_kameleon.surrogate.trajectory_adaptation import TrajectoryLearner
 from pymc_kameleon.surrogate.transition import COLD
-from pymc_kameleon.surrogate.triangular_map import (
-    fit_triangular_map,
-    gradient_in_u,
-    gradient_in_v,
-    identity_map,
-)
-from pymc_kameleon.surrogate.typical_set import clipped_residuals, typical_depth, typical_set
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
 

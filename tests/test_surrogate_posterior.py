@@ -30,17 +30,17 @@ from pymc_kameleon import (
     surrogate_posterior,
 )
 from pymc_kameleon._compat import group_dataset, stacked
-from pymc_kameleon.steps import checked_exploration
-from pymc_kameleon.steps.exploration import Explorer
-from pymc_kameleon.surrogate import trajectory_adaptation
-from pymc_kameleon.surrogate.posterior import Support, everywhere, is_inside
-from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
-from pymc_kameleon.surrogate.trust import (
+from pymc_kameleon.approximate import checked_exploration
+from pymc_kameleon.approximate.exploration import Explorer
+from pymc_kameleon.approximate.trust import (
     expected_error,
     functions_drawn,
     marginal_total_variation,
     overconfidence,
 )
+from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
+from pymc_kameleon.surrogate import learner as trajectory_adaptation
+from pymc_kameleon.surrogate.posterior import Support, everywhere, is_inside
 
 pytestmark = pytest.mark.filterwarnings("ignore:These draws of .* are an approximation")
 

@@ -17,6 +17,7 @@ from pymc_kameleon import (
     KameleonStep,
     MALAStep,
 )
+from pymc_kameleon.gp.sparse_gp import predict
 from pymc_kameleon.mcmc.numba_bridge import evaluate
 from pymc_kameleon.surrogate import FittedSurrogate
 from pymc_kameleon.surrogate.acceptance_ratios import log_marginal_density
@@ -25,7 +26,6 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     accept_with_gradients,
     predict_into,
 )
-from pymc_kameleon.surrogate.sparse_gp import predict
 from pymc_kameleon.testing import frozen, invariance_p_values
 
 pytestmark = pytest.mark.numerics

@@ -12,6 +12,12 @@ import numpy as np
 import pytest
 from surrogates import gp_of
 
+from pymc_kameleon.gp.sparse_gp import (
+    add_centre,
+    follow,
+    log_surrogate,
+    predict_with_gradient,
+)
 from pymc_kameleon.surrogate.acceptance_ratios import (
     corrected_second_stage,
     first_stage,
@@ -19,12 +25,6 @@ from pymc_kameleon.surrogate.acceptance_ratios import (
     log_marginal_density,
     log_probability,
     second_stage,
-)
-from pymc_kameleon.surrogate.sparse_gp import (
-    add_centre,
-    follow,
-    log_surrogate,
-    predict_with_gradient,
 )
 
 N_STATES = 60

@@ -21,6 +21,7 @@ from pymc_kameleon.mcmc.proposals.tempering import (
     normals_of_scan,
     uniforms_of_scan,
 )
+from pymc_kameleon.mcmc.proposals.trends import N_COEFFICIENTS, fit_trends, picks
 from pymc_kameleon.mcmc.scalings import (
     LARGEST_LOG_SCALING,
     NO_RECURSION,
@@ -29,7 +30,6 @@ from pymc_kameleon.mcmc.scalings import (
     ScalingRecursion,
     target_acceptance,
 )
-from pymc_kameleon.mcmc.trends import N_COEFFICIENTS, fit_trends, picks
 from pymc_kameleon.model.initial_points import N_PRIOR_POINTS, PriorSampler
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.validation import checked_integer

@@ -13,7 +13,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon._compat import complete_step, steps_of
 from pymc_kameleon.mcmc.numba_bridge import parts_of
-from pymc_kameleon.model.black_box import operations
+from pymc_kameleon.model.operations import operations
 
 
 class Parcel(NamedTuple):

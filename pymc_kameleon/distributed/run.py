@@ -14,7 +14,7 @@ from pymc.sampling.parallel import ParallelSamplingError
 from pymc_kameleon._compat import progress_bars
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.distributed.worker import Found, Part, Task, run_round, same, stop, topic
-from pymc_kameleon.store import is_known
+from pymc_kameleon.store.evaluation_store import is_known
 
 PATIENCE = 0.5
 """Seconds after which the client looks whether it was interrupted."""

@@ -28,7 +28,7 @@ from pymc_kameleon.distributed.run import (
     tuning_rounds,
 )
 from pymc_kameleon.steps import KameleonStep, SurrogateHMCStep
-from pymc_kameleon.store import EvaluationStore
+from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.validation import checked_integer
 
 _log = logging.getLogger("pymc.kameleon")

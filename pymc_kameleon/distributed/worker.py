@@ -25,7 +25,7 @@ from pymc_kameleon.distributed.parcel import (
     traced,
     unpacked,
 )
-from pymc_kameleon.store import TABLES, EvaluationStore, as_bytes
+from pymc_kameleon.store.evaluation_store import TABLES, EvaluationStore, as_bytes
 
 INTERVAL = 0.2
 """Seconds between messages of one chain."""

@@ -13,7 +13,7 @@ import numpy as np
 from pymc.smc.kernels import systematic_resampling
 from scipy.special import softmax
 
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.riemannian_metric import needed_soft_floor
 from pymc_kameleon.latent_gp.riemannian_trajectory import RiemannianSettings, RiemannianState
 from pymc_kameleon.latent_gp.riemannian_trajectory import transition as riemannian

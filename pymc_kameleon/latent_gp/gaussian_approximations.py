@@ -17,7 +17,7 @@ from pymc_kameleon.latent_gp.binary_likelihoods import (
     log_ndtr_derivatives,
     probit_moments,
 )
-from pymc_kameleon.latent_gp.gaussian_sites import (
+from pymc_kameleon.latent_gp.gaussian.sites import (
     Gaussian,
     SiteFactor,
     SiteProduct,

@@ -19,7 +19,7 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
     laplace_approximation,
 )
 from pymc_kameleon.latent_gp.latent_evidence import Evidence, estimate_log_evidence
-from pymc_kameleon.latent_gp.reading import LatentFunction
+from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
 from pymc_kameleon.validation import checked_choice
 

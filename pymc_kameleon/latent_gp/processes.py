@@ -10,7 +10,7 @@ import cloudpickle
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-from pymc_kameleon.guarded_call import end_with_parent
+from pymc_kameleon.model.guarded_call import end_with_parent
 
 REFRESH = 0.2
 """Seconds between two refreshes of the bar."""

@@ -5,7 +5,7 @@ from functools import cached_property
 import numpy as np
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, SiteFactor, solve_root
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, SiteFactor, solve_root
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 
 ROUNDING = 1e-9

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from pymc_kameleon.latent_gp.gaussian_sites import Gaussian, Sites, with_sites
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, with_sites
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, evaluate, jit
 
 

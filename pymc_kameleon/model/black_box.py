@@ -1,213 +1,646 @@
-"""Operations written in Python, and what they may return."""
+"""Any Python function as a term of a model: a log-likelihood, or a curve for one of PyMC's."""
 
-from collections.abc import Callable, Iterator
-from operator import is_
+import functools
+import importlib
+import inspect
+import itertools
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numba
 import numpy as np
-from pytensor.compile.ops import FromFunctionOp
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import HasInnerGraph, Op
-from pytensor.graph.traversal import ancestors, io_toposort
-from pytensor.link.c.op import COp
-from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.type import TensorType
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numba.extending import is_jitted
+from pymc.initial_point import make_initial_point_fn
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.utils import MissingInputError
+from pytensor.link.numba.dispatch import numba_funcify
 
-from pymc_kameleon._compat import with_inner_graph
-from pymc_kameleon.mcmc.numba_bridge import TELLS_WRAPPED, is_registered, parts_of
+from pymc_kameleon.mcmc.numba_bridge import BY_ADDRESS, machine_code
+from pymc_kameleon.model.forks import refuse_lost_threads
+from pymc_kameleon.model.guarded_call import GuardedCall, Outcome, ParallelCalls, TimedCall
+from pymc_kameleon.model.operations import converted, described, wanted
+from pymc_kameleon.validation import checked_integer, checked_number, names_close_arguments
 
+if TYPE_CHECKING:
+    from pymc_kameleon.store.evaluation_store import EvaluationStore
 
-def operations(variables) -> Iterator[Op]:
-    """Operations in the graphs of `variables`, those inside of other ones among them."""
-    for variable in ancestors(variables):
-        if variable.owner is not None:
-            op = variable.owner.op
-            yield op
-            if isinstance(op, HasInnerGraph):
-                yield from operations(op.inner_outputs)
+__all__ = ["black_box"]
 
+_log = logging.getLogger("pymc.kameleon")
+_numbers = itertools.count()
 
-def is_black_box(op: Op) -> bool:
-    """Whether an operation is not PyTensor's own."""
-    package = type(op).__module__.split(".")[0]
-    return isinstance(op, FromFunctionOp) or package not in ("pytensor", "pymc", "pymc_extras")
-
-
-def is_in_numba(op: Op) -> bool:
-    """Whether Numba may know how to compile an operation."""
-    return not is_black_box(op) or is_registered(op)
+VECTORIZED = 8
+"""Points that a chain asks a vectorized function for at once, some of them in vain."""
 
 
-def has_black_box(graph) -> bool:
-    """Whether a graph holds an operation that is not PyTensor's own, or draws at random."""
-    return any(isinstance(op, RandomVariable) or is_black_box(op) for op in operations([graph]))
+@names_close_arguments
+def black_box(
+    function: Callable | None = None,
+    *,
+    failures: type[Exception] | Sequence[type[Exception]] = (),
+    timeout: float | None = None,
+    store: "EvaluationStore | None" = None,
+    shape: int | Sequence[int] | None = None,
+    name: str | None = None,
+    workers: int = 1,
+    vectorized: bool = False,
+) -> Any:
+    """Make a Python function a term of PyMC models, called with their variables.
 
+    Parameters
+    ----------
+    function : callable
+        Takes numbers and arrays, in the natural coordinates of the variables that it is called
+        with, and returns one number, a log-likelihood for ``pymc.Potential``, or an array of
+        numbers, a curve for an ordinary likelihood of PyMC. A list, an int or a float32 will do.
+        One of ``numba.njit`` that returns a number or an array is called by compiled transitions,
+        with none of the options `failures`, `timeout`, `store`, `workers` and `vectorized`.
+    failures : exception class or several
+        What the function raises where it cannot run. There the posterior is 0: such points are
+        rejected, and counted, and a warning says how many and where the first was. Other exceptions
+        are errors.
+    timeout : float, optional
+        Seconds after which a call is ended, and counts as such a failure. Calls are then made in a
+        process beside each chain, which takes a fraction of a millisecond a call; also a
+        function in compiled code, or one that waits for a program, is ended.
+    store : EvaluationStore, optional
+        Keep each value in this file, and look there first. For functions that return one number.
+    shape : int or tuple of ints, optional
+        Shape of what the function returns, () for one number, as with a store. By default it is
+        called once, at the starting point of the model.
+    name : str, optional
+        What messages and the store call it, by default its own. The store does not tell two
+        functions of one name apart.
+    workers : int
+        Calls of each chain that run at once, each in a process beside it. `SurrogateHMCStep`,
+        `surrogate_posterior` and, after tuning, the random walks ask for several points at once:
+        those that are known beforehand, and those where a chain will probably go. Draws are the
+        same as with one worker.
+    vectorized : bool
+        The function takes several points at once: every argument, data too, gets one more axis, the
+        first one, of as many points, and so has what it returns. It runs where the chain runs. An
+        exception is then looked for in halves of the points.
 
-def black_boxes(graphs) -> list[str]:
-    """Names of the operations in `graphs` that are not PyTensor's own."""
-    return sorted({operation_name(op) for op in operations(graphs) if is_black_box(op)})
+    Returns
+    -------
+    callable
+        With a model's variables it returns a variable of the model, with numbers an array of
+        float64 of what `function` returns. Without `function`, a decorator that makes it.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of another kind or value than above. When it is called, if `function` does
+        not take these arguments; if it returns no numbers, or not as many as at first; or if it
+        raises at the starting point.
 
-def operation_name(op: Op) -> str:
-    """Return the name of a user's function or operation, for messages."""
-    if isinstance(op, CheckedOperation):
-        return operation_name(op.op)
-    if isinstance(op, FromFunctionOp):
-        return str(op).removeprefix("FromFunctionOp{").removesuffix("}")
-    name = getattr(op, "name", None)
-    return name if isinstance(name, str) else type(op).__name__
+    Notes
+    -----
+    A function of JAX, PyTorch or another library with threads of its own waits for ever in a forked
+    process. Chains that would be forked raise a RuntimeError instead: write
+    ``pm.sample(mp_ctx="forkserver")``, ``pm.sample(cores=1)``, or `timeout`.
 
+    No gradient is known: sample with a step of this package, or one of PyMC that takes none. For a
+    function with failures that returns an array, the model gets a potential, named after it with
+    ``_ran``: 0, or -inf where it failed. Failures that depend on chance or on the load of the
+    machine, such as `timeout` near the usual time of a call, make the posterior depend on them too.
 
-# what is returned ---------------------------------------------------------------------------------
-
-
-def converted(value, type: TensorType, name: str) -> np.ndarray:
-    """Return what a user's function returned as a new array of the declared type.
-
-    It may be a number, an array, or what NumPy makes one of; `name` is the function's. Raises a
-    TypeError if it holds no numbers, or numbers that the type cannot hold, and a ValueError if it
-    has another shape.
+    Examples
+    --------
+    >>> @black_box(failures=ArithmeticError, timeout=60)
+    ... def curve(absorption, elimination):
+    ...     return simulate(absorption, elimination, days)
+    >>> with pm.Model():
+    ...     absorption, elimination = pm.LogNormal("absorption"), pm.LogNormal("elimination")
+    ...     pm.Normal("measured", curve(absorption, elimination), 0.3, observed=measured)
+    ...     idata = pm.sample(step=SurrogateHMCStep())
     """
-    array = _numbers(value, np.dtype(type.dtype))
-    if array is None:
-        raise TypeError(f"{name} returned {described(value)}: {wanted(type)}.")
-    if type.ndim == 0 and array.size == 1:
-        array = array.reshape(())
-    sizes = zip(array.shape, type.shape, strict=False)
-    if array.ndim != type.ndim or any(known not in (None, size) for size, known in sizes):
-        raise ValueError(f"{name} returned {described(value)}: {wanted(type)}.")
-    return array
-
-
-def _numbers(value, dtype):
-    """Return a new array of this type; None if its numbers would be other ones, or none."""
-    if value is None or np.ma.is_masked(value):
-        return None
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind == "O":
-            array = None if None in array.flat else array.astype(float)
-        if array is None or array.dtype.kind not in "biuf":
-            return None
-        new = array.astype(dtype, order="C")
-    except (TypeError, ValueError):
-        return None
-    is_same = np.can_cast(array.dtype, dtype, "same_kind") or np.array_equal(array, new)
-    return new if is_same else None
-
-
-def described(value) -> str:
-    """Return what a user's function returned in a few words, for messages."""
-    if isinstance(value, np.ndarray) and value.ndim:
-        return f"an array of shape {value.shape} and type {value.dtype}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def wanted(type: TensorType) -> str:
-    """Say what a user's function has to return."""
-    number = "number" if np.dtype(type.dtype).kind == "f" else "whole number"
-    if type.ndim == 0:
-        return f"return one {number}, as in `return float(value)`"
-    known = f" of shape {type.shape}" if None not in type.shape else ""
-    return (
-        f"return an array of {number}s with {type.ndim} dimension{'s'[: type.ndim - 1]}{known}, as "
-        f'in `return np.asarray(values, dtype="{type.dtype}")`'
+    make = functools.partial(
+        BlackBox,
+        failures=failures,
+        timeout=timeout,
+        store=store,
+        shape=shape,
+        name=name,
+        workers=workers,
+        vectorized=vectorized,
     )
+    return make if function is None else make(function)
 
 
-class CheckedOperation(Op):
-    """A user's operation whose outputs are what it declares, in new arrays.
+class BlackBox:
+    """What `black_box` returns: the function, and an operation of it for each call in a model."""
 
-    Compiled code takes an array for granted where PyTensor's interpreter takes what comes, and a
-    number that is no array ends the process. Inputs are copies too, which it may change.
+    def __init__(
+        self,
+        function,
+        failures=(),
+        timeout=None,
+        store=None,
+        shape=None,
+        name=None,
+        workers=1,
+        vectorized=False,
+    ):
+        if not callable(function):
+            raise TypeError(f"function={function!r}: pass a Python function.")
+        self.failures = _exceptions(failures)
+        if timeout is not None:
+            timeout = checked_number("timeout", timeout, above=0)
+        if store is not None and not hasattr(store, "wrap"):
+            raise TypeError(f"store={store!r}: take an EvaluationStore.")
+        self.shape = _checked_shape(shape, store)
+        workers = checked_integer("workers", workers, 1)
+        if vectorized and workers > 1:
+            raise ValueError(
+                f"workers={workers} with vectorized=True: such a function takes all points in one "
+                "call. Leave one of both out."
+            )
+        self.vectorized = bool(vectorized)
+        self.n_at_once = VECTORIZED if vectorized else workers
+        self.function, self.store = function, store
+        named = function
+        while isinstance(named, functools.partial):
+            named = named.func
+        named = named if hasattr(named, "__qualname__") else type(named)
+        functools.update_wrapper(self, named, updated=())
+        self.__wrapped__, self.__doc__ = function, function.__doc__
+        self.name = named.__name__ if name is None else str(name)
+        self.key = self.name, os.getpid(), next(_numbers)
+        self._process = os.getpid()
+        call = GuardedCall(function, self.failures)
+        if workers > 1:
+            self._call = ParallelCalls(call, timeout, workers)
+        else:
+            self._call = call if timeout is None else TimedCall(call, timeout)
+        self._known: dict[tuple, tuple[Outcome | Exception, float]] = {}
+        self.asked: list | None = None
+        self.may_fail = bool(self.failures) or timeout is not None
+        needs_python = self.may_fail or store is not None or self.n_at_once > 1
+        self._is_for_numba = BY_ADDRESS and is_jitted(function) and not needs_python
+        self._options = failures, timeout, store, shape, name, workers, vectorized
+        self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
+
+    def __repr__(self):
+        return f"black_box({self.name})"
+
+    def with_store(self, store: "EvaluationStore", name: str | None = None) -> "BlackBox":
+        """Return one that keeps its values in a store, where it is known by `name`."""
+        failures, timeout, _, shape, own_name, *others = self._options
+        name = own_name if name is None else name
+        return type(self)(self.function, failures, timeout, store, shape, name, *others)
+
+    def __get__(self, instance, owner=None):
+        if instance is None or not hasattr(self.function, "__get__"):
+            return self
+        bound = type(self)(self.function.__get__(instance, owner), *self._options)
+        bound.key = (*self.key, id(instance))
+        return bound
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        # By its name where that finds it, as functions are; else with the function.
+        module = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
+        if getattr(module, self.__qualname__, None) is self:
+            return _found, (self.__module__, self.__qualname__, self.key)
+        return type(self), (self.function, *self._options), {"key": self.key}
+
+    def __call__(self, *arguments, **named):
+        arguments, named = self._in_order(arguments, named)
+        given = [*arguments, *named.values()]
+        if not any(map(_holds_variables, given)):
+            outcome = self.outcome([np.asarray(value) for value in given], tuple(named))
+            if outcome.failed is not None:
+                raise RuntimeError(f"{self.name} failed: {outcome.failed}")
+            return self._numbers(outcome.returned)
+        inputs = [self._tensor(value, i) for i, value in enumerate(given)]
+        kind = None
+        if self._is_for_numba and not named:
+            try:
+                kind = _returned_kind(self.function, inputs)
+            except Exception as error:
+                _log.info("Numba cannot compile %s, which runs in Python: %s", self.name, error)
+                return type(self)(self.function.py_func, *self._options)(*arguments)
+        if self.shape is None:
+            found = self._value_at_start(inputs, tuple(named))
+        else:
+            found = np.ones(self.shape)
+        make = CompiledSimulator if kind is not None and _fits(kind, found.shape) else Simulator
+        operation = make(self, tuple(named), found.shape, found)
+        if self.store is not None:
+            operation = self.store.wrap(operation, self._name_in_store)
+        outputs = operation(*inputs)
+        if not isinstance(outputs, list):
+            return outputs
+        value, log_ran = outputs
+        try:
+            model = pm.modelcontext(None)
+        except TypeError:
+            return value + log_ran
+        label, count = f"{self.name}_ran", 2
+        while label in model.named_vars:
+            label, count = f"{self.name}_ran_{count}", count + 1
+        pm.Potential(label, log_ran)
+        return value
+
+    def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> Outcome:
+        """Call the function with copies of `values`, the last of them by `names`; count it.
+
+        What `evaluate_ahead` has found at these values is taken from there.
+        """
+        if self._process != os.getpid():
+            if isinstance(self._call, GuardedCall):
+                refuse_lost_threads(self.function, self.name)
+            self._process = os.getpid()
+        known = self._known.pop(_key(values, names), None)
+        if known is None:
+            [outcome] = self._outcomes([values], names)
+            seconds = 0.0
+        else:
+            outcome, seconds = known
+        if isinstance(outcome, Exception):
+            count(Calls(seconds_ahead=seconds))
+            outcome.add_note(f"{self.name} was called with {self.described(values, names)}.")
+            raise outcome
+        calls = Calls(Counter([self.key]), seconds_ahead=seconds)
+        if outcome.failed is not None:
+            calls.failed = Counter([(self.key, outcome.kind)])
+            calls.last = f"{self.described(values, names)}: {outcome.failed}"
+            calls.first = {self.key: calls.last}
+        count(calls)
+        return outcome
+
+    def forget(self) -> None:
+        """Forget what was evaluated ahead and not asked for."""
+        self._known.clear()
+
+    def taken_asked(self) -> list[tuple[tuple[np.ndarray, ...], tuple[str, ...]]]:
+        """Return what was `asked` for, values and names as `outcome` takes them; ask no more."""
+        asked, self.asked = self.asked or [], None
+        return asked
+
+    def evaluate_ahead(self, asked: list[tuple[tuple[np.ndarray, ...], tuple[str, ...]]]) -> None:
+        """Call the function at once for all that was `asked` for."""
+        begin, new = time.perf_counter(), {_key(*request): request for request in asked}
+        by_names: dict = {}
+        for key, (values, names) in new.items():
+            by_names.setdefault(names, []).append((key, values))
+        for names, requests in by_names.items():
+            keys, values = zip(*requests, strict=True)
+            found = self._outcomes(values, names)
+            share = (time.perf_counter() - begin) / len(new)
+            self._known.update({key: (one, share) for key, one in zip(keys, found, strict=True)})
+
+    def _outcomes(self, requests, names) -> list[Outcome | Exception]:
+        """Return what calls for each of `requests` come to."""
+        if self.vectorized:
+            return self._of_a_batch(requests, names)
+        calls = [_in_two([value.copy()[()] for value in values], names) for values in requests]
+        if len(calls) > 1:
+            return self._call.all(calls)
+        [(arguments, named)] = calls
+        try:
+            return [self._call(*arguments, **named)]
+        except Exception as error:
+            return [error]
+
+    def _of_a_batch(self, requests, names):
+        n = len(requests)
+        arguments, named = _in_two([np.stack(v) for v in zip(*requests, strict=True)], names)
+        try:
+            outcome = self._call(*arguments, **named)
+        except Exception as error:
+            outcome = error
+        if isinstance(outcome, Exception) or outcome.failed is not None:
+            if n == 1:
+                return [outcome]
+            return [
+                one
+                for half in (requests[: n // 2], requests[n // 2 :])
+                for one in self._of_a_batch(half, names)
+            ]
+        returned = outcome.returned
+        if np.ndim(returned) == 0 or len(returned) != n:
+            message = (
+                f"{self.name} returned {described(returned)} for {n} points: with vectorized=True "
+                f"return an array whose first axis has one entry for each, {n}."
+            )
+            return [ValueError(message) for _ in requests]
+        return [Outcome(one) for one in returned]
+
+    def described(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> str:
+        """Values of the arguments, by the function's own names for them."""
+        n = len(values) - len(names)
+        try:
+            bound = inspect.signature(self.function).bind(*values[:n]).arguments
+            first = [name for name, value in bound.items() if not isinstance(value, tuple)]
+        except (TypeError, ValueError):
+            first = []
+        labels = [*(first if len(first) == n else [f"argument {i + 1}" for i in range(n)]), *names]
+        shown = [np.array2string(np.asarray(value), precision=6, threshold=10) for value in values]
+        return ", ".join(f"{label} = {text}" for label, text in zip(labels, shown, strict=True))
+
+    def _in_order(self, arguments, named):
+        """Return the arguments in the order of the function, whichever way they were given."""
+        if not arguments and not named:
+            raise ValueError(f"{self.name} got no arguments: name what it depends on.")
+        try:
+            bound = inspect.signature(self.function).bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{self.name} does not take these arguments: {error}.") from error
+        except ValueError:  # of C, without a signature
+            return arguments, dict(sorted(named.items()))
+        return bound.args, dict(sorted(bound.kwargs.items()))
+
+    def _tensor(self, value, i):
+        try:
+            return pt.as_tensor_variable(np.asarray(value) if isinstance(value, bool) else value)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise TypeError(
+                f"Argument {i + 1} of {self.name} is of type {type(value).__name__}: pass "
+                "variables, numbers and arrays, and let the function find the rest itself, as in "
+                "black_box(functools.partial(function, settings=settings))."
+            ) from error
+
+    def _numbers(self, returned):
+        return converted(returned, _float_tensor((None,) * np.ndim(returned)), self.name)
+
+    def _value_at_start(self, inputs, names):
+        """Return what the function does at the starting point of the model."""
+        try:
+            model = pm.modelcontext(None)
+        except TypeError:
+            raise TypeError(
+                f"{self.name} is called outside of a model: call it inside `with pm.Model():`, or "
+                "give the shape of what it returns, black_box(shape=()) for one number."
+            ) from None
+        try:
+            values = _values_at_start(model, inputs)
+        except MissingInputError as error:
+            raise TypeError(
+                f"{self.name} depends on more than the variables of the model, so it cannot be "
+                "called beforehand: give the shape of what it returns, black_box(shape=()) for one "
+                "number."
+            ) from error
+        where = f"at the starting point of the model, {self.described(values, names)}"
+        advice = (
+            "Take other starting points, as in pm.Normal(..., initval=...), or give the shape of "
+            "what it returns, black_box(shape=())."
+        )
+        try:
+            outcome = self.outcome(values, names)
+        except Exception as error:
+            error.add_note(f"It is called {where}, to find the shape of what it returns. {advice}")
+            raise
+        if outcome.failed is not None:
+            raise ValueError(f"{self.name} failed {where}: {outcome.failed}. {advice}")
+        return self._numbers(outcome.returned)
+
+
+def _found(module, name, key):
+    """Return the black box of a module, which another process counts by `key`."""
+    found = getattr(importlib.import_module(module), name)
+    found.key = key
+    return found
+
+
+class Simulator(Op):
+    """Operation of a `black_box`; its last inputs go to the function by `names`.
+
+    `last` is the last finite value, or another one of this shape.
     """
 
-    __props__ = ("op",)
+    __props__ = ("black_box", "names", "shape")
 
-    def __init__(self, op: Op):
-        self.op = op
-        self._parts = parts_of(op) if TELLS_WRAPPED and isinstance(op, FromFunctionOp) else None
-        if hasattr(op, "infer_shape"):
-            self.infer_shape = op.infer_shape
+    def __init__(
+        self,
+        black_box: BlackBox,
+        names: tuple[str, ...],
+        shape: tuple[int, ...],
+        last: np.ndarray,
+    ):
+        self.black_box, self.names, self.shape, self.last = black_box, names, shape, last
+        self.name = black_box.name
 
     def __str__(self):
-        return f"Checked{{{operation_name(self.op)}}}"
+        # Also where Numba compiles it: a store knows the likelihood by this.
+        return f"Simulator({self.black_box.name})"
 
-    def __getstate__(self):
-        return {"op": self._parts or self.op}
+    def make_node(self, *inputs):
+        types = [_float_tensor(self.shape)]
+        if self.black_box.may_fail and self.shape:
+            types.append(_float_tensor(()))
+        return Apply(self, list(inputs), [type_() for type_ in types])
 
-    def __setstate__(self, state):
-        op = state["op"]
-        self.__init__(FromFunctionOp(*op) if isinstance(op, tuple) else op)
+    def perform(self, node, inputs, outputs):
+        """Call the function.
 
-    def make_node(self, *inputs):  # noqa: D102
-        node = self.op.make_node(*inputs)
-        return Apply(self, node.inputs, [output.type() for output in node.outputs])
+        Where it fails a number is -inf. A curve is the last finite one, so that whatever
+        the model makes of it is finite, and a second output, for a term of its own, is -inf; else
+        that is 0. Where the black box is `asked` what it will be called with, the last finite value
+        stands for all.
+        """
+        black_box = self.black_box
+        if self.is_asked:
+            black_box.asked.append((tuple(value.copy() for value in inputs), self.names))
+            for output, value in zip(outputs, (self.last, np.array(0.0)), strict=False):
+                output[0] = value.copy()
+            return
+        outcome = black_box.outcome(inputs, self.names)
+        has_failed = outcome.failed is not None
+        if not has_failed:
+            value = converted(outcome.returned, node.outputs[0].type, black_box.name)
+        elif not self.shape:
+            value = np.array(-np.inf)
+        else:
+            value = self.last.copy()
+        outputs[0][0] = value
+        if len(outputs) > 1:
+            outputs[1][0] = np.array(-np.inf if has_failed else 0.0)
+            if np.all(np.isfinite(value)):
+                self.last = value.copy()
 
-    def perform(self, node, inputs, outputs):  # noqa: D102
-        name = operation_name(self.op)
-        copies = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
-        for i, (returned, variable) in enumerate(
-            zip(self._returned(node, copies, name), node.outputs, strict=True)
-        ):
-            which = f" as output {i + 1}" if len(outputs) > 1 else ""
-            if isinstance(variable.type, TensorType):
-                returned = converted(returned, variable.type, name + which)
-            outputs[i][0] = returned
-
-    def _returned(self, node, inputs, name):
-        n = len(node.outputs)
-        if self._parts is None:
-            storage: list = [[None] for _ in range(n)]
-            self.op.perform(node, inputs, storage)
-            return [cell[0] for cell in storage]
-        returned = self._parts[0](*inputs)
-        is_several = isinstance(returned, list | tuple)
-        if n == 1:
-            # PyTensor takes a list or a tuple for one of outputs, users take it for an array.
-            ndim = node.outputs[0].ndim
-            is_outer = is_several and len(returned) == 1 and np.ndim(returned[0]) == ndim
-            return [returned[0] if is_outer else returned]
-        if not is_several or len(returned) != n:
-            raise TypeError(f"{name} returned {described(returned)}: return {n} arrays, a tuple.")
-        return list(returned)
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is only asked what its function would be called with."""
+        return self.black_box.asked is not None
 
     def do_constant_folding(self, fgraph, node):
-        """As the operation itself says."""
-        return self.op.do_constant_folding(fgraph, node)
+        """Never: a call may be expensive."""
+        return False
 
 
-# graphs -------------------------------------------------------------------------------------------
+class CompiledSimulator(Simulator):
+    """The same of a function that Numba compiles: compiled transitions call it too."""
 
 
-def with_checked_returns(outputs: list, is_run: Callable[[Op], bool]) -> list:
-    """Return graphs in which a `CheckedOperation` takes the place of each user's operation.
+@numba_funcify.register(CompiledSimulator)
+def _compiled_call(op, node, **options):
+    """Return what calls the function in compiled code as `Simulator.perform` does in Python."""
+    names = [f"x{i}" for i in range(len(node.inputs))]
+    values = [f"{x}.copy()" if node.inputs[i].ndim else f"{x}[()]" for i, x in enumerate(names)]
+    source = f"def call({', '.join(names)}): return returned(function({', '.join(values)}))"
+    namespace = {"function": op.black_box.function, "returned": _compiled_conversion(op)}
+    exec(source, namespace)
+    return numba.njit(namespace["call"])
 
-    `is_run` says whether an operation will be run by its Python code. Gradients have to be taken
-    before: a checked operation has none.
+
+def _compiled_conversion(op):
+    """Return what makes of what the function returned a new array of the promised shape."""
+    shape, asked = op.shape, wanted(_float_tensor(op.shape))
+    error = f"{op.name} returned an array of another shape than {shape}: {asked}."
+
+    def number(value):
+        found, array = np.asarray(value), np.empty(())
+        if found.size != 1:
+            raise ValueError(error)
+        array[()] = found.item()
+        return array
+
+    def curve(value):
+        if value.shape != shape:
+            raise ValueError(error)
+        array = np.empty(shape)
+        array[...] = value
+        return array
+
+    return numba.njit(curve if shape else number)
+
+
+def _returned_kind(function, inputs):
+    """Numba type of what a jitted function returns for inputs of these types."""
+    numbers = [numba.from_dtype(np.dtype(variable.dtype)) for variable in inputs]
+    kinds = [
+        numba.types.Array(number, variable.ndim, "C") if variable.ndim else number
+        for number, variable in zip(numbers, inputs, strict=True)
+    ]
+    return machine_code(function, kinds)[1]
+
+
+def _fits(kind, shape) -> bool:
+    """Whether compiled code can make an array of this shape of what has this Numba type."""
+    is_array = isinstance(kind, numba.types.Array)
+    dtype, ndim = (kind.dtype, kind.ndim) if is_array else (kind, 0)
+    is_real = isinstance(dtype, numba.types.Integer | numba.types.Float | numba.types.Boolean)
+    return is_real and (shape == () or ndim == len(shape))
+
+
+def _key(values, names):
+    return names, *((value.shape, value.tobytes()) for value in values)
+
+
+def _in_two(values, names):
+    """Values by position, and those by `names`."""
+    n = len(values) - len(names)
+    return tuple(values[:n]), dict(zip(names, values[n:], strict=True))
+
+
+def _holds_variables(value):
+    if isinstance(value, list | tuple):
+        return any(map(_holds_variables, value))
+    return isinstance(value, Variable)
+
+
+def _float_tensor(shape):
+    return pt.TensorType("float64", shape=shape)
+
+
+def _exceptions(failures):
+    classes = failures if isinstance(failures, list | tuple) else [failures]
+    if not all(isinstance(c, type) and issubclass(c, Exception) for c in classes):
+        raise TypeError(
+            f"failures={failures!r}: take classes of exceptions, as in failures=(ValueError, "
+            "ArithmeticError)."
+        )
+    return tuple(classes)
+
+
+def _checked_shape(shape, store):
+    if shape is None:
+        return None if store is None else ()
+    if store is not None and shape != ():
+        raise ValueError(f"shape={shape!r}: a store keeps functions of one number; take shape=().")
+    sizes = shape if isinstance(shape, list | tuple) else [shape]
+    return tuple(checked_integer("shape", size, 0) for size in sizes)
+
+
+def _values_at_start(model, inputs):
+    """Values of variables of a model at its starting point."""
+    point = make_initial_point_fn(model=model, return_transformed=False)(0)
+    variables = model.free_RVs
+    evaluate = pytensor.function(variables, inputs, mode="FAST_COMPILE", on_unused_input="ignore")
+    return evaluate(*(point[variable.name] for variable in variables))
+
+
+# what was called ----------------------------------------------------------------------------------
+
+_counting: ContextVar[tuple["Calls", ...]] = ContextVar("_counting", default=())
+"""Those that count what this thread calls."""
+
+
+@dataclass
+class Calls:
+    """Calls of black boxes, and their failures, that a thread makes while this is `counting`.
+
+    By the black box's `key`, `made` counts the calls and `first` describes the first failure;
+    `failed` counts by key and kind. `last` describes the last failure of any. `seconds_ahead` is
+    what calls that were made ahead took, of those that were asked for.
     """
-    checked: dict = {}
-    for node in io_toposort([], outputs):
-        op = _checked(node.op, is_run)
-        inputs = [checked.get(variable, variable) for variable in node.inputs]
-        if op is node.op and all(map(is_, inputs, node.inputs)):
-            continue
-        if isinstance(op, CheckedOperation):
-            new = op.make_node(*inputs)
-        else:
-            new = Apply(op, inputs, [output.clone() for output in node.outputs])
-        for before, after in zip(node.outputs, new.outputs, strict=True):
-            after.name = before.name
-            checked[before] = after
-    return [checked.get(variable, variable) for variable in outputs]
+
+    made: Counter = field(default_factory=Counter)
+    failed: Counter = field(default_factory=Counter)
+    first: dict = field(default_factory=dict)
+    last: str | None = None
+    seconds_ahead: float = 0.0
+
+    @contextmanager
+    def counting(self):
+        """Count what this thread calls within."""
+        before = _counting.set((*_counting.get(), self))
+        try:
+            yield self
+        finally:
+            _counting.reset(before)
+
+    def add(self, other: "Calls") -> None:
+        """Count the calls that another one counted."""
+        self.made += other.made
+        self.failed += other.failed
+        self.first = other.first | self.first
+        self.last = other.last or self.last
+        self.seconds_ahead += other.seconds_ahead
+
+    def complaint(self) -> str | None:
+        """Say what has failed; None if nothing has."""
+        if not self.failed:
+            return None
+        parts = []
+        for key in sorted({key for key, _ in self.failed}):
+            kinds = {kind: count for (of, kind), count in self.failed.items() if of == key}
+            listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+            share = sum(kinds.values()) / self.made[key]
+            parts.append(
+                f"{key[0]} failed in {share:.1%} of {self.made[key]} calls so far ({listed}), "
+                f"first at {self.first[key]}."
+            )
+        return f"{' '.join(parts)} Such points count as impossible: the posterior is 0 there."
 
 
-def _checked(op, is_run):
-    if isinstance(op, HasInnerGraph):
-        if not any(is_black_box(inner) for inner in operations(op.inner_outputs)):
-            return op
-        return with_inner_graph(op, lambda outputs: with_checked_returns(outputs, is_run))
-    is_own = type(op).__module__.startswith("pymc_kameleon.")
-    if is_black_box(op) and not is_own and not isinstance(op, COp) and is_run(op):
-        return CheckedOperation(op)
-    return op
+def count(calls: Calls) -> None:
+    """Let all that are counting in this thread add these calls."""
+    for one in _counting.get():
+        one.add(calls)

@@ -16,7 +16,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_kameleon.model.black_box import converted
+from pymc_kameleon.model.operations import converted
 from pymc_kameleon.validation import argument_mismatch, checked_integer
 
 SEED_BOUND = 2**53

@@ -17,7 +17,6 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
-from pymc_kameleon.model.black_box import black_boxes, has_black_box
 from pymc_kameleon.model.estimated_loglikelihood import (
     draw_seeds,
     estimates,
@@ -33,6 +32,7 @@ from pymc_kameleon.model.initial_points import (
     prior_scales,
 )
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
+from pymc_kameleon.model.operations import black_boxes, has_black_box
 from pymc_kameleon.model.transforms import is_two_sided
 
 NO_TERMS = [pt.constant(0.0)] * (N_TERMS - 1)

@@ -31,7 +31,7 @@ from pymc_kameleon.mcmc.numba_bridge import (
     machine_code_address,
     with_tabled_arrays,
 )
-from pymc_kameleon.model.black_box import (
+from pymc_kameleon.model.operations import (
     has_black_box,
     is_in_numba,
     operation_name,

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import chi2, gaussian_kde
 
 from pymc_kameleon._compat import is_result
+from pymc_kameleon.gp.typical_set import typical_set
 from pymc_kameleon.plots.common import (
     COLORS,
     INK,
@@ -22,7 +23,6 @@ from pymc_kameleon.plots.common import (
 )
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.surrogate.posterior import predicted
-from pymc_kameleon.surrogate.typical_set import typical_set
 
 ORDER_COLORS = LinearSegmentedColormap.from_list("order", ["#e8b45a", "#4f9a94", "#17324d"])
 LOW_COLOR = "#a9abb3"

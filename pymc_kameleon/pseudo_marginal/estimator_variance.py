@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from pymc.model import Model, modelcontext
 
-from pymc_kameleon.model.black_box import has_black_box
 from pymc_kameleon.model.estimated_loglikelihood import draw_seeds, estimates
 from pymc_kameleon.model.log_density import likelihood_terms
+from pymc_kameleon.model.operations import has_black_box
 from pymc_kameleon.model.transforms import unconstrained_point
 from pymc_kameleon.validation import checked_integer, checked_number
 

@@ -9,14 +9,14 @@ from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
 from pytensor.graph.basic import Variable
 
+from pymc_kameleon.latent_gp.gaussian.sites import Sites, with_sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
     laplace_approximation,
 )
-from pymc_kameleon.latent_gp.gaussian_sites import Sites, with_sites
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_slice
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
-from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer
 

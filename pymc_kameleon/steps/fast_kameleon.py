@@ -7,7 +7,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.feature_covariance import FeatureLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
-from pymc_kameleon.steps.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 

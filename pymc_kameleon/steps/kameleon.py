@@ -12,7 +12,7 @@ from pymc_kameleon.adaptation.subsample import SubsampleLearner
 from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.mcmc.proposals.local_gaussian import KernelGaussian
 from pymc_kameleon.mcmc.saved_state import name_of
-from pymc_kameleon.steps.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 

@@ -13,10 +13,10 @@ from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon._threads import threads_for
-from pymc_kameleon.latent_gp.reading import LatentFunction
-from pymc_kameleon.steps.life_cycle import STUCK_AFTER, Step
-from pymc_kameleon.steps.mixing import KeptDraws
-from pymc_kameleon.steps.report import Report
+from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction
+from pymc_kameleon.steps.chain.life_cycle import STUCK_AFTER, Step
+from pymc_kameleon.steps.chain.mixing import KeptDraws
+from pymc_kameleon.steps.chain.report import Report
 
 WATCHED = 20
 """Number of values of a function whose mixing is monitored."""

@@ -11,23 +11,23 @@ from pymc.exceptions import SamplingError
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.latent_gp.joint.block_conditional import conditional_of
-from pymc_kameleon.latent_gp.joint.joint_model import JointModel
-from pymc_kameleon.latent_gp.joint.target import (
+from pymc_kameleon.latent_gp.hyperparameters.block_conditional import conditional_of
+from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
+from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointPoint,
     JointTarget,
     move_hyperparameters,
     slices,
     trajectory,
 )
-from pymc_kameleon.latent_gp.linear_predictor import element_names
-from pymc_kameleon.latent_gp.precision_prior import PrecisionConditional
+from pymc_kameleon.latent_gp.reader.linear_predictor import element_names
+from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
 from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
+from pymc_kameleon.steps.chain.life_cycle import all_or_nothing, draw_statistics
 from pymc_kameleon.steps.latent_function import OtherVariables
 from pymc_kameleon.steps.latent_gp_tuning import LatentGPTuning
-from pymc_kameleon.steps.life_cycle import all_or_nothing, draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_share
 

@@ -8,23 +8,23 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsLearner
-from pymc_kameleon.latent_gp.joint.conditional import SiteFunction, constant_sites
-from pymc_kameleon.latent_gp.joint.learning import (
+from pymc_kameleon.gp.typical_set import around_the_mode
+from pymc_kameleon.latent_gp.hyperparameters.conditional import SiteFunction, constant_sites
+from pymc_kameleon.latent_gp.hyperparameters.learning import (
     EvidenceLearner,
     Pilots,
     approximate,
     learn,
     no_pilots,
 )
-from pymc_kameleon.latent_gp.joint.target import JointTarget, log_posterior, point_of_draw
+from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_posterior, point_of_draw
 from pymc_kameleon.mcmc.chain import Chain, new_chain
 from pymc_kameleon.mcmc.history import History, new_history
 from pymc_kameleon.mcmc.scalings import target_acceptance
+from pymc_kameleon.steps.chain.life_cycle import all_or_nothing
+from pymc_kameleon.steps.chain.start import FIRST_SHARE, point_near_mode, search_from
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
-from pymc_kameleon.steps.life_cycle import all_or_nothing
-from pymc_kameleon.steps.start import FIRST_SHARE, point_near_mode, search_from
-from pymc_kameleon.surrogate.trajectory_adaptation import N_HISTORY
-from pymc_kameleon.surrogate.typical_set import around_the_mode
+from pymc_kameleon.surrogate.learner import N_HISTORY
 
 ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""

@@ -8,7 +8,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.mcmc.proposals.langevin import Langevin
-from pymc_kameleon.steps.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 

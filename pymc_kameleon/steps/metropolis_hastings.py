@@ -33,11 +33,11 @@ from pymc_kameleon.model.forks import refuse_in_fork
 from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
-from pymc_kameleon.steps import kept_estimate
-from pymc_kameleon.steps.life_cycle import Step, all_or_nothing, draw_statistics
-from pymc_kameleon.steps.look_ahead import LookAhead
-from pymc_kameleon.steps.mixing import KeptDraws
-from pymc_kameleon.steps.report import (
+from pymc_kameleon.steps.chain import kept_estimate
+from pymc_kameleon.steps.chain.life_cycle import Step, all_or_nothing, draw_statistics
+from pymc_kameleon.steps.chain.look_ahead import LookAhead
+from pymc_kameleon.steps.chain.mixing import KeptDraws
+from pymc_kameleon.steps.chain.report import (
     Report,
     check_tuning,
     complaint_of_acceptance,
@@ -45,10 +45,10 @@ from pymc_kameleon.steps.report import (
     next_warning,
     watched,
 )
-from pymc_kameleon.steps.start import N_READ, begin_tuning, checked_start, find_start
-from pymc_kameleon.steps.surrogate_stage import screening
-from pymc_kameleon.store import EvaluationStore
-from pymc_kameleon.stored_density import StoredDensity
+from pymc_kameleon.steps.chain.screening import screening
+from pymc_kameleon.steps.chain.start import N_READ, begin_tuning, checked_start, find_start
+from pymc_kameleon.store.evaluation_store import EvaluationStore
+from pymc_kameleon.store.stored_density import StoredDensity
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share

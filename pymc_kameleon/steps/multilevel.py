@@ -15,23 +15,23 @@ from pytensor.graph.basic import Variable
 from scipy import linalg
 
 from pymc_kameleon.adaptation.learner import Learner, LearnerState
+from pymc_kameleon.gp.sparse_gp import RATIONAL, mean_at, new_sparse_gp
+from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
+from pymc_kameleon.gp.typical_set import typical_set
 from pymc_kameleon.mcmc.chain import accept_or_reject
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.scalings import NO_RECURSION
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.kameleon import KameleonStep
-from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
-from pymc_kameleon.store import EvaluationStore
-from pymc_kameleon.surrogate.sparse_gp import RATIONAL, mean_at, new_sparse_gp
-from pymc_kameleon.surrogate.sparse_gp_fit import fit_sparse_gp
-from pymc_kameleon.surrogate.typical_set import typical_set
+from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.validation import checked_integer, checked_number
 
 N_KEPT, MAX_CENTRES = 2000, 300

@@ -18,8 +18,8 @@ from pymc_kameleon.latent_gp.riemannian_trajectory import (
     transition,
 )
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
-from pymc_kameleon.steps.life_cycle import draw_statistics
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import checked_integer, checked_number, checked_share
 

@@ -10,21 +10,21 @@ from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon._threads import one_thread
+from pymc_kameleon.evidence.normaliser import N_DRAWN, log_normaliser
+from pymc_kameleon.gp.mean import n_coefficients
 from pymc_kameleon.latent_gp.latent_evidence import Estimate
 from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.model_function import ModelFunction
-from pymc_kameleon.steps import kept_estimate
-from pymc_kameleon.steps.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain import kept_estimate
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.start import are_enough, least_typical, point_near_mode, search_from
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.steps.start import are_enough, least_typical, point_near_mode, search_from
-from pymc_kameleon.store import EvaluationStore
-from pymc_kameleon.surrogate.mean import n_coefficients
-from pymc_kameleon.surrogate.normaliser import N_DRAWN, log_normaliser
+from pymc_kameleon.store.evaluation_store import EvaluationStore
+from pymc_kameleon.surrogate.learner import N_EVALUATIONS, TrajectoryLearner
 from pymc_kameleon.surrogate.posterior import predicted_at
-from pymc_kameleon.surrogate.trajectory_adaptation import N_EVALUATIONS, TrajectoryLearner
 
 _log = logging.getLogger("pymc.kameleon")
 

@@ -16,6 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import typeof, types
 
+from pymc_kameleon.gp.sparse_gp import (
+    SparseGP,
+    add_centre,
+    bounded,
+    follow,
+    log_surrogate,
+    predict,
+    predict_with_gradient,
+)
 from pymc_kameleon.mcmc.chain import accept_in_one_stage, accept_in_two_stages, probability, settle
 from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.numba_bridge import (
@@ -36,15 +45,6 @@ from pymc_kameleon.surrogate.acceptance_ratios import (
     log_marginal_density,
     log_probability,
     second_stage,
-)
-from pymc_kameleon.surrogate.sparse_gp import (
-    SparseGP,
-    add_centre,
-    bounded,
-    follow,
-    log_surrogate,
-    predict,
-    predict_with_gradient,
 )
 
 SCREENED, PASSED, SPREAD, N_OUTCOMES = 0, 1, 2, 3

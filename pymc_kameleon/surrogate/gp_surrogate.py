@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pymc_kameleon.mcmc.coordinates import standardization
-from pymc_kameleon.surrogate.covariances import COVARIANCES
-from pymc_kameleon.surrogate.sparse_gp import (
+from pymc_kameleon.gp.covariances import COVARIANCES
+from pymc_kameleon.gp.sparse_gp import (
     SparseGP,
     add_centre,
     new_sparse_gp,
     predict,
     predict_with_gradient,
 )
-from pymc_kameleon.surrogate.sparse_gp_fit import TooFewValues, distinct, fit_sparse_gp
-from pymc_kameleon.surrogate.typical_set import TypicalSet
+from pymc_kameleon.gp.sparse_gp_fit import TooFewValues, distinct, fit_sparse_gp
+from pymc_kameleon.gp.typical_set import TypicalSet
+from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.validation import (
     checked_array,
     checked_choice,

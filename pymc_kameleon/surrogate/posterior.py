@@ -17,6 +17,8 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 from scipy.special import expit
 
+from pymc_kameleon.gp.sparse_gp import MeanFunction, value_and_gradient_at, value_at
+from pymc_kameleon.gp.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
 from pymc_kameleon.mcmc.numba_bridge import (
@@ -29,8 +31,6 @@ from pymc_kameleon.mcmc.numba_bridge import (
     jit_inner,
     resolved_once,
 )
-from pymc_kameleon.surrogate.sparse_gp import MeanFunction, value_and_gradient_at, value_at
-from pymc_kameleon.surrogate.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
 
 NO_PRIOR = np.zeros(0, dtype=np.int64)
 """Stands for a log prior of 0: all of the log density is learnt."""

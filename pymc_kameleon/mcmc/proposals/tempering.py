@@ -22,8 +22,8 @@ from pymc_kameleon.mcmc.history import two_of
 from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
+from pymc_kameleon.mcmc.proposals.trends import pick, propose_along
 from pymc_kameleon.mcmc.scalings import ScalingRecursion, learn_scaling
-from pymc_kameleon.mcmc.trends import pick, propose_along
 
 MOVES = DIFFERENCE, WALK, STRETCH, COORDINATE = 0, 1, 2, 3
 """Kinds of moves: by a difference of two points of the archive, a random walk with the covariance

@@ -1,0 +1,1 @@
+"""An approximate posterior from a few hundred evaluations: `surrogate_posterior`."""

@@ -1,0 +1,1 @@
+"""Gaussian-process regression of a log density: covariances, fit, mean, and coordinates."""

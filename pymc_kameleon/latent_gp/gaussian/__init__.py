@@ -1,0 +1,1 @@
+"""Gaussian algebra: sites, blocks of sites, and sparse Cholesky factors."""

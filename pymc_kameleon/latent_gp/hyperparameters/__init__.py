@@ -1,0 +1,1 @@
+"""Hyperparameters moved together with the latent function, as `LatentGPStep` does."""

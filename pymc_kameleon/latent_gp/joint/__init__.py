@@ -1,1 +1,0 @@
-"""Hyperparameters and latent function together."""

@@ -16,6 +16,11 @@ from scipy import stats
 from scipy.integrate import dblquad
 
 from pymc_kameleon._compat import pareto_k
+from pymc_kameleon.evidence.estimates import (
+    importance_sampling,
+    stepping_stones,
+    thermodynamic_integration,
+)
 from pymc_kameleon.latent_gp.annealing import (
     TARGET_ACCEPTANCE,
     TRANSITIONS,
@@ -29,12 +34,7 @@ from pymc_kameleon.latent_gp.gaussian.sites import Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.latent_evidence import (
-    estimate_log_evidence,
-    importance_sampling,
-    stepping_stones,
-    thermodynamic_integration,
-)
+from pymc_kameleon.latent_gp.latent_evidence import estimate_log_evidence
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_slice, hamiltonian
 from pymc_kameleon.plots import plot_evidence
 

@@ -14,8 +14,8 @@ from pymc_kameleon.approximate.trust import (
     overconfidence,
     total_variation,
 )
+from pymc_kameleon.evidence.estimates import Estimate, importance_sampling
 from pymc_kameleon.evidence.normaliser import N_DRAWN
-from pymc_kameleon.latent_gp.latent_evidence import Estimate, importance_sampling
 from pymc_kameleon.steps.chain.report import failures
 from pymc_kameleon.steps.surrogate_hmc import GROSS, NO_ESTIMATE
 from pymc_kameleon.surrogate.posterior import surrogate_values

@@ -12,7 +12,7 @@ from scipy.special import expit, logsumexp
 
 from pymc_kameleon._compat import group_dataset, pareto_k
 from pymc_kameleon._warnings import warn_user
-from pymc_kameleon.latent_gp.latent_evidence import (
+from pymc_kameleon.evidence.estimates import (
     LARGEST_PARETO_K,
     Estimate,
     from_series,

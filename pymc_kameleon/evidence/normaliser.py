@@ -6,8 +6,8 @@ import numpy as np
 from scipy import stats
 from scipy.special import logsumexp
 
+from pymc_kameleon.evidence.estimates import Estimate
 from pymc_kameleon.evidence.log_evidence import combined
-from pymc_kameleon.latent_gp.latent_evidence import Estimate
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     find_modes,

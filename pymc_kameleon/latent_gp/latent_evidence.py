@@ -1,21 +1,22 @@
-"""Log evidence of a latent function, by annealed importance sampling or parallel tempering.
-
-N. Friel & A. N. Pettitt (2008) for thermodynamic integration, N. Friel, M. Hurn & J. Wyse (2014),
-Improving power posterior estimation of statistical evidence, Statistics and Computing 24, for its
-correction; W. Xie et al. (2011), Systematic Biology 60(2), for stepping stones.
-"""
+"""Log evidence of a latent function, by annealed importance sampling or parallel tempering."""
 
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pymc.smc.kernels import systematic_resampling
-from scipy.special import logsumexp, softmax
+from scipy.special import softmax
 
-from pymc_kameleon._compat import arviz_statistics, pareto_k
+from pymc_kameleon._compat import pareto_k
 from pymc_kameleon._threads import threads_for
 from pymc_kameleon._warnings import warn_user
+from pymc_kameleon.evidence.estimates import (
+    ESTIMATORS,
+    LARGEST_PARETO_K,
+    Estimate,
+    importance_sampling,
+)
 from pymc_kameleon.latent_gp.annealing import (
     TRANSITIONS,
     AnnealingPath,
@@ -40,10 +41,6 @@ SMALLEST_SHARE = 0.1
 """Effective size of the weights, and its share of the particles, below which there is a warning:
 the weights that matter may not be among those drawn, and the standard error does not know."""
 
-LARGEST_PARETO_K = 0.7
-"""Shape of the tail of the weights above which there is a warning: from there on more particles
-hardly make their mean more precise (Vehtari, Simpson, Gelman, Yao & Gabry 2024)."""
-
 ENOUGH_FOR_PARETO_K = 100
 """Weights from which on there is such a warning. Of harmless weights, log-normal with a standard
 deviation of 1/2 in logs, k is above 0.7 in 4 % of samples of 40, 1.5 % of 100 and none of 200."""
@@ -52,88 +49,6 @@ SMALLEST_SWAP = 0.05
 SMALLEST_ACCEPTANCE = 0.05
 """Acceptances of a pair of temperatures, or of a temperature's transitions, below which there is a
 warning."""
-
-
-# estimates ----------------------------------------------------------------------------------------
-
-
-class Estimate(NamedTuple):
-    """Log evidence, its standard error, and the effective number of draws behind it."""
-
-    log_evidence: float
-    standard_error: float
-    effective_size: float
-
-
-def importance_sampling(log_weights: np.ndarray) -> Estimate:
-    r"""Log of the mean of weights (n,), with Kish's effective size, :math:`(\sum w)^2 / \sum w^2`.
-
-    The standard error is that of the delta method; infinite for a single weight. No estimate from
-    the weights knows of a tail that they have not met.
-    """
-    n, largest = len(log_weights), np.max(log_weights)
-    if not np.isfinite(largest):
-        return Estimate(_log_mean_exp(log_weights), float("inf"), 0.0)
-    weights = np.exp(log_weights - largest)
-    size = float(weights.sum() ** 2 / (weights**2).sum())
-    error = np.sqrt(max(n / size - 1.0, 0.0) / (n - 1.0)) if n > 1 else np.inf
-    return Estimate(_log_mean_exp(log_weights), float(error), size)
-
-
-def _log_mean_exp(log_weights):
-    return float(logsumexp(log_weights) - np.log(np.size(log_weights)))
-
-
-def stepping_stones(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
-    r"""Chain importance sampling from each temperature to the next.
-
-    From log ratios (n_replicates, n_draws, n_temperatures),
-
-    .. math:: \log Z = \sum_i \log \operatorname{mean}_{x \sim \beta_i} e^{\Delta_i\, t(x)}
-
-    for any ladder, with no error of discretisation.
-    """
-    exponents = np.diff(betas) * log_ratios[..., :-1]
-    ratios = np.array([_log_mean_exp(exponents[..., i]) for i in range(len(betas) - 1)])
-    if not np.all(np.isfinite(ratios)):
-        return Estimate(float(ratios.sum()), float("nan"), 0.0)
-    return from_series(float(ratios.sum()), np.exp(exponents - ratios).sum(axis=-1))
-
-
-def thermodynamic_integration(betas: np.ndarray, log_ratios: np.ndarray) -> Estimate:
-    r"""Integrate the mean log ratio over beta by the trapezoid rule, corrected by the variance.
-
-    The derivative of the mean :math:`E_\beta` is the variance :math:`V_\beta`, so that
-
-    .. math:: \log Z \approx \sum_i \frac{\Delta_i}{2} (E_i + E_{i+1})
-              - \frac{\Delta_i^2}{12} (V_{i+1} - V_i).
-
-    What is left of the error of the ladder is of order :math:`\Delta^4` and not in the standard
-    error. This one is from the sum over temperatures of what each draw adds, so that the
-    correlation between temperatures, which swaps cause, is counted.
-    """
-    widths = np.diff(betas)
-    weights = 0.5 * (np.append(widths, 0.0) + np.insert(widths, 0, 0.0))
-    correction = (np.append(widths**2, 0.0) - np.insert(widths**2, 0, 0.0)) / 12.0
-    if not np.all(np.isfinite(log_ratios)):
-        return Estimate(float("nan"), float("nan"), 0.0)
-    squares = (log_ratios - log_ratios.mean(axis=(0, 1))) ** 2
-    added = log_ratios @ weights + squares @ correction
-    return from_series(float(added.mean()), added)
-
-
-def from_series(log_evidence, series):
-    """Estimate whose error is that of the mean of a series (n_replicates, n_draws)."""
-    if series.shape[1] < 4 or np.ptp(series) == 0:
-        return Estimate(log_evidence, float("nan"), float(series.size))
-    size = min(float(arviz_statistics().ess(series, method="mean")), float(series.size))
-    return Estimate(log_evidence, float(series.std(ddof=1) / np.sqrt(size)), size)
-
-
-ESTIMATORS = {
-    "stepping_stones": stepping_stones,
-    "thermodynamic_integration": thermodynamic_integration,
-}
 
 
 # the result ---------------------------------------------------------------------------------------

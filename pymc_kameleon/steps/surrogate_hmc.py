@@ -10,9 +10,9 @@ from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon._threads import one_thread
+from pymc_kameleon.evidence.estimates import Estimate
 from pymc_kameleon.evidence.normaliser import N_DRAWN, log_normaliser
 from pymc_kameleon.gp.mean import n_coefficients
-from pymc_kameleon.latent_gp.latent_evidence import Estimate
 from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import seed_from

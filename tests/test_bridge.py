@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import numba
@@ -17,11 +17,15 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.ops import FromFunctionOp
 
-from pymc_kameleon.mcmc.numba_bridge import CALLERS
+from pymc_kameleon.mcmc.bridge.jit import CALLERS
 from pymc_kameleon.mcmc.proposals import propose
 
-NAME = "pymc_kameleon.mcmc.numba_bridge"
-SOURCE = importlib.util.find_spec(NAME).origin
+MODULES = [
+    f"pymc_kameleon.mcmc.bridge.{name}" for name in ("undocumented", "jit", "address", "pytensor")
+]
+"""In the order in which they import each other."""
+
+SOURCES = {name: importlib.util.find_spec(name).origin for name in MODULES}
 
 ON_DISK = "what is compiled is not kept on disk"
 COUNTED = "compiled loops count who holds their arrays"
@@ -58,15 +62,19 @@ NAMES = {
 
 
 def without(*names):
-    """The bridge of a version in which some names are other ones."""
-    source = Path(SOURCE).read_text()
+    """The modules of a version in which some names are other ones, and all that they define."""
+    sources = {module: Path(origin).read_text() for module, origin in SOURCES.items()}
     for name in names:
-        assert name in source
-        source = source.replace(name, f"{name}_gone")
-    module = ModuleType(NAME)
-    module.__file__ = SOURCE
-    exec(compile(source, SOURCE, "exec"), module.__dict__)
-    return module
+        assert any(name in source for source in sources.values())
+        sources = {m: source.replace(name, f"{name}_gone") for m, source in sources.items()}
+    modules = {name: ModuleType(name) for name in sources}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            module.__file__ = SOURCES[name]
+            patch.setitem(sys.modules, name, module)
+            exec(compile(sources[name], SOURCES[name], "exec"), module.__dict__)
+    defined = {k: v for module in modules.values() for k, v in vars(module).items()}
+    return modules, SimpleNamespace(**{k: v for k, v in defined.items() if k[:2] != "__"})
 
 
 class One(NamedTuple):
@@ -86,7 +94,7 @@ def filled(n, x):
 
 def test_all_that_is_asked_for_is_taken_away_below():
     owned = r"(?:numba\.core|numba\.np|dispatcher|wrapped)\.(?:\w+\.)*(\w+)"
-    asked = re.findall(owned, Path(SOURCE).read_text())
+    asked = [n for origin in SOURCES.values() for n in re.findall(owned, Path(origin).read_text())]
     assert len(asked) > 15
     assert {name.replace("__fn", "__").replace("__infer_shape", "__") for name in asked} <= {*NAMES}
 
@@ -94,7 +102,7 @@ def test_all_that_is_asked_for_is_taken_away_below():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_compiled_is_right(name, caplog):
     with caplog.at_level(logging.WARNING, logger="pymc.kameleon"):
-        bridge = without(name)
+        _, bridge = without(name)
     said = [r.getMessage() for r in caplog.records]
     assert all(name in line or NAMES[name] is None for line in said)
     assert NAMES[name] is None or any(NAMES[name] in line for line in said)
@@ -147,7 +155,7 @@ def test_a_class_that_is_not_registered_is_named():
         propose(One(1.0), None, None, None)
 
 
-PACKAGE = Path(SOURCE).parents[1]
+PACKAGE = Path(SOURCES[MODULES[0]]).parents[2]
 
 
 def test_what_calls_compiled_code_holds_none():
@@ -163,14 +171,14 @@ def test_what_calls_compiled_code_holds_none():
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.ImportFrom)
         ]
-        compiles = any(compiling & names for module, names in taken if "numba_bridge" in module)
+        compiles = any(compiling & names for module, names in taken if "mcmc.bridge" in module)
         assert not (is_caller and compiles), path
         if compiles:
             parts = {module.removeprefix("pymc_kameleon.").split(".")[0] for module, _ in taken}
             assert not parts & CALLERS, path
 
 
-CHAIN = f"""
+CHAIN = """
 import logging
 import sys
 
@@ -178,9 +186,7 @@ from test_bridge import without
 
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
 if len(sys.argv) > 1:
-    import pymc_kameleon.mcmc
-
-    sys.modules[{NAME!r}] = pymc_kameleon.mcmc.numba_bridge = without(*sys.argv[1:])
+    sys.modules.update(without(*sys.argv[1:])[0])
 
 import numpy as np
 import pymc as pm

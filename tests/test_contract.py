@@ -37,7 +37,7 @@ from pymc.step_methods.compound import CompoundStep
 from scipy import stats
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels, register, unregister
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 
 PYMC_6 = int(pm.__version__.split(".")[0]) >= 6
 C_LINKER = {"mode": "cvm"}

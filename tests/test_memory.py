@@ -37,7 +37,8 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.kernels import CustomKernel
-from pymc_kameleon.mcmc.numba_bridge import evaluate, evaluate_gradients
+from pymc_kameleon.mcmc.chain import evaluate
+from pymc_kameleon.mcmc.proposals.local_gaussian import evaluate_gradients
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 
 pytestmark = [

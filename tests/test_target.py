@@ -9,7 +9,7 @@ import pymc as pm
 import pytest
 from scipy import optimize, stats
 
-from pymc_kameleon.mcmc.numba_bridge import evaluate
+from pymc_kameleon.mcmc.chain import evaluate
 from pymc_kameleon.model.log_density import LogDensity, select_variables
 
 MODES = [None, {"mode": "FAST_COMPILE"}]

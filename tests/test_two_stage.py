@@ -18,7 +18,7 @@ from pymc_kameleon import (
     MALAStep,
 )
 from pymc_kameleon.gp.sparse_gp import predict
-from pymc_kameleon.mcmc.numba_bridge import evaluate
+from pymc_kameleon.mcmc.chain import evaluate
 from pymc_kameleon.surrogate import FittedSurrogate
 from pymc_kameleon.surrogate.acceptance_ratios import log_marginal_density
 from pymc_kameleon.surrogate.delayed_acceptance import (

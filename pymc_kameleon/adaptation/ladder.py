@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.mcmc.coordinates import Standardization, standardization
 from pymc_kameleon.mcmc.loop import Mixture, no_differences
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.mcmc.proposals.tempering import (
     FRESH,
     SCANS,

@@ -10,7 +10,7 @@ from pymc_kameleon.approximate.parallel_evaluations import ParallelDensity
 from pymc_kameleon.gp.mean import n_coefficients
 from pymc_kameleon.gp.sparse_gp import Uncertainty
 from pymc_kameleon.gp.typical_set import typical_depth
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
+from pymc_kameleon.mcmc.chain import EVALUATIONS
 from pymc_kameleon.model.forks import runs_in_forks
 from pymc_kameleon.steps.chain.report import may_be_random, randomness
 from pymc_kameleon.steps.chain.start import FIRST_SHARE, begins_at

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.black_box import Calls, count
 from pymc_kameleon.model.guarded_call import (
     GuardedCall,

@@ -19,7 +19,7 @@ from pymc_kameleon.approximate.exploration import Explorer
 from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.evidence.log_evidence import is_heavy_tailed
 from pymc_kameleon.gp.mean import n_coefficients
-from pymc_kameleon.mcmc.numba_bridge import NONFINITE
+from pymc_kameleon.mcmc.chain import NONFINITE
 from pymc_kameleon.model.black_box import Calls
 from pymc_kameleon.model.operations import has_black_box
 from pymc_kameleon.steps.chain.report import MANY, failures, not_finite

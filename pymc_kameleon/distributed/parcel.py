@@ -12,7 +12,7 @@ from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon._compat import complete_step, steps_of
-from pymc_kameleon.mcmc.numba_bridge import parts_of
+from pymc_kameleon.mcmc.bridge.pytensor import parts_of
 from pymc_kameleon.model.operations import operations
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import scipy
 from scipy import linalg
 
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit, jit_inner
 from pymc_kameleon.mcmc.linalg import squared_distances
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
 COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
 """Code of each covariance in a process: compiled code takes no function pointers."""

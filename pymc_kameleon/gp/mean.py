@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import jit_inner
+from pymc_kameleon.mcmc.bridge.jit import jit_inner
 
 FALL, LEAST_REACH = 0.25, 1.0
 """By how much a confined mean falls, at least, over the reach of the points that it was fitted to,

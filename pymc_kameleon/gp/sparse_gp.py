@@ -36,6 +36,7 @@ from pymc_kameleon.gp.triangular_map import (
     identity_map,
     map_to_v,
 )
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit, jit_inner
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import (
     dot,
@@ -44,7 +45,6 @@ from pymc_kameleon.mcmc.linalg import (
     solve_upper,
     squared_distances,
 )
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
 RATIONAL = COVARIANCES["rational_quadratic"]
 """The covariance of trajectories: a constant in their loops, which are vectorised then."""

@@ -31,8 +31,8 @@ from pymc_kameleon.gp.typical_set import (
     clipped_residuals,
     typical_set,
 )
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit
 from pymc_kameleon.mcmc.coordinates import Standardization
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
 
 LARGEST_JITTER = 1e-2
 

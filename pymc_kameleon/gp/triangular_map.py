@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.gp.mean import LARGEST_FIT, n_coefficients
-from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner
+from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner
 
 STRAIGHT = 0.8
 """Residual variance of a quadratic, relative to that of a linear function, below which it is

@@ -9,9 +9,9 @@ from scipy import special
 from scipy.spatial.distance import cdist, pdist
 
 from pymc_kameleon.kernels.kernel import CustomKernel, Kernel
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit, jit_inner
 from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.linalg import copy_matrix_into, squared_distances
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 from pymc_kameleon.validation import checked_choice, checked_number
 
 # functions of the distance ------------------------------------------------------------------------

@@ -13,12 +13,19 @@ from collections.abc import Callable
 
 import numba
 import numpy as np
+from numba import types
 from numba.extending import is_jitted
 from numpy.random import Generator
 
-from pymc_kameleon.mcmc.numba_bridge import gradients_address
+from pymc_kameleon.mcmc.bridge.address import machine_code_address
 from pymc_kameleon.mcmc.saved_state import name_of
 from pymc_kameleon.validation import checked_array
+
+
+def gradients_address(gradients) -> int:
+    """Address of a jitted `gradients(x, points, parameters, out)`, which has to be kept alive."""
+    vector, matrix = types.float64[::1], types.float64[:, ::1]
+    return machine_code_address(gradients, (vector, matrix, vector, matrix))
 
 
 class Kernel(ABC):
@@ -114,7 +121,7 @@ class Kernel(ABC):
         return self._address
 
     def form(self, compiled: bool) -> int | Callable | None:
-        """Return what `numba_bridge.evaluate_gradients` takes, compiled or in plain Python."""
+        """Return what `evaluate_gradients` takes, compiled or in plain Python."""
         return self.address() if compiled else self.gradients
 
     def __getstate__(self):

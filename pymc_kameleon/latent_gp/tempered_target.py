@@ -13,7 +13,8 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, with_sites
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, evaluate, jit
+from pymc_kameleon.mcmc.bridge.jit import jit
+from pymc_kameleon.mcmc.chain import EVALUATIONS, N_TERMS, evaluate
 
 
 class FactorisingLikelihood(Protocol):

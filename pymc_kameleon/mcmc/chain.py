@@ -4,9 +4,47 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numba.extending import overload
 
+from pymc_kameleon.mcmc.bridge.address import call_for_nothing
+from pymc_kameleon.mcmc.bridge.jit import by_class, compile_options, jitable
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jitable
+
+N_TERMS = 3
+"""Terms of a log density: log prior, exact log likelihood, estimated log likelihood."""
+
+EVALUATIONS, NONFINITE = 0, 1
+"""Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""
+
+
+def _log_density_into(log_density, x, value):
+    log_density[0](x, value)
+
+
+@overload(_log_density_into, jit_options=compile_options(False))
+def _log_density_into_overload(log_density, x, value):
+    def compiled(log_density, x, value):
+        call_for_nothing(log_density[0], (x, value, log_density))
+
+    return compiled
+
+
+@jitable
+def evaluate(log_density, x, value, counts):
+    """Evaluate the terms of the log density at `x` (d,) into `value` (3,); return their sum.
+
+    Or -inf where that is NaN or +inf, so that such a proposal is rejected. `log_density` is what
+    `ModelFunction.compiled` returned (int64 array) or, for plain Python, `ModelFunction.plain`.
+    `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
+    """
+    counts[EVALUATIONS] += 1
+    _log_density_into(log_density, x, value)
+    total = value[0] + value[1] + value[2]
+    if np.isnan(total) or total == np.inf:
+        counts[NONFINITE] += 1
+        return -np.inf
+    return total
+
 
 ACCEPTANCE, ACCEPTED = 0, 1
 """Positions in the `outcome` array: summed acceptance probabilities, and accepted moves."""
@@ -101,7 +139,7 @@ def accept_in_two_stages(stage, log_density, chain, log_ratio, uniforms):
 def accept_or_reject(log_density, stage, chain, log_ratio, uniforms):
     """Evaluate `chain.proposal`, and move there with the Metropolis-Hastings probability.
 
-    `log_density` is what `numba_bridge.evaluate` takes, `stage` a FirstStage that screens most
+    `log_density` is what `mcmc.chain.evaluate` takes, `stage` a FirstStage that screens most
     proposals, or None, and `log_ratio` is log q(x | x*) - log q(x* | x). `uniforms` (3,) are
     uniform random numbers in [0, 1): of the two stages (without a first stage the first is used),
     and of whether there is a first stage. Returns the acceptance probability (0 after a rejection

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import linalg
 
+from pymc_kameleon.mcmc.bridge.jit import jit_inner
 from pymc_kameleon.mcmc.linalg import solve_factor
-from pymc_kameleon.mcmc.numba_bridge import jit_inner
 
 ROUNDING = 1e-14
 """Of the mean of equal numbers, relative to these."""

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from pymc_kameleon.mcmc.numba_bridge import compile_options
+from pymc_kameleon.mcmc.bridge.jit import compile_options
 
 FUSED = {"contract"}
 """Fast-math freedom of the series; with others its rounding to integers would go."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import jit_inner, jitable
+from pymc_kameleon.mcmc.bridge.jit import jit_inner, jitable
 
 STORED, STRIDE, SEEN, RECENT = range(4)
 """Positions in a history's `cursor`: what they count is said in `History`."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit_inner
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit_inner
 
 
 @jit_inner

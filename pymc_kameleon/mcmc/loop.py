@@ -13,17 +13,10 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from pymc_kameleon.mcmc.chain import TRANSITION, accept_or_reject
+from pymc_kameleon.mcmc.bridge.jit import compile_options, jit, jit_inner, jitable, resolved_once
+from pymc_kameleon.mcmc.chain import EVALUATIONS, TRANSITION, accept_or_reject
 from pymc_kameleon.mcmc.history import two_of
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
-from pymc_kameleon.mcmc.numba_bridge import (
-    EVALUATIONS,
-    compile_options,
-    jit,
-    jit_inner,
-    jitable,
-    resolved_once,
-)
 from pymc_kameleon.mcmc.proposals import (
     ACCEPT,
     CHOICE,
@@ -120,7 +113,7 @@ def propose_difference(differences, chain, normals, uniforms):
 def run_plain(log_density, stage, chain, mixture, proposal, recursion, adapts, normals, uniforms):
     """Make a transition with each row of `normals` (n, k) and of `uniforms` (n, N_UNIFORMS).
 
-    `log_density` is what `numba_bridge.evaluate` takes, `stage` a FirstStage or None, and
+    `log_density` is what `mcmc.chain.evaluate` takes, `stage` a FirstStage or None, and
     `proposal` a NamedTuple registered in `mcmc.proposals`. The chain learns if `adapts`.
     """
     for t in range(normals.shape[0]):

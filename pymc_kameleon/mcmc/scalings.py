@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import jitable
+from pymc_kameleon.mcmc.bridge.jit import jitable
 
 COORDINATE_TARGET = 0.44
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 from pytensor.graph.traversal import ancestors
 
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.black_box import Simulator
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.model.operations import has_black_box, is_black_box

@@ -27,7 +27,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.utils import MissingInputError
 from pytensor.link.numba.dispatch import numba_funcify
 
-from pymc_kameleon.mcmc.numba_bridge import BY_ADDRESS, machine_code
+from pymc_kameleon.mcmc.bridge.address import BY_ADDRESS, machine_code
 from pymc_kameleon.model.forks import refuse_lost_threads
 from pymc_kameleon.model.guarded_call import GuardedCall, Outcome, ParallelCalls, TimedCall
 from pymc_kameleon.model.operations import converted, described, wanted

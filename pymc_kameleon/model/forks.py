@@ -13,7 +13,7 @@ from typing import Any
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.op import Op
 
-from pymc_kameleon.mcmc.numba_bridge import TELLS_WRAPPED, parts_of
+from pymc_kameleon.mcmc.bridge.pytensor import TELLS_WRAPPED, parts_of
 from pymc_kameleon.model.guarded_call import GuardedCall
 from pymc_kameleon.model.operations import is_black_box, operation_name, operations
 

@@ -16,7 +16,7 @@ from pymc.vartypes import discrete_types
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.traversal import ancestors
 
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.estimated_loglikelihood import (
     draw_seeds,
     estimates,

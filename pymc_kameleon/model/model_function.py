@@ -22,15 +22,15 @@ from scipy.linalg import LinAlgError
 
 from pymc_kameleon._compat import PUTS_BY_ARRAYS, TAKES_BY_ARRAYS
 from pymc_kameleon._threads import all_threads
-from pymc_kameleon.mcmc.numba_bridge import (
+from pymc_kameleon.mcmc.bridge.address import (
     BY_ADDRESS,
     call_for_nothing,
-    jit,
-    jitted_by_pytensor,
     machine_code,
     machine_code_address,
     with_tabled_arrays,
 )
+from pymc_kameleon.mcmc.bridge.jit import jit
+from pymc_kameleon.mcmc.bridge.pytensor import jitted_by_pytensor
 from pymc_kameleon.model.operations import (
     has_black_box,
     is_in_numba,
@@ -171,11 +171,11 @@ class ModelFunction:
         return self._function.input_storage[1:]
 
     def plain(self) -> tuple[Callable[[np.ndarray, np.ndarray], None]]:
-        """Return what `numba_bridge.evaluate` takes in plain Python."""
+        """Return what `mcmc.chain.evaluate` takes in plain Python."""
         return (self.into,)
 
     def compiled(self) -> np.ndarray | None:
-        """Return what `numba_bridge.evaluate` takes in compiled code; None if there is none.
+        """Return what `mcmc.chain.evaluate` takes in compiled code; None if there is none.
 
         An int64 array of addresses and lengths, as `_writer` takes them. It is valid until a shared
         variable gets another array.

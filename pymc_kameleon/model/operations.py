@@ -13,7 +13,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
 from pymc_kameleon._compat import with_inner_graph
-from pymc_kameleon.mcmc.numba_bridge import TELLS_WRAPPED, is_registered, parts_of
+from pymc_kameleon.mcmc.bridge.pytensor import TELLS_WRAPPED, is_registered, parts_of
 
 
 def operations(variables) -> Iterator[Op]:

@@ -10,7 +10,7 @@ from numba.extending import is_jitted
 from numpy.typing import ArrayLike
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.bridge.jit import jit
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import argument_mismatch, checked_integer
 

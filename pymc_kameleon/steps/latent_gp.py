@@ -22,9 +22,8 @@ from pymc_kameleon.latent_gp.hyperparameters.target import (
 )
 from pymc_kameleon.latent_gp.reader.linear_predictor import element_names
 from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, EVALUATIONS
 from pymc_kameleon.mcmc.history import record
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS
 from pymc_kameleon.steps.chain.life_cycle import all_or_nothing, draw_statistics
 from pymc_kameleon.steps.latent_function import OtherVariables
 from pymc_kameleon.steps.latent_gp_tuning import LatentGPTuning

@@ -19,13 +19,16 @@ from pymc_kameleon.adaptation.learner import Learner, LearnerState, WarmStart
 from pymc_kameleon.mcmc.chain import (
     ACCEPTANCE,
     ACCEPTED,
+    EVALUATIONS,
+    N_TERMS,
+    NONFINITE,
     TRANSITION,
     Chain,
+    evaluate,
     new_chain,
     turned,
 )
 from pymc_kameleon.mcmc.loop import run_plain, runner
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS, NONFINITE, evaluate
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.batches import Batches

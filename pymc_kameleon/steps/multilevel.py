@@ -18,10 +18,9 @@ from pymc_kameleon.adaptation.learner import Learner, LearnerState
 from pymc_kameleon.gp.sparse_gp import RATIONAL, mean_at, new_sparse_gp
 from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
 from pymc_kameleon.gp.typical_set import typical_set
-from pymc_kameleon.mcmc.chain import accept_or_reject
+from pymc_kameleon.mcmc.chain import EVALUATIONS, N_TERMS, accept_or_reject
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.loop import Mixture, no_differences
-from pymc_kameleon.mcmc.numba_bridge import EVALUATIONS, N_TERMS
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.scalings import NO_RECURSION
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics

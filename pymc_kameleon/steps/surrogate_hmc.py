@@ -13,8 +13,8 @@ from pymc_kameleon._threads import one_thread
 from pymc_kameleon.evidence.estimates import Estimate
 from pymc_kameleon.evidence.normaliser import N_DRAWN, log_normaliser
 from pymc_kameleon.gp.mean import n_coefficients
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.mcmc.history import thinned
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
 from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.chain import kept_estimate

@@ -24,7 +24,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors, toposort
 
-from pymc_kameleon.mcmc.numba_bridge import parts_of
+from pymc_kameleon.mcmc.bridge.pytensor import parts_of
 from pymc_kameleon.model.black_box import BlackBox, Calls
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.operations import CheckedOperation

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.store.evaluation_store import EvaluationStore, describe, is_known
 
 

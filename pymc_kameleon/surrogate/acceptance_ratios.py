@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 
+from pymc_kameleon.mcmc.bridge.jit import jit
 from pymc_kameleon.mcmc.linalg import cholesky_in_place, solve_factor
-from pymc_kameleon.mcmc.numba_bridge import jit
 
 
 @jit

@@ -25,18 +25,17 @@ from pymc_kameleon.gp.sparse_gp import (
     predict,
     predict_with_gradient,
 )
-from pymc_kameleon.mcmc.chain import accept_in_one_stage, accept_in_two_stages, probability, settle
-from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
-from pymc_kameleon.mcmc.numba_bridge import (
+from pymc_kameleon.mcmc.bridge.address import address_once, by_address, call_for_nothing
+from pymc_kameleon.mcmc.bridge.jit import jit, jit_by_address, jitable
+from pymc_kameleon.mcmc.chain import (
     N_TERMS,
-    address_once,
-    by_address,
-    call_for_nothing,
+    accept_in_one_stage,
+    accept_in_two_stages,
     evaluate,
-    jit,
-    jit_by_address,
-    jitable,
+    probability,
+    settle,
 )
+from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.proposals.langevin import accept_langevin, accept_langevin_in_two_stages
 from pymc_kameleon.surrogate.acceptance_ratios import (
     corrected_second_stage,
@@ -85,7 +84,7 @@ class Routines(NamedTuple):
 class FirstStage(NamedTuple):
     """The surrogate of a chain; all arrays are changed in place, and flags have shape (1,).
 
-    `log_prior` is as `numba_bridge.evaluate` takes it, with its gradient if points have one. The
+    `log_prior` is as `mcmc.chain.evaluate` takes it, with its gradient if points have one. The
     process screens proposals where it `is_open`; its prior mean `follows` the log-likelihood of the
     current position or not; `here`, what it says at that position, `is_current` or not; `there` is
     at the proposal. Of m positions evaluated lately there are `points` (m, d), log-likelihoods

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, jitable
+from pymc_kameleon.mcmc.bridge.jit import jitable
+from pymc_kameleon.mcmc.chain import N_TERMS
 
 
 class Evaluations(NamedTuple):

@@ -19,18 +19,11 @@ from scipy.special import expit
 
 from pymc_kameleon.gp.sparse_gp import MeanFunction, value_and_gradient_at, value_at
 from pymc_kameleon.gp.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
+from pymc_kameleon.mcmc.bridge.address import address_once, by_address
+from pymc_kameleon.mcmc.bridge.jit import jit, jit_by_address, jit_inner, resolved_once
+from pymc_kameleon.mcmc.chain import N_TERMS, evaluate
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
-from pymc_kameleon.mcmc.numba_bridge import (
-    N_TERMS,
-    address_once,
-    by_address,
-    evaluate,
-    jit,
-    jit_by_address,
-    jit_inner,
-    resolved_once,
-)
 
 NO_PRIOR = np.zeros(0, dtype=np.int64)
 """Stands for a log prior of 0: all of the log density is learnt."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.linalg import dot, factor_times
-from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     new_workspace,

@@ -17,10 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import typeof, types
 
+from pymc_kameleon.mcmc.bridge.address import address_once
+from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner, resolved_once
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.history import History, record, two_of
 from pymc_kameleon.mcmc.linalg import copy_into, dot
-from pymc_kameleon.mcmc.numba_bridge import address_once, jit, jit_inner, resolved_once
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.evaluations import Evaluations, keep_evaluation
 from pymc_kameleon.surrogate.posterior import (

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, eigvalsh, lapack, solve_triangular
 from scipy.linalg.blas import dtrmm, dtrmv, dtrsv
 
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit
 
 LEAST_TOLD = 1e-6
 """Share of its precision that a site has, from which 1 - (1 - share) keeps 10 digits."""

@@ -16,7 +16,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.linalg import splu
 
 from pymc_kameleon.latent_gp.gaussian.sites import cholesky_overwriting
-from pymc_kameleon.mcmc.numba_bridge import jit
+from pymc_kameleon.mcmc.bridge.jit import jit
 
 FULL = 0.25
 """Share of the entries on and below the diagonal from which a factor is kept as a whole matrix."""

@@ -42,10 +42,10 @@ from scipy.linalg import solve
 from pymc_kameleon.gp.covariances import COVARIANCES
 from pymc_kameleon.gp.sparse_gp import basis_functions
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, SiteFactor, Sites, solve_root
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit, jit_inner
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.exponential import exp
 from pymc_kameleon.mcmc.linalg import dot, solve_upper_rows
-from pymc_kameleon.mcmc.numba_bridge import SIMD, jit, jit_inner
 
 LEAST_TOLD = 1e-8
 """What a site says beside the prior from which a division by S keeps 12 digits of the function."""

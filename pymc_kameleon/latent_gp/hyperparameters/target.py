@@ -37,9 +37,9 @@ from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
 from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
 from pymc_kameleon.latent_gp.reader.prior import FreeVariables
 from pymc_kameleon.latent_gp.tempered_target import MOST_EVALUATIONS, TemperedTarget, slices_along
+from pymc_kameleon.mcmc.bridge.jit import jit
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
 from pymc_kameleon.mcmc.loop import run_plain
-from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
 
 

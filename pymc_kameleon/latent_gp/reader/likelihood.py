@@ -21,7 +21,7 @@ from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments, log_expit,
 from pymc_kameleon.latent_gp.gaussian.blocks import Blocks
 from pymc_kameleon.latent_gp.reader.affine_graph import grouped
 from pymc_kameleon.latent_gp.reader.log_normal_cdf import with_stable_normal_cdf
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction
 from pymc_kameleon.model.operations import black_boxes
 

@@ -5,8 +5,8 @@ The loop of `mcmc.loop` calls these functions with the tuple first.
 
 from collections.abc import Callable
 
+from pymc_kameleon.mcmc.bridge.jit import by_class
 from pymc_kameleon.mcmc.chain import accept_or_reject
-from pymc_kameleon.mcmc.numba_bridge import by_class
 from pymc_kameleon.mcmc.scalings import Scaling
 
 __all__ = [
@@ -122,7 +122,7 @@ def register_proposal(
         Python.
     allocates : bool
         Whether `propose`, `commit`, `invalidate` or `accept` makes arrays. Those that do not take
-        less time if this is False; see `mcmc.numba_bridge.jit`.
+        less time if this is False; see `mcmc.bridge.jit`.
     in_python : callable, optional
         `propose` where transitions run in plain Python: compiled, if it calls compiled functions
         several times.

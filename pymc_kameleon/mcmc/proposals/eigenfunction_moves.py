@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_kameleon.mcmc.bridge.jit import SIMD, jit
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.history import History
 from pymc_kameleon.mcmc.linalg import add_into, copy_matrix_into, factor_times
-from pymc_kameleon.mcmc.numba_bridge import SIMD, evaluate_gradients, jit
 from pymc_kameleon.mcmc.proposals import PICK, register_proposal
-from pymc_kameleon.mcmc.proposals.local_gaussian import record_position
+from pymc_kameleon.mcmc.proposals.local_gaussian import evaluate_gradients, record_position
 from pymc_kameleon.mcmc.scalings import Scaling
 
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_kameleon.mcmc.bridge.jit import jit
 from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.mcmc.history import History
-from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals.local_gaussian import ScatterHere, register_local_gaussian
 from pymc_kameleon.mcmc.scalings import Scaling
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.chain import is_within, probability, settle
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, by_class, evaluate, jit, jitable
+from pymc_kameleon.mcmc.bridge.jit import by_class, jit, jitable
+from pymc_kameleon.mcmc.chain import N_TERMS, evaluate, is_within, probability, settle
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.proposals.random_walk import Moments, learn_moments, scaled_covariance
 

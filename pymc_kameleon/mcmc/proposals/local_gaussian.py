@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import overload
 
+from pymc_kameleon.mcmc.bridge.address import call_for_nothing
+from pymc_kameleon.mcmc.bridge.jit import SIMD, by_class, compile_options, jit, jit_inner
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.history import History, record
 from pymc_kameleon.mcmc.linalg import (
@@ -21,9 +24,27 @@ from pymc_kameleon.mcmc.linalg import (
     factor_times,
     solve_factor,
 )
-from pymc_kameleon.mcmc.numba_bridge import SIMD, by_class, evaluate_gradients, jit, jit_inner
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.scalings import Scaling
+
+
+def evaluate_gradients(kernel, x, points, parameters, gradients):
+    """Write the gradients of k(., points[:, i]) at `x` into the columns of `gradients`.
+
+    `kernel` is an address (an int) in compiled code and a callable in plain Python.
+    """
+    kernel(x, points, parameters, gradients)
+
+
+@overload(evaluate_gradients, jit_options=compile_options(False))
+def _evaluate_gradients_overload(kernel, x, points, parameters, gradients):
+    def compiled(kernel, x, points, parameters, gradients):
+        dim, n = points.shape
+        if x.size != dim or gradients.shape[0] != dim or gradients.shape[1] != n:
+            raise RuntimeError("the subsample has another size than where its gradients go")
+        call_for_nothing(kernel, (x, points, parameters, gradients))
+
+    return compiled
 
 
 class ScatterHere(NamedTuple):
@@ -42,7 +63,7 @@ def no_scatter(dim: int) -> ScatterHere:
 class KernelGaussian(NamedTuple):
     """N(u, gamma^2 I + nu^2 M H M^T).
 
-    `kernel` is what `numba_bridge.evaluate_gradients` takes, and `parameters` what the kernel's
+    `kernel` is what `evaluate_gradients` takes, and `parameters` what the kernel's
     `gradients` takes. `points` (d, n) are z_i, a subsample of the history in standardised
     coordinates.
     """

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_kameleon.mcmc.bridge.jit import jit
 from pymc_kameleon.mcmc.linalg import factor_times, rank_one_update
-from pymc_kameleon.mcmc.numba_bridge import jit
 from pymc_kameleon.mcmc.proposals import register_proposal
 
 FORGETTING = 2.0

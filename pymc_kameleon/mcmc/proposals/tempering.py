@@ -16,11 +16,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, is_within, probability, turned
+from pymc_kameleon.mcmc.bridge.jit import jit, jitable
+from pymc_kameleon.mcmc.chain import (
+    ACCEPTANCE,
+    ACCEPTED,
+    N_TERMS,
+    evaluate,
+    is_within,
+    probability,
+    turned,
+)
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.history import two_of
 from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS, evaluate, jit, jitable
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.proposals.trends import pick, propose_along
 from pymc_kameleon.mcmc.scalings import ScalingRecursion, learn_scaling
@@ -133,7 +141,7 @@ class States(NamedTuple):
 class Replicas(NamedTuple):
     """Ladder and states, and what moves are made with.
 
-    `hot_density` is what replicas before the last evaluate, as `numba_bridge.evaluate` takes it. It
+    `hot_density` is what replicas before the last evaluate, as `mcmc.chain.evaluate` takes it. It
     is another one than the chain's where other steps move what it depends on (`is_apart`), which
     for the replicas stands still. `n_moves` are those of a replica between swaps, and `recursion`
     is how the scalings of random walks are learnt.

@@ -17,8 +17,8 @@ import math
 
 import numpy as np
 
+from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner, jitable
 from pymc_kameleon.mcmc.linalg import copy_into
-from pymc_kameleon.mcmc.numba_bridge import jit, jit_inner, jitable
 
 N_COEFFICIENTS = 4
 """Of a trend: constant, linear and quadratic coefficient of the location, and slope of the log of

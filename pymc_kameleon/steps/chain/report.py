@@ -7,7 +7,7 @@ import numpy as np
 from pymc.stats.convergence import WarningType
 
 from pymc_kameleon._compat import can_interrupt_sampling, interrupt_sampling
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.black_box import Calls
 from pymc_kameleon.steps.chain import kept_estimate
 from pymc_kameleon.steps.chain.life_cycle import STUCK_AFTER

@@ -9,7 +9,7 @@ from scipy import linalg
 
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.gp.sparse_gp_fit import TooFewValues, most_informative
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.steps.chain import kept_estimate
 from pymc_kameleon.surrogate import FittedSurrogate, GPSurrogate

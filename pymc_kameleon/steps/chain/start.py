@@ -6,7 +6,7 @@ import numpy as np
 from pymc.exceptions import SamplingError
 
 from pymc_kameleon.gp.typical_set import around_the_mode, typical_depth
-from pymc_kameleon.mcmc.numba_bridge import N_TERMS
+from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.initial_points import orders_of, start_to_write
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.chain import kept_estimate

@@ -1,0 +1,1 @@
+"""What compiled transitions need of Numba and PyTensor beyond what these document."""

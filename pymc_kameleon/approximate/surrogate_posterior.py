@@ -16,12 +16,12 @@ from pymc_kameleon._compat import result_of_traces
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.approximate.checked_exploration import FEWEST_CHECKED, CheckedExploration
 from pymc_kameleon.approximate.exploration import Explorer
-from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.evidence.log_evidence import is_heavy_tailed
 from pymc_kameleon.gp.mean import n_coefficients
 from pymc_kameleon.mcmc.chain import NONFINITE
 from pymc_kameleon.model.black_box import Calls
 from pymc_kameleon.model.operations import has_black_box
+from pymc_kameleon.model.traced import traced
 from pymc_kameleon.steps.chain.report import MANY, failures, not_finite
 from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.validation import checked_integer, checked_number, names_close_arguments

@@ -12,8 +12,8 @@ from pymc.backends.ndarray import NDArray
 from pymc.sampling.parallel import ParallelSamplingError
 
 from pymc_kameleon._compat import progress_bars
-from pymc_kameleon.distributed.parcel import traced
 from pymc_kameleon.distributed.worker import Found, Part, Task, run_round, same, stop, topic
+from pymc_kameleon.model.traced import traced
 from pymc_kameleon.store.evaluation_store import is_known
 
 PATIENCE = 0.5

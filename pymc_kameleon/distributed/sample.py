@@ -18,7 +18,7 @@ from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pymc.util import get_random_generator
 
 from pymc_kameleon._compat import default_tuning, result_of_traces
-from pymc_kameleon.distributed.parcel import Parcel, made_step, packed, stored_densities, traced
+from pymc_kameleon.distributed.parcel import Parcel, made_step, packed, stored_densities
 from pymc_kameleon.distributed.run import (
     ClientStore,
     Progress,
@@ -27,6 +27,7 @@ from pymc_kameleon.distributed.run import (
     trace_of,
     tuning_rounds,
 )
+from pymc_kameleon.model.traced import traced
 from pymc_kameleon.steps import KameleonStep, SurrogateHMCStep
 from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.validation import checked_integer

@@ -18,13 +18,8 @@ import pymc as pm
 from pymc.backends.ndarray import NDArray
 from threadpoolctl import threadpool_limits
 
-from pymc_kameleon.distributed.parcel import (
-    Parcel,
-    made_step,
-    stored_densities,
-    traced,
-    unpacked,
-)
+from pymc_kameleon.distributed.parcel import Parcel, made_step, stored_densities, unpacked
+from pymc_kameleon.model.traced import traced
 from pymc_kameleon.store.evaluation_store import TABLES, EvaluationStore, as_bytes
 
 INTERVAL = 0.2

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numba
 import numpy as np
@@ -33,9 +33,6 @@ from pymc_kameleon.model.guarded_call import GuardedCall, Outcome, ParallelCalls
 from pymc_kameleon.model.operations import converted, described, wanted
 from pymc_kameleon.validation import checked_integer, checked_number, names_close_arguments
 
-if TYPE_CHECKING:
-    from pymc_kameleon.store.evaluation_store import EvaluationStore
-
 __all__ = ["black_box"]
 
 _log = logging.getLogger("pymc.kameleon")
@@ -51,7 +48,7 @@ def black_box(
     *,
     failures: type[Exception] | Sequence[type[Exception]] = (),
     timeout: float | None = None,
-    store: "EvaluationStore | None" = None,
+    store: Any = None,
     shape: int | Sequence[int] | None = None,
     name: str | None = None,
     workers: int = 1,
@@ -196,7 +193,7 @@ class BlackBox:
     def __repr__(self):
         return f"black_box({self.name})"
 
-    def with_store(self, store: "EvaluationStore", name: str | None = None) -> "BlackBox":
+    def with_store(self, store: Any, name: str | None = None) -> "BlackBox":
         """Return one that keeps its values in a store, where it is known by `name`."""
         failures, timeout, _, shape, own_name, *others = self._options
         name = own_name if name is None else name

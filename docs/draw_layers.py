@@ -7,19 +7,22 @@ from draw_decision import INK, LINE, QUESTION_COLOR, STEP_COLOR
 from matplotlib.patches import Rectangle
 
 LAYERS = [
-    ("demo, plots, distributed, diagnostics", "what is done with chains and results"),
-    ("steps", "what PyMC calls: a class for each sampler, starts, warnings"),
-    ("pseudo_marginal, evidence", "estimated likelihoods, log evidence of draws"),
-    ("latent_gp", "prior x likelihood of a latent function, its approximations and moves"),
-    ("surrogate, store", "sparse Gaussian process, delayed acceptance, trajectories"),
-    ("adaptation", "learners: what a chain learns with"),
+    ("demo", "the first command of the README"),
+    ("approximate, distributed, diagnostics, plots", "what is done with steps, chains and results"),
+    ("steps, pseudo_marginal", "what PyMC calls: a class for each sampler; estimated likelihoods"),
+    ("latent_gp", "latent Gaussian models: reader, algebra, approximations, moves"),
+    ("evidence, store", "log evidence of draws; evaluations kept in a file"),
+    ("surrogate", "delayed acceptance and trajectories on a learnt log density"),
+    ("adaptation, gp", "what random walks learn; Gaussian-process regression"),
     ("model, kernels", "from a PyMC model to a compiled log density; kernels"),
     ("mcmc", "compiled: chain, loop, proposals, histories, scalings"),
-    ("validation, _compat", "arguments; what differs between versions of PyMC"),
+    ("targets, testing", "densities with exact draws; tests of invariance"),
+    ("validation", "arguments"),
+    ("_compat, _threads, _warnings", "what differs between versions; threads; warnings"),
 ]
 """From the top: each layer imports from those below it alone."""
 
-WIDTH, ROW = 8.4, 0.62
+WIDTH, ROW = 8.6, 0.52
 
 
 def draw():
@@ -30,12 +33,12 @@ def draw():
     figure.subplots_adjust(0, 0, 1, 1)
     for row, (names, purpose) in enumerate(LAYERS):
         low, middle = -(row + 0.94) * ROW, -(row + 0.5) * ROW
-        color = STEP_COLOR if row == 1 else QUESTION_COLOR
+        color = STEP_COLOR if row == 2 else QUESTION_COLOR
         axes.add_patch(
             Rectangle((0.04, low), WIDTH - 0.08, 0.88 * ROW, facecolor=color, edgecolor=LINE)
         )
         axes.text(0.16, middle, names, va="center", fontsize=10, family="monospace", color=INK)
-        axes.text(3.45, middle, purpose, va="center", fontsize=9.5, color=INK)
+        axes.text(3.9, middle, purpose, va="center", fontsize=9.5, color=INK)
     return figure
 
 

@@ -1,5 +1,5 @@
-"""What a chain learns while it is tuned: a `Learner` for each algorithm.
+"""What a random walk learns while it is tuned: a `Learner` for each algorithm.
 
-That of `KameleonStep` is in its own file, that of trajectories in `surrogate.learner`
-and that of the joint step of a latent function in `latent_gp.hyperparameters.learning`.
+That of `KameleonStep` is in its own file; one that fits a surrogate is beside what it fits, in
+`surrogate.learner` and `latent_gp.hyperparameters.learning`.
 """

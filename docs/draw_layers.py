@@ -22,7 +22,7 @@ LAYERS = [
 ]
 """From the top: each layer imports from those below it alone."""
 
-WIDTH, ROW = 8.6, 0.52
+WIDTH, ROW = 9.6, 0.52
 
 
 def draw():
@@ -38,7 +38,7 @@ def draw():
             Rectangle((0.04, low), WIDTH - 0.08, 0.88 * ROW, facecolor=color, edgecolor=LINE)
         )
         axes.text(0.16, middle, names, va="center", fontsize=10, family="monospace", color=INK)
-        axes.text(3.9, middle, purpose, va="center", fontsize=9.5, color=INK)
+        axes.text(4.7, middle, purpose, va="center", fontsize=9.5, color=INK)
     return figure
 
 

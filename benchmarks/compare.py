@@ -19,7 +19,7 @@ from benchmarks.black_box import marginal_total_variation
 from benchmarks.common import SEED, heading, machine, show, versions, write
 from benchmarks.compare_picture import MEASURES, is_doubtful, picture
 from benchmarks.compare_samplers import CHAINS, SAMPLERS, Drawn, Problem, Sampler
-from benchmarks.compare_targets import BLACK_BOXES, TARGETS, reference, starts_of
+from benchmarks.compare_targets import BLACK_BOXES, TARGETS, TOLERANCE, reference, starts_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -200,18 +200,22 @@ def run(arguments):
         machine(),
         versions({SAMPLERS[name].package for name in installed(SAMPLERS)} - {"pymc_kameleon"}),
         f"Each sampler as it is called for the first time: defaults, {CHAINS} chains where it has "
-        "chains, from draws of the prior (nutpie finds its starts itself; optimised: walkers around"
-        " modes, whose search is counted). Steps of this package, NUTS, nutpie, sample_smc, "
-        "pocoMC, nautilus and PyVBMC end by their own rule. DEMetropolisZ, Metropolis, Slice, "
-        f"emcee, zeus and PINTS get {arguments.budget} evaluations in all, on "
-        f"{' and '.join(BLACK_BOXES)} {arguments.black_box_budget}, half of them to tune.",
+        "chains, from draws of the prior (nutpie and surrogate_posterior find their starts; "
+        "optimised: walkers around modes, whose search is counted). Steps of this package, "
+        "NUTS, nutpie, sample_smc, pocoMC, nautilus and PyVBMC end by their own rule. "
+        f"DEMetropolisZ, Metropolis, Slice, emcee, zeus and PINTS get {arguments.budget} "
+        f"evaluations in all, on {' and '.join(BLACK_BOXES)} {arguments.black_box_budget}, half of "
+        "them to tune; surrogate_posterior the number beside its name. MultilevelStep has the same "
+        f"model with a solver's tolerance of {TOLERANCE:g} instead of 1e-8 as its coarse one.",
         "evaluations: of the log density at new points, over all chains, tuning and searches "
-        "counted; where gradients says yes, of value and gradient. seconds: CPU seconds with "
+        "counted; where gradients says yes, of value and gradient; of MultilevelStep those of the "
+        "fine model alone. seconds: CPU seconds with "
         "tuning and compiling, where a short run before has filled the caches on disk, in a "
         f"process of its own, one at a time; {OVER_TIME}: stopped after {arguments.limit} s. "
         "ESS: smallest bulk effective size of a coordinate; of pocoMC and nautilus, which weigh "
         "draws, that of Kish; of emcee and zeus each walker counts as a chain, of sample_smc each "
-        "run; PyVBMC returns an approximation, of which there is none.",
+        "run; surrogate_posterior and PyVBMC return approximations, which have none. doubtful: the "
+        "sampler itself warned that its result should not be trusted (surrogate_posterior).",
         "MMTV: mean over coordinates of the total variation distance of the marginal to that of "
         "the reference. quantile-error: largest error of the probability below the 5, 25, 50, 75 "
         "and 95 % quantiles of a coordinate. References: exact draws; for eight-schools and "

@@ -27,6 +27,7 @@ __all__ = [
     "COST_RATIO",
     "LATENT_GP",
     "TARGETS",
+    "TOLERANCE",
     "reference",
     "starts_of",
     "unconstrained",

@@ -10,8 +10,8 @@ from numbers import Integral
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from pymc.pytensorf import collect_default_updates, reseed_rngs
 from pymc.pytensorf import compile as compile_graph
-from pymc.pytensorf import reseed_rngs
 from pymc.util import get_random_generator
 from pymc.vartypes import discrete_types
 from pytensor.graph.basic import Variable
@@ -148,15 +148,17 @@ class PriorDraws:
     def _drawn_jointly(self, n, seed):
         """Draw the variables and what they depend on, if all that can be drawn; else None."""
         try:
-            reseed_rngs(_generators(self._draw), seed)
-            rows = _finite_rows(self._draw, n)
+            draw, generators = self._draw
+            reseed_rngs(generators, seed)
+            rows = _finite_rows(draw, n)
         except Exception:  # whatever a user's own `random` may raise
             return None
         return rows if len(rows) > 0.5 * n else None
 
     @cached_property
     def _draw(self):
-        return compile_graph([], _joint_draw(self.model, self.names), mode=IN_PYTHON)
+        drawn = _joint_draw(self.model, self.names)
+        return compile_graph([], drawn, mode=IN_PYTHON), list(collect_default_updates(drawn))
 
     @cached_property
     def _search(self):

@@ -96,6 +96,7 @@ def lists_of_steps():
             "docs/steps/index.md",
             "docs/api/steps.md",
             "docs/project/citing.md",
+            "docs/compare.md",
         )
     }
     methods = [line for line in texts["docs/steps/index.md"].splitlines() if line.isidentifier()]
@@ -106,6 +107,7 @@ def lists_of_steps():
         "docs/steps/index.md": "\n".join(titles),
         "docs/api/steps.md": texts["docs/api/steps.md"],
         "docs/project/citing.md": rows(texts["docs/project/citing.md"]),
+        "docs/compare.md": rows(texts["docs/compare.md"]),
     }
 
 

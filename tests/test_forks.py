@@ -10,6 +10,7 @@ import types
 from concurrent.futures import ProcessPoolExecutor
 
 import models
+import numba
 import numpy as np
 import pymc as pm
 import pytest
@@ -94,7 +95,30 @@ def test_a_function_that_uses_a_library_is_seen(function):
     assert libraries_of(function) == {"juliacall"}
 
 
-@pytest.mark.parametrize("function", [uses_not, np.sum, len, enclosing(None), black_box(uses_not)])
+class NoAttributes:
+    """What calls itself a dictionary, as wrapped libraries of C do, and is none."""
+
+    __dict__ = property(lambda self: self)
+
+
+endless = [uses_not]
+for _ in range(20_000):
+    endless = [endless]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        uses_not,
+        np.sum,
+        len,
+        enclosing(None),
+        black_box(uses_not),
+        enclosing(NoAttributes()),
+        enclosing(endless),
+        numba.njit(uses_not),
+    ],
+)
 def test_one_that_does_not_is_not(function):
     assert libraries_of(function) == set()
 

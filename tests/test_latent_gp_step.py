@@ -109,6 +109,7 @@ def test_hyperparameters_are_found():
     assert [v.name for v in named.joint.others] == ["parent_log__", "level", "apart", "category"]
 
 
+@pytest.mark.slow
 def test_points_keep_the_order_of_the_model():
     """PyMC records the values of a point by their order."""
     model = regression()
@@ -151,6 +152,7 @@ def test_density_is_that_of_the_model(build):
     np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_hyperparameters_whose_memory_is_not_ours_to_write():
     """As some arrays are that came from another process."""
     joint = LatentGPStep(model=regression(), compile_kwargs=PLAIN).joint
@@ -241,6 +243,7 @@ def test_posterior_of_a_regression(reparameterize):
     assert values(idata, "surrogate_share", "sample_stats")[0, -1] > 0
 
 
+@pytest.mark.slow
 def test_beside_other_steps():
     model = hierarchical()
     with model:

@@ -136,6 +136,7 @@ def test_starts_are_finite_and_distinct_and_chains_begin_there(build):
             np.testing.assert_allclose(first, value, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_support_is_respected():
     for start in dispersed_starts(constrained(), 3, random_seed=6):
         assert np.all(start["gamma"] > 0)

@@ -357,6 +357,7 @@ with pm.Model():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_a_run_that_is_killed_pays_for_nothing_twice_and_leaves_no_process(tmp_path):
     """But for the calls that were being made, one of each process, and one that is asked twice.
@@ -533,8 +534,10 @@ def test_the_bar_ends_where_the_evaluations_do(monkeypatch):
 
     monkeypatch.setattr(checked_exploration, "evaluation_bar", bar)
     model, operation = of_function(lambda x: float(-0.5 * np.sum(x**2)))
-    surrogate_posterior(model, n_evaluations=60, draws=20, **RUN)
-    assert shown[0][2] == 60 and shown[-1][0] == shown[-1][2] == operation.calls == 59
+    found = attributes(surrogate_posterior(model, n_evaluations=60, draws=20, **RUN))
+    # Where there is a doubt, one more sees whether the density is random.
+    made = operation.calls - (not found["believable"])
+    assert shown[0][2] == 60 and shown[-1][0] == shown[-1][2] == made == 59
 
 
 def test_an_interrupt_before_anything_is_known_is_one():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from numba.extending import is_jitted
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.graph.op import Op
 
@@ -45,6 +46,8 @@ LIBRARIES: dict[str, tuple[str, Callable[[ModuleType], bool]]] = {
 PARTS = {"jaxlib": "jax"}
 """Packages of which the objects of a library are."""
 
+MOST_READ = 10_000
+"""Objects that are looked at to find the libraries of a function."""
 
 _warned: list[str] = []
 """In a process that was warned: the function that was named."""
@@ -122,43 +125,49 @@ def _called_here(op: Op):
 def libraries_of(function: Any) -> set[str]:
     """Modules of `LIBRARIES` that a function names, or one that it calls, or that are its data.
 
-    It is read, not called: what it finds by other ways, such as a name in a string, is not seen.
+    It is read, not called: what it finds by other ways, such as a name in a string, is not seen,
+    nor what is behind the first `MOST_READ` objects.
     """
     found: set[str] = set()
-    _read(function, found, set())
+    seen: dict[int, Any] = {}
+    left = [function]
+    while left and len(seen) < MOST_READ:
+        thing = left.pop()
+        if id(thing) not in seen:
+            seen[id(thing)] = thing
+            left += _parts(thing, found)
     return found
 
 
-def _read(thing, found, seen):
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
+def _parts(thing, found) -> list:
+    """Note the library of an object, and return what it refers to."""
     if isinstance(thing, ModuleType):
         _note(thing.__name__, found)
         # A module of another library, as those that are built on JAX.
         for value in list(vars(thing).values()):
             if isinstance(value, ModuleType):
                 _note(value.__name__, found)
-        return
+        return []
     for cls in type(thing).__mro__:
         _note(cls.__module__, found)
+    if is_jitted(thing):  # what Numba compiles calls no library
+        return []
     if isinstance(thing, functools.partial):
-        parts = [thing.func, *thing.args, *thing.keywords.values()]
-    elif isinstance(thing, MethodType):
-        parts = [thing.__func__, thing.__self__]
-    elif isinstance(thing, FunctionType):
-        parts = _parts_of_function(thing, found)
-    elif isinstance(thing, list | tuple):
-        parts = thing
-    elif type(thing).__module__ == "builtins":
-        return
-    else:
-        parts = list(getattr(thing, "__dict__", {}).values())
-        if _is_of_user(type(thing).__module__):
-            methods = vars(type(thing)).values()
-            parts += [part for part in methods if isinstance(part, FunctionType)]
-    for part in parts:
-        _read(part, found, seen)
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, MethodType):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, FunctionType):
+        return _parts_of_function(thing, found)
+    if isinstance(thing, list | tuple):
+        return list(thing[:MOST_READ])
+    if type(thing).__module__ == "builtins":
+        return []
+    attributes = getattr(thing, "__dict__", None)
+    parts = list(attributes.values()) if isinstance(attributes, dict) else []
+    if _is_of_user(type(thing).__module__):
+        methods = vars(type(thing)).values()
+        parts += [part for part in methods if isinstance(part, FunctionType)]
+    return parts
 
 
 def _parts_of_function(function, found):

@@ -679,7 +679,7 @@ def test_entangled_estimates_are_refused(make_estimating):
 
 def test_stuck_chain_says_so_once(kind, monkeypatch, caplog):
     """In the statistics of a draw, and by PyMC in the log of each chain, not in the result."""
-    for module in ("report", "latent_function"):
+    for module in ("chain.report", "latent_function"):
         monkeypatch.setattr(f"pymc_kameleon.steps.{module}.STUCK_AFTER", 30)
     model = kind.needle()
     step = kind.make(model=model, compile_kwargs=UNCOMPILED)

@@ -8,7 +8,6 @@ import numpy as np
 from pymc_kameleon.adaptation.learner import Learner
 from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.mcmc.coordinates import Standardization, standardization
-from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.proposals.tempering import (
     FRESH,
     SCANS,
@@ -24,7 +23,6 @@ from pymc_kameleon.mcmc.proposals.tempering import (
 from pymc_kameleon.mcmc.proposals.trends import N_COEFFICIENTS, fit_trends, picks
 from pymc_kameleon.mcmc.scalings import (
     LARGEST_LOG_SCALING,
-    NO_RECURSION,
     Scaling,
     ScalingBounds,
     ScalingRecursion,
@@ -209,12 +207,6 @@ class TemperingLearner(Learner):
             density(x, value)
 
     adapts = True
-
-    def mixture(self, tune):  # noqa: D102
-        return Mixture(self.scales, no_differences(self.dim), 0.0, 0.0)
-
-    def recursion(self):  # noqa: D102
-        return NO_RECURSION
 
     def _hold_others(self):
         """Let the other replicas see the present values of other steps' variables, from now on.

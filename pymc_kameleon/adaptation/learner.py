@@ -15,6 +15,7 @@ from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.proposals import covariance_at
 from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.mcmc.scalings import (
+    NO_RECURSION,
     WIDEST_BOUNDS,
     CoordinateScales,
     Scaling,
@@ -90,13 +91,13 @@ class Learner(WithSamplingState, ABC):
     def proposal(self, compiled: bool) -> Any:
         """Return the proposal, registered in `mcmc.proposals`."""
 
-    @abstractmethod
     def mixture(self, tune: bool) -> Mixture:
-        """Return the moves beside the proposal's, and their shares."""
+        """Return the moves beside the proposal's, and their shares: by default none."""
+        return Mixture(self.scales, no_differences(self.dim), 0.0, 0.0)
 
-    @abstractmethod
     def recursion(self) -> ScalingRecursion:
-        """Return how the scaling of the proposal is learnt."""
+        """Return how the scaling of the proposal is learnt: by default not at all."""
+        return NO_RECURSION
 
     # learning -------------------------------------------------------------------------------------
 
@@ -208,13 +209,9 @@ class ScalingLearner(Learner):
     def _begin(self, position, rng, warm):
         known = None if warm is None else warm.scaling
         self.scaling = new_scaling(known or self.first_scaling)
-        self._no_differences = no_differences(self.dim)
 
     def proposal(self, compiled):  # noqa: D102
         return self.make_proposal(self.scaling)
-
-    def mixture(self, tune):  # noqa: D102
-        return Mixture(self.scales, self._no_differences, 0.0, 0.0)
 
     def recursion(self):  # noqa: D102
         return ScalingRecursion(self.scaling, WIDEST_BOUNDS, self.target_accept, 1.0, 0.5, True)

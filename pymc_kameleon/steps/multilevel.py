@@ -20,9 +20,7 @@ from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
 from pymc_kameleon.gp.typical_set import typical_set
 from pymc_kameleon.mcmc.chain import EVALUATIONS, N_TERMS, accept_or_reject
 from pymc_kameleon.mcmc.coordinates import standardization
-from pymc_kameleon.mcmc.loop import Mixture, no_differences
 from pymc_kameleon.mcmc.proposals import register_proposal
-from pymc_kameleon.mcmc.scalings import NO_RECURSION
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.kameleon import KameleonStep
 from pymc_kameleon.steps.mala import MALAStep
@@ -172,7 +170,6 @@ class MultilevelLearner(Learner):
         self.error = math.nan
         self.last_position, self.last_value = position.copy(), np.zeros(N_TERMS)
         self.is_known = False
-        self._no_differences = no_differences(dim)
 
     @property
     def lower(self) -> "MultilevelLearner | None":
@@ -184,12 +181,6 @@ class MultilevelLearner(Learner):
 
     def proposal(self, compiled):  # noqa: D102
         return Subchain(self)
-
-    def mixture(self, tune):  # noqa: D102
-        return Mixture(self.scales, self._no_differences, 0.0, 0.0)
-
-    def recursion(self):  # noqa: D102
-        return NO_RECURSION
 
     def propose(self, chain) -> float:
         """Write the end of a subchain that begins at the position of `chain` as its proposal.

@@ -19,7 +19,6 @@ from pymc_kameleon.mcmc.chain import turned
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.history import new_history, thinned
 from pymc_kameleon.mcmc.loop import Mixture, differences_of, no_differences
-from pymc_kameleon.mcmc.scalings import NO_RECURSION
 from pymc_kameleon.surrogate.evaluations import keep_evaluation, new_evaluations
 from pymc_kameleon.surrogate.posterior import (
     NO_PRIOR,
@@ -197,9 +196,6 @@ class TrajectoryLearner(Learner):
             return Mixture(self.scales, self._no_differences, 1.0, 0.0)
         differences = differences_of(self.differences, self.standardization.factor)
         return Mixture(self.scales, differences, 0.0, self.difference_share)
-
-    def recursion(self):  # noqa: D102
-        return NO_RECURSION
 
     # learning -------------------------------------------------------------------------------------
 

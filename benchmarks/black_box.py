@@ -36,7 +36,7 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.approximate.checked_exploration import CheckedExploration
 from pymc_kameleon.approximate.exploration import Explorer
-from pymc_kameleon.approximate.trust import marginal_total_variation
+from pymc_kameleon.approximate.predicted_error import marginal_total_variation
 from pymc_kameleon.distributed.run import shared_tuning
 
 __all__ = ["SAMPLERS", "TARGETS", "Step", "add_arguments", "run"]

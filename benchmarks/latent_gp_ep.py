@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmarks.classification import read, squared_exponential
 from benchmarks.common import heading, mark, show, write
-from pymc_kameleon.latent_gp.binary_likelihoods import Probit
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
     laplace_approximation,
 )
+from pymc_kameleon.latent_gp.tilted_moments import Probit
 
 __all__ = ["add_arguments", "run"]
 

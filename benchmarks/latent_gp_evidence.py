@@ -11,11 +11,11 @@ import numpy as np
 
 from benchmarks.classification import read, squared_exponential
 from benchmarks.common import SEED, heading, show, write
-from pymc_kameleon.latent_gp.binary_likelihoods import Probit
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.latent_evidence import estimate_log_evidence
+from pymc_kameleon.latent_gp.tilted_moments import Probit
 from pymc_kameleon.plots import plot_evidence
 
 __all__ = ["add_arguments", "run"]

@@ -14,7 +14,7 @@ from benchmarks.common import heading, show, write
 from benchmarks.compare_targets import unconstrained
 from pymc_kameleon import surrogate_posterior
 from pymc_kameleon._compat import group_dataset
-from pymc_kameleon.approximate.trust import marginal_total_variation
+from pymc_kameleon.approximate.predicted_error import marginal_total_variation
 
 __all__ = ["TARGETS", "add_arguments", "run"]
 

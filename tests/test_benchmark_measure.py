@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from pymc_kameleon.approximate.trust import BANDWIDTH, marginal_total_variation
+from pymc_kameleon.approximate.predicted_error import BANDWIDTH, marginal_total_variation
 
 REFERENCE = np.random.default_rng(1).standard_normal((400_000, 2))
 

@@ -7,7 +7,7 @@ from models import BlackBox, begin, drive, run
 from scipy import linalg
 
 from pymc_kameleon import GPSurrogate, KameleonStep, SurrogateHMCStep, surrogate_posterior
-from pymc_kameleon.approximate.trust import marginal_total_variation
+from pymc_kameleon.approximate.predicted_error import marginal_total_variation
 from pymc_kameleon.gp.sparse_gp_fit import (
     TooFewValues,
     distinct,

@@ -210,7 +210,7 @@ def test_jax_is_known():
 
 TASKS = """
 import os, sys, time
-from pymc_kameleon.latent_gp.processes import run_tasks
+from pymc_kameleon.latent_gp.parallel_tasks import run_tasks
 
 def waits(path, advance):
     with open(path, "a") as file:

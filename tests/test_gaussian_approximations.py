@@ -18,10 +18,6 @@ from latent_likelihoods import (
 from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
-from pymc_kameleon.latent_gp.binary_likelihoods import (
-    log_ndtr_derivatives,
-    probit_moments,
-)
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, factorised, with_sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     SiteProduct,
@@ -29,6 +25,10 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
     laplace_approximation,
 )
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.tilted_moments import (
+    log_ndtr_derivatives,
+    probit_moments,
+)
 
 pytestmark = pytest.mark.numerics
 

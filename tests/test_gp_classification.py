@@ -13,8 +13,8 @@ import pytest
 from latent_likelihoods import Logit as OtherLogit
 from scipy.stats import multivariate_normal
 
-from pymc_kameleon.latent_gp.binary_likelihoods import Logit, Probit
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
+from pymc_kameleon.latent_gp.tilted_moments import Logit, Probit
 from pymc_kameleon.pseudo_marginal import (
     GPClassificationEstimator,
     gp_classification_loglikelihood,

@@ -32,7 +32,7 @@ from pymc_kameleon import (
 from pymc_kameleon._compat import group_dataset, stacked
 from pymc_kameleon.approximate import checked_exploration
 from pymc_kameleon.approximate.exploration import Explorer
-from pymc_kameleon.approximate.trust import (
+from pymc_kameleon.approximate.predicted_error import (
     expected_error,
     functions_drawn,
     marginal_total_variation,

@@ -7,7 +7,7 @@ import numpy as np
 from pymc_kameleon._compat import evaluation_bar, pareto_k
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.approximate.exploration import Explorer
-from pymc_kameleon.approximate.trust import (
+from pymc_kameleon.approximate.predicted_error import (
     error_of_few_draws,
     error_of_mean_weight,
     expected_error,

@@ -12,11 +12,6 @@ import numpy as np
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon._warnings import warn_user
-from pymc_kameleon.latent_gp.binary_likelihoods import (
-    TiltedMoments,
-    log_ndtr_derivatives,
-    probit_moments,
-)
 from pymc_kameleon.latent_gp.gaussian.sites import (
     Gaussian,
     SiteFactor,
@@ -26,6 +21,11 @@ from pymc_kameleon.latent_gp.gaussian.sites import (
 )
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
+from pymc_kameleon.latent_gp.tilted_moments import (
+    TiltedMoments,
+    log_ndtr_derivatives,
+    probit_moments,
+)
 from pymc_kameleon.validation import checked_array, checked_integer, checked_number, checked_share
 
 

@@ -27,7 +27,7 @@ from pymc_kameleon.latent_gp.annealing import (
     temper,
 )
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites
-from pymc_kameleon.latent_gp.processes import run_tasks
+from pymc_kameleon.latent_gp.parallel_tasks import run_tasks
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer
 

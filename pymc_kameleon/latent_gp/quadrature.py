@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import expit
 
-from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments
+from pymc_kameleon.latent_gp.tilted_moments import TiltedMoments
 
 MAX_NODES = 2049
 """Nodes from which it is not refined."""

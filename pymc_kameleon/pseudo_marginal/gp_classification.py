@@ -13,9 +13,9 @@ from scipy.spatial.distance import pdist, squareform
 from scipy.special import logsumexp
 
 from pymc_kameleon._threads import threads_for
-from pymc_kameleon.latent_gp.binary_likelihoods import Logit, Probit
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, cholesky_of, whitened_precision
 from pymc_kameleon.latent_gp.gaussian_approximations import PropagationState, best_seen, newton_mode
+from pymc_kameleon.latent_gp.tilted_moments import Logit, Probit
 from pymc_kameleon.model.estimated_loglikelihood import estimated_loglikelihood
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_number
 

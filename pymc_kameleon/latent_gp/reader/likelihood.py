@@ -17,10 +17,10 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import log_ndtr
 
-from pymc_kameleon.latent_gp.binary_likelihoods import TiltedMoments, log_expit, logit_moments
 from pymc_kameleon.latent_gp.gaussian.blocks import Blocks
 from pymc_kameleon.latent_gp.reader.affine_graph import grouped
 from pymc_kameleon.latent_gp.reader.log_normal_cdf import with_stable_normal_cdf
+from pymc_kameleon.latent_gp.tilted_moments import TiltedMoments, log_expit, logit_moments
 from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.model_function import ENDLESS, IN_PYTHON, ModelFunction
 from pymc_kameleon.model.operations import black_boxes

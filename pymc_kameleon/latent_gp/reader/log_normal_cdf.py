@@ -19,7 +19,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from scipy.special import log_ndtr
 
 from pymc_kameleon._compat import operation_with_gradient
-from pymc_kameleon.latent_gp.binary_likelihoods import TAIL, THIRD
+from pymc_kameleon.latent_gp.tilted_moments import TAIL, THIRD
 
 ROUNDING = 1e-6
 """PyTensor rounds a bare sqrt(2.0), and so PyMC its Phi, to single precision."""

@@ -192,7 +192,7 @@ def surrogate_posterior(
     approximation = run.draw(chains * draws)
     found = _attributes(run, approximation)
     failed = failures(explorer)
-    reasons = _reasons(found, explorer.dim, failed is not None) if is_complete else []
+    reasons = _reasons_for_doubt(found, explorer.dim, failed is not None) if is_complete else []
     cause = failed or (explorer.randomness() if reasons else None)
     found |= {"n_evaluations": explorer.n_calls, "believable": int(is_complete and not reasons)}
     result = _result(model, variables, chains, approximation, time.time() - begin)
@@ -340,7 +340,7 @@ def _warn_of(names, found, reasons, cause):
     )
 
 
-def _reasons(found, dim, has_failed):
+def _reasons_for_doubt(found, dim, has_failed):
     """Say in words what there is against the draws."""
     reasons, coefficients = [], n_coefficients(dim)
     if has_failed:

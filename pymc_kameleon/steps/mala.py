@@ -1,4 +1,4 @@
-"""Preconditioned MALA as a PyMC step method (Roberts & Stramer 2003), and GP-MALA."""
+"""Preconditioned MALA as a PyMC step method (Roberts & Stramer 2002), and GP-MALA."""
 
 from collections.abc import Sequence
 from typing import Any

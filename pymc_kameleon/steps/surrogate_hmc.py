@@ -80,8 +80,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     ----------
     %(vars)s
     max_centers : int
-        Largest number of radial basis functions of the surrogate. Time of a leapfrog step and
-        memory grow with it.
+        Largest number of radial basis functions of the surrogate, 1000 by default. Time of a
+        leapfrog step and memory grow with it.
     target_accept : float
         Acceptance on the surrogate that the step size is chosen for. That of the chain is lower by
         the surrogate's error.

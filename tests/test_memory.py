@@ -683,7 +683,8 @@ def test_a_saved_state_knows_functions_of_users_by_name():
     def value(x, y, bandwidth):
         return 1.0
 
-    kernels = [CustomKernel(value, f) for f in (positive_gradient, numba.njit(positive_gradient))]
+    plain = getattr(positive_gradient, "py_func", positive_gradient)
+    kernels = [CustomKernel(value, gradient) for gradient in (plain, positive_gradient)]
     options = [
         *({"kernel": kernel} for kernel in kernels),
         {"adaptation": functools.partial(min, 0.1)},

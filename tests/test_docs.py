@@ -27,7 +27,7 @@ def having(find):
 
 
 def programs():
-    """A newcomer's first lines are not long: the README's, and the first of each page with PyMC 6."""
+    """Those of the README are not long, nor the first of each page with PyMC 6."""
     return [
         pytest.param(
             source,

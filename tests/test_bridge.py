@@ -17,9 +17,6 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.ops import FromFunctionOp
 
-from pymc_kameleon.mcmc.bridge.jit import CALLERS
-from pymc_kameleon.mcmc.proposals import propose
-
 MODULES = [
     f"pymc_kameleon.mcmc.bridge.{name}" for name in ("undocumented", "jit", "address", "pytensor")
 ]
@@ -151,6 +148,8 @@ def test_what_is_compiled_is_right(name, caplog):
 
 
 def test_a_class_that_is_not_registered_is_named():
+    from pymc_kameleon.mcmc.proposals import propose
+
     with pytest.raises(TypeError, match=r"No propose is registered for One.*register_proposal"):
         propose(One(1.0), None, None, None)
 
@@ -160,6 +159,8 @@ PACKAGE = Path(SOURCES[MODULES[0]]).parents[2]
 
 def test_what_calls_compiled_code_holds_none():
     """Else an edit would leave machine code of before on disk; and all names are names of files."""
+    from pymc_kameleon.mcmc.bridge.jit import CALLERS
+
     compiling = {"jit", "jit_by_address", "jit_inner", "jitable", "by_class"}
     named = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__init__")}
     assert named >= CALLERS

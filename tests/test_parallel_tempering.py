@@ -9,8 +9,8 @@ import pytest
 from models import begin, drive, run
 from scipy import stats
 
-from pymc_kameleon import evidence
 from pymc_kameleon.adaptation.ladder import equal_rejections
+from pymc_kameleon.evidence import from_draws as evidence
 from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.proposals import tempering
 from pymc_kameleon.mcmc.proposals.trends import fit_trends, picks, propose_along

@@ -16,7 +16,7 @@ from pymc_kameleon._compat import result_of_traces
 from pymc_kameleon._warnings import warn_user
 from pymc_kameleon.approximate.checked_exploration import FEWEST_CHECKED, CheckedExploration
 from pymc_kameleon.approximate.exploration import Explorer
-from pymc_kameleon.evidence.log_evidence import is_heavy_tailed
+from pymc_kameleon.evidence.from_draws import is_heavy_tailed
 from pymc_kameleon.gp.mean import n_coefficients
 from pymc_kameleon.mcmc.chain import NONFINITE
 from pymc_kameleon.model.black_box import Calls

@@ -7,7 +7,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_kameleon.evidence.estimates import Estimate
-from pymc_kameleon.evidence.log_evidence import combined
+from pymc_kameleon.evidence.from_draws import combined
 from pymc_kameleon.surrogate.posterior import (
     PosteriorSurrogate,
     find_modes,

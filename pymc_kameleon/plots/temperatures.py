@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 
-from pymc_kameleon.evidence.log_evidence import combined, has_evidence, ladders_of_chains
+from pymc_kameleon.evidence.from_draws import combined, has_evidence, ladders_of_chains
 from pymc_kameleon.plots.common import COLORS, INK, STYLE, row_of_axes
 
 N_PARTS = 12

@@ -102,7 +102,6 @@ SABOTAGE = {
     "ratio left out": ("propose", without_ratio, "two levels"),
     "ratio reversed": ("propose", with_reverse_ratio, "two levels"),
     "stale value": ("_put_below", with_a_value_kept, "two levels"),
-    "ratio left out, three levels": ("propose", without_ratio, "three levels, differences learnt"),
 }
 
 

@@ -26,7 +26,6 @@ BEGIN = (
     "from pymc_kameleon.model.guarded_call import serve; serve()"
 )
 
-
 PATIENCE = 0.5
 """Seconds between two looks whether the parent still runs."""
 

@@ -33,14 +33,13 @@ from pymc_kameleon.latent_gp.gaussian.sites import (
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import covariance_times
 from pymc_kameleon.latent_gp.reader.affine_graph import AffineGraph, places_of, split_vector
 from pymc_kameleon.latent_gp.reader.density_prior import Density, DensityPrior
-from pymc_kameleon.latent_gp.reader.likelihood import ModelLikelihood
 from pymc_kameleon.latent_gp.reader.linear_predictor import (
     element_names,
     name_of,
     predictions_of,
     shape_of,
 )
-from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction, likelihood_terms
+from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction
 from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionAt, Products
 from pymc_kameleon.latent_gp.reader.prior import FreeVariable, ModelPrior, Prior, PriorAt
 from pymc_kameleon.model.initial_points import reseed
@@ -417,26 +416,15 @@ class LatentVector(LatentFunction):
         self.size = self.prior.size
         argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
         replaced = self._nodes_of(model, argument, linear, shapes)
-        terms = likelihood_terms(
-            model, replaced, linear.variables, predictions, self.shared, argument
-        )
-        moving = set(self.shared.values())
-        self.likelihood = ModelLikelihood(
-            model,
-            self.name,
-            terms,
-            argument,
-            self.size,
-            self.prior.centre,
-            compile_kwargs,
-            moving=moving,
-            most_together=MOST_TOGETHER,
+        own = linear.variables
+        self._read_likelihood(
+            model, replaced, own, predictions, argument, compile_kwargs, MOST_TOGETHER
         )
         self.prior.blocks = self.likelihood.blocks
         self.predictions = None
         if predictions:
             self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
-        self.follow_only(moving)
+        self.follow_only(set(self.shared.values()))
 
     def element_name(self, i: int) -> str:
         """Name of the i-th of the values that a step keeps: variables if there is a precision."""

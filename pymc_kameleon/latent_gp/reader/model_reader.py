@@ -97,8 +97,14 @@ class LatentFunction:
         # Double precision whatever the model's: structure is found by comparing values.
         argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
         replaced = {variable if function is None else function: argument}
-        terms = likelihood_terms(model, replaced, [variable], [], self.shared, argument)
-        moving = set(self.shared.values())
+        self._read_likelihood(model, replaced, [variable], [], argument, compile_kwargs)
+        self.follow_only(set(self.shared.values()))
+
+    def _read_likelihood(
+        self, model, replaced, own, predictions, argument, compile_kwargs, most_together=1
+    ):
+        """Read the terms of `argument` (N,), as `likelihood_terms` and `ModelLikelihood` do."""
+        terms = likelihood_terms(model, replaced, own, predictions, self.shared, argument)
         self.likelihood = ModelLikelihood(
             model,
             self.name,
@@ -107,9 +113,9 @@ class LatentFunction:
             self.size,
             self.prior.centre,
             compile_kwargs,
-            moving=moving,
+            moving=set(self.shared.values()),
+            most_together=most_together,
         )
-        self.follow_only(moving)
 
     def element_name(self, i: int) -> str:
         """Name of the i-th of the values that a step keeps."""

@@ -196,13 +196,13 @@ def test_quantiles_with_log_normal_noise():
     model, _ = noisy_normal(noise=1.0)
     step = noisy_step(model, steps_per_draw=1)
     models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
-    arrive = step._arrive
+    arrive = step.arrive
 
     def arrive_and_draw_again(x):
         arrive(x)
-        step._evaluate_current()
+        step.sampler.evaluate_current()
 
-    step._arrive = arrive_and_draw_again
+    step.arrive = arrive_and_draw_again
     with pytest.raises(AssertionError, match="standard errors"):
         models.assert_mean(share_in_the_tails(step, model), np.array([0.1, 0.1, 0.2]))
 

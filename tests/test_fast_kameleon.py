@@ -114,7 +114,7 @@ def test_nothing_is_learnt_after_tuning_unless_asked():
 
 def test_rough_kernels_and_odd_numbers_are_named_in_a_warning():
     with pytest.warns(UserWarning, match="32"):
-        assert FastKameleonStep(model=MODEL, n_features=31).untaught.n_features == 32
+        assert FastKameleonStep(model=MODEL, n_features=31).sampler.template.n_features == 32
     with pytest.warns(UserWarning, match="Laplacian.*no second moment"):
         FastKameleonStep(model=MODEL, kernel=Laplacian())
 

@@ -40,6 +40,7 @@ from pymc_kameleon.kernels import CustomKernel
 from pymc_kameleon.mcmc.chain import evaluate
 from pymc_kameleon.mcmc.proposals.local_gaussian import evaluate_gradients
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
+from pymc_kameleon.steps.chain.sampler import ChainSampler
 
 pytestmark = [
     pytest.mark.memory,
@@ -377,15 +378,15 @@ def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
     _, _, point = drive(step, model.initial_point(), 30, tune=60)
 
     def interrupted(n):
-        AdaptiveMetropolisStep._advance(step, n)
+        ChainSampler.advance(step.sampler, n)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(step, "_advance", interrupted)
+        patch.setattr(step.sampler, "advance", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.step(point)
     assert not np.array_equal(step.chain.position, point["x"])
-    step._arrive(point["x"])
+    step.arrive(point["x"])
     np.testing.assert_array_equal(step.chain.position, point["x"])
     np.testing.assert_array_equal(step.chain.value, step.target(point["x"]))
 
@@ -778,8 +779,8 @@ class Fuzz:
 
     def interrupt(self):
         """Interrupt one of the step's own methods, as a user may at any time."""
-        learner = getattr(self.step, "learner", None)
-        owners = [(o, n) for o in (self.step, learner) for n in INTERRUPTED if hasattr(o, n)]
+        parts = [self.step, *(getattr(self.step, part, None) for part in ("sampler", "learner"))]
+        owners = [(o, n) for o in parts for n in INTERRUPTED if hasattr(o, n)]
         owner, name = owners[self.rng.integers(len(owners))]
 
         def interrupted(*arguments, **options):
@@ -809,9 +810,9 @@ INTERRUPTED = [
     "_absorb",
     "_principal_components",
     "_run",
-    "_learn_from_evaluations",
+    "learn_from_evaluations",
     "end_tuning",
-    "_evaluate_current",
+    "evaluate_current",
     "_complaint_of_acceptance",
 ]
 SINGLE = [variant for variant in VARIANTS if variant != "beside slice"]

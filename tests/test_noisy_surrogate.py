@@ -16,7 +16,7 @@ from pymc_kameleon.gp.covariances import (
     log_marginal_likelihood,
 )
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.chain.sampler import ChainSampler
 from pymc_kameleon.surrogate import delayed_acceptance
 
 NOISE = 1.0
@@ -60,8 +60,8 @@ def p_values(make, n=1500, transitions=25):
         kept = log_likelihood(chain.position) + rng.normal(0.5 * NOISE**2, NOISE)
         step.target.prior.into(chain.position, chain.value)
         chain.value[2] = kept
-        step._position_changed()
-        step._advance(transitions)
+        step.sampler.position_changed()
+        step.sampler.advance(transitions)
         moved[i], noise[i] = chain.position, chain.value[2] - log_likelihood(chain.position)
     return {
         "x[0]": stats.kstest(moved[:, 0], stats.norm(0.0, 2.0).cdf).pvalue,
@@ -117,11 +117,11 @@ def calibration_p_values(make, n=700, transitions=10, n_effects=4, is_kept=True)
         chain.position[:] = first
         step.target.prior.into(chain.position, chain.value[:3])
         chain.value[2] = estimate(first, data, effects)
-        step._position_changed()
+        step.sampler.position_changed()
         for _ in range(transitions):
             if not is_kept:
                 chain.value[2] = drawn_estimate(chain.position[0], data, rng)
-            step._advance(1)
+            step.sampler.advance(1)
         moved[i] = chain.position[0]
         mean = data.sum() / (1.0 + SPREAD**2) / precision
         standardized[i] = (moved[i] - mean) * np.sqrt(precision)
@@ -148,13 +148,13 @@ def _without_estimates(value):
     return value[1]
 
 
-def _drawn_again(step, n):
+def _drawn_again(sampler, n):
     for _ in range(n):
-        step._evaluate_current()
-        advance(step, 1)
+        sampler.evaluate_current()
+        advance(sampler, 1)
 
 
-advance = MetropolisHastingsStep._advance
+advance = ChainSampler.advance
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ advance = MetropolisHastingsStep._advance
     ("name", "mistake"),
     [
         ("metropolis", (delayed_acceptance, "_log_likelihood", _without_estimates)),
-        ("surrogate_hmc", (MetropolisHastingsStep, "_advance", _drawn_again)),
+        ("surrogate_hmc", (ChainSampler, "advance", _drawn_again)),
     ],
 )
 def test_a_spoilt_ratio_is_caught(name, mistake, monkeypatch):

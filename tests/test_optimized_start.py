@@ -221,7 +221,7 @@ def test_a_covariance_that_was_given_is_where_learning_begins():
             model=model, start="optimize", learn_scaling=False, steps_per_draw=1, **option
         )
         begin(step)
-        step._arrive(np.ones(2))
+        step.arrive(np.ones(2))
         factor = step.learner.moments.factor
         np.testing.assert_allclose(factor @ factor.T, given)
 

@@ -162,15 +162,15 @@ def test_the_first_chain_of_a_model_is_the_chain_of_later_ones(tmp_path):
 def test_a_learner_begins_where_the_chain_was_put(monkeypatch):
     model, _, _ = models.normal(2)
     step, given = KameleonStep(model=model), []
-    new_learner = step._new_learner
+    new_learner = step.sampler.new_learner
 
     def noting(position, warm):
         given.append((position.copy(), step.chain.position.copy()))
         return new_learner(position, warm)
 
-    monkeypatch.setattr(step, "_new_learner", noting)
-    start = model.initial_point()
     begin(step)
+    monkeypatch.setattr(step.sampler, "new_learner", noting)
+    start = model.initial_point()
     step.step(start)
     ((position, chain),) = given
     np.testing.assert_array_equal(position, chain)

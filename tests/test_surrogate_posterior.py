@@ -755,11 +755,11 @@ def test_a_mode_is_searched_for_again_where_evaluations_are_left(monkeypatch, bu
     """From another point; the second search ends where the first one did."""
     begins = []
 
-    def searched(self, begin, search=Explorer._search_from):
+    def searched(self, begin, search=Explorer.search_from):
         begins.append(begin)
         search(self, begin)
 
-    monkeypatch.setattr(Explorer, "_search_from", searched)
+    monkeypatch.setattr(Explorer, "search_from", searched)
     explorer = Explorer(budget=budget, model=models.black_box()[0])
     explorer.begin(np.random.default_rng(1))
     assert len(np.unique(begins, axis=0)) == len(begins) == n_searches

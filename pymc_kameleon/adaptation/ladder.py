@@ -218,8 +218,9 @@ class TemperingLearner(Learner):
             self.held[variable.name] = np.array(shared.get_value())
         self.states.is_current[0] = False
 
-    def hold(self, n: int, rng: np.random.Generator) -> None:
+    def before_transitions(self, n, adapts, rng):
         """Have what `n` scans need: draws of the prior, and the values that are held."""
+        self.adapts = adapts
         self.draw_prior(n, rng)
         if self.hot_target is self.target:
             return

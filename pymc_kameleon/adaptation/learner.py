@@ -99,7 +99,33 @@ class Learner(WithSamplingState, ABC):
         """Return how the scaling of the proposal is learnt: by default not at all."""
         return NO_RECURSION
 
+    def moves(self, tune: bool, compiled: bool) -> tuple[Any, Mixture, ScalingRecursion]:
+        """Return all that the loop of transitions takes: proposal, other moves, and recursion."""
+        return self.proposal(compiled), self.mixture(tune), self.recursion()
+
+    @property
+    def is_compilable(self) -> bool:
+        """Whether the proposal can run compiled."""
+        return self.transition_kernel is None or self.transition_kernel.is_compiled
+
+    def before_transitions(self, n: int, adapts: bool, rng: np.random.Generator) -> None:
+        """Prepare for `n` transitions, which adapt or not."""
+
+    def is_foreseeable(self, tune: bool, adapts: bool) -> bool:
+        """Whether the next transition depends on earlier log densities by acceptance alone."""
+        return not adapts
+
+    def expected_at(self, x: np.ndarray) -> float | None:
+        """Return what the log density at `x` (d,) is taken for, if anything was learnt of it."""
+        return None
+
     # learning -------------------------------------------------------------------------------------
+
+    def keep(self, point: np.ndarray, terms: np.ndarray) -> None:
+        """Learn from an evaluation at `point` (d,) that was not a transition's, with its terms."""
+
+    def keep_within(self, bounds: np.ndarray) -> None:
+        """Move angles of what is known into their bounds (2, d), which others do not have."""
 
     def begin_with_scales(self, scales: np.ndarray) -> None:
         """Begin with the scales (d,) of the first moves."""

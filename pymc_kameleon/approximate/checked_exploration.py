@@ -17,7 +17,7 @@ from pymc_kameleon.approximate.predicted_error import (
 from pymc_kameleon.evidence.estimates import Estimate, importance_sampling
 from pymc_kameleon.evidence.normaliser import N_DRAWN
 from pymc_kameleon.steps.chain.report import failures
-from pymc_kameleon.steps.surrogate_hmc import GROSS, NO_ESTIMATE
+from pymc_kameleon.steps.chain.surrogate_sampler import GROSS, NO_ESTIMATE
 from pymc_kameleon.surrogate.posterior import surrogate_values
 
 CHECKED_SHARE, FEWEST_CHECKED, MOST_CHECKED = 1 / 8, 30, 50
@@ -99,7 +99,7 @@ class CheckedExploration:
             except KeyboardInterrupt:
                 if not explorer.knows_something and not explorer.knows_enough:
                     raise
-                explorer.fit()
+                explorer.fit_known()
                 return False
             finally:
                 explorer.on_call = None
@@ -116,7 +116,7 @@ class CheckedExploration:
                     f"there a density of {', '.join(explorer.target.names)}. "
                     f"{failures(explorer) or 'See model.debug(), or take more evaluations.'}"
                 )
-            explorer.fit()
+            explorer.fit_known()
         self._recall_check()
         if self.checked.n and explorer.left < reserve:
             reserve = N_PROBED  # too few are left for another check
@@ -141,7 +141,7 @@ class CheckedExploration:
             self._keep_check()
             if not self.is_astray:
                 return
-            explorer.fit()
+            explorer.fit_known()
             if explorer.left <= reserve:
                 return
 
@@ -208,7 +208,7 @@ class CheckedExploration:
             _corrected(normaliser, weights.log_evidence, weights.standard_error),
         )
         self._keep_check()
-        explorer.fit()
+        explorer.fit_known()
         return not is_astray
 
     @one_thread()

@@ -2,20 +2,33 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
+from pymc.model import Model
 from scipy.spatial.distance import cdist
 
+from pymc_kameleon._threads import one_thread
 from pymc_kameleon.approximate.parallel_evaluations import ParallelDensity
 from pymc_kameleon.gp.mean import n_coefficients
 from pymc_kameleon.gp.sparse_gp import Uncertainty
 from pymc_kameleon.gp.typical_set import typical_depth
 from pymc_kameleon.mcmc.chain import EVALUATIONS
-from pymc_kameleon.model.forks import runs_in_forks
+from pymc_kameleon.model.forks import refuse_in_fork, runs_in_forks
+from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.steps.chain.evaluator import evaluator_of
 from pymc_kameleon.steps.chain.report import may_be_random, randomness
-from pymc_kameleon.steps.chain.start import FIRST_SHARE, begins_at
-from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
-from pymc_kameleon.surrogate.learner import N_BEST, N_EVALUATIONS
+from pymc_kameleon.steps.chain.screening import NoScreening
+from pymc_kameleon.steps.chain.start import Start, StartSearch
+from pymc_kameleon.steps.chain.surrogate_sampler import (
+    MANY_DIMENSIONS,
+    MAX_CENTERS,
+    TARGET_ACCEPT,
+    SurrogateSampler,
+    check_learnable,
+)
+from pymc_kameleon.store.evaluation_store import EvaluationStore
+from pymc_kameleon.surrogate.learner import N_BEST, N_EVALUATIONS, TrajectoryLearner
 from pymc_kameleon.surrogate.posterior import surrogate_values
 
 SEARCHED = 0.7
@@ -36,35 +49,45 @@ class Spent(Exception):
     """All evaluations that were allowed are made."""
 
 
-class Explorer(SurrogateHMCStep):
-    """`SurrogateHMCStep` that is taught by a bounded number of evaluations and makes no draws.
+class Explorer(SurrogateSampler):
+    """`SurrogateSampler` that is taught by a bounded number of evaluations and makes no draws.
 
     Those that its store has are among them.
 
-    It searches for the mode as the step does, and again from elsewhere if it can; then, in turns,
+    It searches for the mode as a chain does, and again from elsewhere if it can; then, in turns,
     fits the surrogate and evaluates where that is uncertain, among its draws at all temperatures.
     With several `cores`, points that are known beforehand are evaluated at once. `on_call`, if it
     is set, is called after each evaluation.
     """
 
-    called = "surrogate_posterior"
-
-    def __init__(self, *, budget: int, cores: int = 1, **options):
+    def __init__(
+        self,
+        model: Model,
+        *,
+        budget: int,
+        cores: int = 1,
+        store: EvaluationStore | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+    ):
         self.budget = self.limit = budget
         self.n_before = 0
         self.parallel: ParallelDensity | None = None
         self.on_call: Callable[[], None] | None = None
         self.fitted: tuple[Uncertainty, list[np.ndarray]] | None = None
-        super().__init__(**options)
+        target = LogDensity(model, compile_kwargs=compile_kwargs)
+        super().__init__(
+            evaluator_of(target, store, gradients=False, looks_ahead=True),
+            NoScreening(),
+            TrajectoryLearner(max_centers=MAX_CENTERS),
+            target_accept=TARGET_ACCEPT,
+        )
+        check_learnable(self, "surrogate_posterior")
         if cores > 1:
-            is_forked = runs_in_forks(self.target.function.outputs)
-            self.parallel = ParallelDensity(self._density, cores, is_forked)
+            is_forked = runs_in_forks(target.function.outputs)
+            self.parallel = ParallelDensity(self.evaluator.function, cores, is_forked)
+            self.evaluator.parallel = self.parallel
 
     # evaluations ----------------------------------------------------------------------------------
-
-    @property
-    def _density(self):
-        return self.parallel or super()._density
 
     @property
     def n_calls(self) -> int:
@@ -104,74 +127,84 @@ class Explorer(SurrogateHMCStep):
         if self.left <= 0 and not (self.stored is not None and self.stored.knows(x)):
             raise Spent
 
-    def _evaluate_as_proposal(self, x):
+    def evaluate(self, x):  # noqa: D102
         self._pay(x)
-        value = super()._evaluate_as_proposal(x)
+        value = super().evaluate(x)
         if self.on_call is not None:
             self.on_call()
         return value
 
-    def _evaluate_current(self):
+    def evaluate_current(self):  # noqa: D102
         self._pay(self.chain.position)
-        super()._evaluate_current()
+        super().evaluate_current()
 
-    def _announce(self, points):
-        super()._announce(points[: max(self.left, 0)])
+    def announce(self, points):  # noqa: D102
+        super().announce(points[: max(self.left, 0)])
 
-    def _evaluate_all(self, points):
+    def evaluate_all(self, points):
         """Evaluate points that are known beforehand, as many as may be; return their values."""
         points, values = list(points), []
         if self.parallel is not None:
             points = self.parallel.announced(points[: max(self.left, 0)])
         else:
-            self._announce(points)
+            self.announce(points)
         with suppress(Spent):
             for point in points:
-                values.append(self._evaluate_as_proposal(point))
+                values.append(self.evaluate(point))
         return np.array(values)
 
     # learning -------------------------------------------------------------------------------------
 
     def begin(self, rng: np.random.Generator, start: np.ndarray | None = None) -> None:
         """Search for a mode from `start` (d,), by default the model's."""
-        self._start_chain(rng, None, None)
+        refuse_in_fork(self.target.function.outputs)
+        self.begin_anew()
+        self.evaluator.rng = rng
         self.n_before = 0 if self.stored is None else self.stored.n_held
-        with suppress(Spent):
-            self._begin_at(self.target.default_start if start is None else start)
+        with suppress(Spent), one_thread():
+            self._begin_at(self.target.default_start if start is None else start, start is None)
 
-    def _find_start(self, x):
+    def _begin_at(self, x, is_default):
         """Begin at the best point that the store knows, at no evaluation; else as a chain does."""
+        search = StartSearch(self, Start("optimize", disperse=True, is_warm=False))
+        self.put(x)
+        position = self.chain.position  # which the search for a start moves
         best = None if self.stored is None else self.stored.best_of_others(N_EVALUATIONS)
         if best is None:
-            super()._find_start(x)
+            search.find(x)
         else:
-            self.scales = self.target.scales * FIRST_SHARE
-            begins_at(self, best)
+            search.begins_at(best)
+        self.scales, self.learner = search.scales, self.new_learner(position, None)
+        self.learner.begin_with_scales(self.scales)
+        searches = self.target.dim <= MANY_DIMENSIONS
+        self.learn_first(search.looked, searches, from_anywhere=is_default)
 
     @property
-    def _n_prior_points(self):
-        return max(0, super()._n_prior_points - self.n_before)
+    def n_prior_points(self):  # noqa: D102
+        return max(0, super().n_prior_points - self.n_before)
 
-    def _search(self, from_anywhere):
+    def search(self, from_anywhere):
         """Search for modes from several points, until one is found again or too few are left.
 
         They are the best ones: no chain has to begin apart from others.
         """
-        end, reserve = self.limit, max(FEWEST_EXPLORED, 2 * n_coefficients(self.dim))
+        end, reserve = self.limit, max(FEWEST_EXPLORED, 2 * n_coefficients(self.target.dim))
         with self.limited(max(1, round(SEARCHED * end))), suppress(Spent):
             heights = []
-            for begin in self._points_to_search_from()[:MOST_SEARCHES]:
+            for begin in self.points_to_search_from()[:MOST_SEARCHES]:
                 n_calls, n_known = self.n_calls, len(self.learner.known()[1])
-                self._search_from(begin)
+                self.search_from(begin)
                 heights.append(max(self.learner.known()[1][n_known:], default=-np.inf))
                 cost = self.n_calls - n_calls
                 if end - self.n_paid < reserve + cost:
                     break
-                if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < typical_depth(self.dim):
+                if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < typical_depth(
+                    self.target.dim
+                ):
                     break
 
-    def _new_learner(self, position, warm):
-        learner = super()._new_learner(position, warm)
+    def new_learner(self, position, warm):  # noqa: D102
+        learner = super().new_learner(position, warm)
         learner.learns_support = True
         return learner
 
@@ -184,16 +217,16 @@ class Explorer(SurrogateHMCStep):
     def knows_enough(self) -> bool:
         """Whether a surrogate can be fitted to what is known, which a quadratic says."""
         known = 0 if self.learner is None else len(self.learner.known()[1])
-        return known >= 2 * n_coefficients(self.dim)
+        return known >= 2 * n_coefficients(self.target.dim)
 
-    def fit(self) -> None:
+    def fit_known(self) -> None:
         """Fit the surrogate to all that is known, of others too, if that can be done."""
-        self._keep_to_one_period()
-        self._read_store()
-        self._fit()
+        self.keep_to_one_period()
+        self.read_store()
+        self.fit()
 
-    def _fit(self):
-        fitted = super()._fit()
+    def fit(self):  # noqa: D102
+        fitted = super().fit()
         self.fitted = fitted or self.fitted
         return fitted
 
@@ -209,8 +242,8 @@ class Explorer(SurrogateHMCStep):
         points = list(self._near_edges(round(EDGES * n)))
         if self.fitted is not None:
             points += list(learner.points_to_explore(self.fitted, n - len(points)))
-        self._evaluate_all([*points, *self._others(n - len(points))])
-        self.fit()
+        self.evaluate_all([*points, *self._others(n - len(points))])
+        self.fit_known()
 
     def _near_edges(self, n):
         """Raw points, at most `n` of the surrogate's draws, where the density may be 0 or not.
@@ -279,5 +312,5 @@ class Explorer(SurrogateHMCStep):
         """Evaluate at draws `v` (m, d); return true log density minus surrogate (m or fewer,)."""
         surrogate = self.learner.surrogate
         points, expected = surrogate.to_points(v.T), surrogate_values(surrogate, v)
-        true = self._evaluate_all(points)
+        true = self.evaluate_all(points)
         return true - expected[: len(true)]

@@ -178,7 +178,7 @@ def surrogate_posterior(
     _refuse_discrete(model)
     variables = _returned(model, var_names)
     explorer = Explorer(
-        budget=n_evaluations, cores=cores, model=model, store=store, compile_kwargs=compile_kwargs
+        model, budget=n_evaluations, cores=cores, store=store, compile_kwargs=compile_kwargs
     )
     _refuse_too_few(explorer, n_evaluations)
     begin, calls = time.time(), Calls()
@@ -192,7 +192,9 @@ def surrogate_posterior(
     approximation = run.draw(chains * draws)
     found = _attributes(run, approximation)
     failed = failures(explorer)
-    reasons = _reasons_for_doubt(found, explorer.dim, failed is not None) if is_complete else []
+    reasons = (
+        _reasons_for_doubt(found, explorer.target.dim, failed is not None) if is_complete else []
+    )
     cause = failed or (explorer.randomness() if reasons else None)
     found |= {"n_evaluations": explorer.n_calls, "believable": int(is_complete and not reasons)}
     result = _result(model, variables, chains, approximation, time.time() - begin)
@@ -225,10 +227,10 @@ def _refuse_discrete(model):
 
 
 def _refuse_too_few(explorer, n_evaluations):
-    fewest = FEWEST_LEARNT[0] * explorer.dim + FEWEST_LEARNT[1] + FEWEST_CHECKED
+    fewest = FEWEST_LEARNT[0] * explorer.target.dim + FEWEST_LEARNT[1] + FEWEST_CHECKED
     if n_evaluations < fewest:
         raise ValueError(
-            f"n_evaluations={n_evaluations}: in {explorer.dim} dimensions "
+            f"n_evaluations={n_evaluations}: in {explorer.target.dim} dimensions "
             f"({', '.join(explorer.target.names)}) take {fewest} at least, of which "
             f"{FEWEST_CHECKED} check the surrogate."
         )

@@ -22,6 +22,7 @@ from pymc_kameleon.mcmc.chain import EVALUATIONS, N_TERMS, accept_or_reject
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.sampler import ChainSampler
 from pymc_kameleon.steps.kameleon import KameleonStep
 from pymc_kameleon.steps.mala import MALAStep
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
@@ -156,8 +157,8 @@ class MultilevelLearner(Learner):
         dim = self.dim
         # What belongs to a chain is in new arrays; target and choices are shared.
         self.below = copy.copy(self.template)
-        self.below._begin_chain(None)
-        self.below.correction = self.correction
+        self.below.set_rng(rng)
+        self.below.evaluator.correction = self.correction
         self.inherited: Callable[[np.ndarray], float] | None = None
         self.points = np.zeros((N_KEPT, dim))
         self.fine, self.coarse = np.zeros(N_KEPT), np.zeros(N_KEPT)
@@ -198,7 +199,7 @@ class MultilevelLearner(Learner):
             return -np.inf
         self.is_known = False
         try:
-            below._advance(self.length)
+            below.sampler.advance(self.length)
         except Exception:
             chain.proposal[:] = below.chain.proposal  # which the error is to name
             raise
@@ -217,12 +218,12 @@ class MultilevelLearner(Learner):
         chain = self.below.chain
         if self.is_known and np.array_equal(x, self.last_position):
             chain.position[:], chain.value[:] = self.last_position, self.last_value
-            self.below._position_changed()
+            self.below.sampler.position_changed()
         elif not (self.is_known and np.array_equal(x, chain.position)):
             self.is_known = False  # as long as the evaluation may fail
             chain.position[:] = x
-            self.below._position_changed()
-            self.below._evaluate_current()
+            self.below.sampler.position_changed()
+            self.below.sampler.evaluate_current()
             self.is_known = True
         self.last_position[:], self.last_value[:] = chain.position, chain.value
 
@@ -233,7 +234,7 @@ class MultilevelLearner(Learner):
         below = self.below
         below.rng, below.tune = rng, tune
         try:
-            below._arrive(x)
+            below.arrive(x)
         except SamplingError as error:
             raise SamplingError(f"A coarse model: {error}") from error
         if tune:
@@ -243,9 +244,9 @@ class MultilevelLearner(Learner):
         """Tune the chain of the level below on its own, and choose the length of subchains."""
         below = self.below
         self._put_below(below.chain.position)
-        positions = np.empty((below._transitions_to_tune(), self.dim))
+        positions = np.empty((below.transitions_to_tune(), self.dim))
         for row in positions:
-            below._advance(1)
+            below.sampler.advance(1)
             row[:] = below.chain.position
         if self.given_length is None:
             lower = self.lower
@@ -281,6 +282,12 @@ class MultilevelLearner(Learner):
 
     def _inherited(self, x):
         return 0.0 if self.inherited is None else self.inherited(x)
+
+    is_compilable = False
+    """Transitions of subchains are made in Python."""
+
+    def before_transitions(self, n, adapts, rng):  # noqa: D102
+        self.below.rng = rng
 
     def transitions_before_update(self, transition, n, rng):  # noqa: D102
         return min(n, max(0, self.next_fit - int(self.count[0])))
@@ -390,6 +397,15 @@ def best_length(positions: np.ndarray, cost: float) -> int:
     return int(lags[np.argmax(gains / (1.0 + cost * lags))])
 
 
+class MultilevelSampler(ChainSampler):
+    """Makes transitions whose proposals are subchains of the level below."""
+
+    def new_learner(self, position, warm):  # noqa: D102
+        learner = super().new_learner(position, warm)
+        learner.inherited = self.evaluator.correction
+        return learner
+
+
 @with_shared_parameters
 class MultilevelStep(MetropolisHastingsStep):
     r"""Multilevel delayed acceptance: subchains on coarse models propose to the fine one.
@@ -480,6 +496,7 @@ class MultilevelStep(MetropolisHastingsStep):
     """
 
     name = "multilevel"
+    sampler_class = MultilevelSampler
     can_look_ahead = False
     stats_dtypes_shapes = draw_statistics(
         "accept", "accepted", "n_evals", "n_nonfinite", "n_transitions", "coarse_evals", "length",
@@ -562,34 +579,18 @@ class MultilevelStep(MetropolisHastingsStep):
                 "in the same order: build them with one function of the mesh."
             )
 
-    @property
-    def runs_compiled(self) -> bool:
-        """Whether transitions run compiled: those of subchains are made in Python."""
-        return False
-
-    def _transitions_to_tune(self):
+    def transitions_to_tune(self):  # noqa: D102
         return 50 + 10 * self.dim
 
-    def _new_learner(self, position, warm):
-        learner = super()._new_learner(position, warm)
-        learner.inherited = self.correction
-        return learner
+    def _begin_tuning(self, x, search):
+        sampler = self.sampler
+        self.learner.begin_below(x, True, self.rng)
+        if sampler.evaluate(self.learner.below.chain.position.copy()) > -np.inf:
+            sampler.move_to_proposal()
 
-    def _begin_tuning(self, x):
-        learner = self.learner
-        learner.begin_below(x, True, self.rng)
-        value = self._evaluate_as_proposal(learner.below.chain.position.copy())
-        learner.keep(self.chain.proposal, self.chain.proposed_value)
-        if value > -np.inf:
-            self._move_to_proposal()
-
-    def _arrive(self, x):
-        super()._arrive(x)
+    def arrive(self, x):  # noqa: D102
+        super().arrive(x)
         self.learner.follow_data(x)
-
-    def _run(self, n):
-        self.learner.below.rng = self.rng
-        super()._run(n)
 
     def _complaint_of_acceptance(self):
         if self.report.acceptance >= POOR:
@@ -653,7 +654,7 @@ def _check_lowest(step):
     others = MALAStep, MultilevelStep, ParallelTemperingStep, SurrogateHMCStep
     if not isinstance(step, MetropolisHastingsStep) or isinstance(step, others):
         raise TypeError(f"step: {type(step).__name__} is no random walk: take KameleonStep.")
-    if step.adapt_after_tune:
+    if step.sampler.adapts_after_tune:
         raise ValueError(
             "step: with adapt_after_tune=True the coarse chain is never reversible. Leave it out."
         )

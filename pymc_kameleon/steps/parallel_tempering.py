@@ -12,6 +12,7 @@ from pymc_kameleon.adaptation.ladder import MOST_TEMPERATURES, TemperingLearner
 from pymc_kameleon.mcmc.proposals.tempering import SCANS, TRIPS
 from pymc_kameleon.model.initial_points import prior_sampler
 from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.steps.chain.sampler import ChainSampler
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
@@ -20,6 +21,25 @@ LARGEST_REJECTION = 0.85
 
 SCANS_BEFORE_TRIPS, FEWEST_TRIPS = 2000, 4
 """Scans, and the fewest round trips expected after these: ten in a chain of 1000 draws."""
+
+
+class TemperingSampler(ChainSampler):
+    """Makes scans of all replicas."""
+
+    learner: TemperingLearner
+
+    def new_learner(self, position, warm):  # noqa: D102
+        self.template.or_none = self.evaluator.or_none
+        return super().new_learner(position, warm)
+
+    def evaluate_current(self):  # noqa: D102
+        super().evaluate_current()
+        if self.learner is not None:
+            self.learner.invalidate()
+
+    def _run(self, n):
+        self.learner.or_none = self.evaluator.or_none
+        super()._run(n)
 
 
 @with_shared_parameters
@@ -107,6 +127,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     """
 
     name = "parallel_tempering"
+    sampler_class = TemperingSampler
     can_look_ahead = can_be_tempered = False
     _not_arguments = (
         "learner",
@@ -161,22 +182,8 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     def _chosen_steps_per_draw(self):
         return 5 if self.runs_compiled else 1
 
-    def _transitions_to_tune(self):
+    def transitions_to_tune(self):  # noqa: D102
         return 1500 + 50 * self.dim
-
-    def _new_learner(self, position, warm):
-        self.untaught.or_none = self._or_none
-        return super()._new_learner(position, warm)
-
-    def _run(self, n):
-        self.learner.adapts, self.learner.or_none = self.adapts, self._or_none
-        self.learner.hold(n, self.rng)
-        super()._run(n)
-
-    def _evaluate_current(self):
-        super()._evaluate_current()
-        if self.learner is not None:
-            self.learner.invalidate()
 
     def _complaint_of_acceptance(self):
         n, barrier = len(self.learner.ladder.betas), float(self.learner.ladder.barrier[0])

@@ -31,6 +31,7 @@ from pymc_kameleon.surrogate.posterior import (
     natural_where,
     nearest_mode,
     new_surrogate,
+    predicted_at,
     surrogate_values,
 )
 from pymc_kameleon.surrogate.trajectory import new_integrator
@@ -207,6 +208,12 @@ class TrajectoryLearner(Learner):
         """Learn from an evaluation of another chain."""
         self.keep(point, terms)
         self.n_foreign += 1
+
+    def is_foreseeable(self, tune, adapts):  # noqa: D102
+        return not tune or (self.has_learnt and self.n_own < self.next_update)
+
+    def expected_at(self, x):  # noqa: D102
+        return predicted_at(self.surrogate, x, np.inf) if self.has_learnt else -np.inf
 
     def keep_within(self, bounds: np.ndarray) -> None:
         """Move angles of what is known into their bounds (2, d), which others do not have."""

@@ -60,49 +60,49 @@ def require_one(step_name: str, target) -> None:
         )
 
 
-def advance_patiently(step, n: int) -> None:
+def advance_patiently(sampler, n: int) -> None:
     """Make `n` transitions of tuning; redraw the estimate where the chain is stuck."""
-    chain, report = step.chain, step.report
+    chain, report = sampler.chain, sampler.report
     for _ in range(n):
         if report.rejections >= PATIENCE:
             before = chain.value.copy()
-            step._evaluate_current()
+            sampler.evaluate_current()
             if chain.value[0] == -np.inf:
                 chain.value[:] = before
             report.rejections = 0
         accepted = chain.outcome[ACCEPTED]
-        step._advance(1)
+        sampler.advance(1)
         report.rejections = 0 if chain.outcome[ACCEPTED] > accepted else report.rejections + 1
 
 
-def overestimate(step, statistics: dict) -> tuple[WarningType, str] | None:
+def overestimate(sampler, statistics: dict) -> tuple[WarningType, str] | None:
     """Return a warning if a chain that has not moved for long stands on an overestimate.
 
     The likelihood of the point is estimated `N_FRESH` times more, which is no part of the chain.
     """
-    report = step.report
+    report = sampler.report
     if report.unmoved == 0:
         report.is_examined = False
-    is_due = not step.tune and step.target.has_estimates and report.unmoved >= UNMOVED
+    is_due = not sampler.tune and sampler.target.has_estimates and report.unmoved >= UNMOVED
     if not is_due or report.is_examined or "overestimate" in report.told:
         return None
     report.is_examined = True
     fresh = np.empty(N_FRESH)
     for i in range(N_FRESH):
-        step.target.redraw_estimates(step.rng)
-        fresh[i] = step.target(step.chain.position)[2]
+        sampler.target.redraw_estimates(sampler.rng)
+        fresh[i] = sampler.target(sampler.chain.position)[2]
     statistics["n_evals"] += N_FRESH
     fresh = fresh[np.isfinite(fresh)]
     if len(fresh) < 2:
         return None
     level = logsumexp(fresh) - math.log(N_FRESH)
-    excess, sd = step.chain.value[2] - level, float(fresh.std(ddof=1))
+    excess, sd = sampler.chain.value[2] - level, float(fresh.std(ddof=1))
     if not excess > max(1.0, 2.0 * sd):
         return None
     report.told.add("overestimate")
     return (
         WarningType.CONVERGENCE,
-        f"The chain of {', '.join(step.target.names)} sticks on an overestimate: no move was "
+        f"The chain of {', '.join(sampler.target.names)} sticks on an overestimate: no move was "
         f"accepted in {report.unmoved} transitions, and the kept log-likelihood is "
         f"{excess:.1f} above that of {N_FRESH} fresh estimates at the same point (standard "
         f"deviation {sd:.1f}). Take more importance samples or particles: {ADVICE}.",
@@ -127,10 +127,10 @@ def foreign_seed(target) -> float:
     return float(sum(int(seed.get_value()) for seed in seeds))
 
 
-def unseeded(step) -> tuple[WarningType, str] | None:
+def unseeded(sampler) -> tuple[WarningType, str] | None:
     """Return the warning that an estimate that was left out gets no seeds, once it is time."""
-    target, report = step.target, step.report
-    is_due = step.transition >= WAIT * step.steps_per_draw and "unseeded" not in report.told
+    target, report = sampler.target, sampler.report
+    is_due = sampler.transition >= WAIT * sampler.steps_per_draw and "unseeded" not in report.told
     if not (target.foreign_estimates and is_due):
         return None
     if foreign_seed(target) != report.foreign_seed:

@@ -49,6 +49,22 @@ def all_or_nothing(changed):
         raise
 
 
+class Of:
+    """An attribute of a step that is the one of its part of this name."""
+
+    def __init__(self, part: str):
+        self.part = part
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, step, owner=None):
+        return self if step is None else getattr(getattr(step, self.part), self.name)
+
+    def __set__(self, step, value):
+        setattr(getattr(step, self.part), self.name, value)
+
+
 class Step(CalledByPyMC, ArrayStepShared):
     """Base of all steps: a subclass gives what is abstract here, and `astep`.
 

@@ -6,7 +6,6 @@ evaluated together (Brockwell 2006; Angelino et al. 2014). The chain itself then
 true values, so its draws are the same; a wrong guess costs needless evaluations.
 """
 
-import copy
 from collections import deque
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from pymc_kameleon.store.stored_density import StoredDensity
 
 
 class LookAhead:
-    """What a step expects its chain to ask for next, and evaluates at once by `batches`.
+    """What a chain is expected to ask for next, evaluated at once by `batches`.
 
     What the store of a step knows is not evaluated.
     """
@@ -26,7 +25,7 @@ class LookAhead:
         self.batches, self.stored = batches, stored
         self._path: deque[tuple[np.ndarray, np.ndarray]] = deque()
 
-    def announce(self, points: Sequence[np.ndarray]) -> None:
+    def announce(self, points: Sequence[np.ndarray] | np.ndarray) -> None:
         """Evaluate at `points`, each (d,), which the step will ask for."""
         self._path.clear()
         self.batches.announce([x for x in points if not self._is_known(x)])
@@ -41,51 +40,37 @@ class LookAhead:
         else:
             self._path.clear()
 
-    def look(self, step, normals: np.ndarray, uniforms: np.ndarray) -> None:
+    def look(self, sampler, normals: np.ndarray, uniforms: np.ndarray) -> None:
         """Evaluate what the next transitions will probably ask for, unless that is known.
 
-        The first of them are those with these random numbers.
+        The first of them are those of a `ChainSampler` with these random numbers.
         """
-        if not step._is_foreseeable:
+        if not sampler.is_foreseeable:
             return
-        if self._path and np.array_equal(self._path[0][0], step.chain.position):
+        if self._path and np.array_equal(self._path[0][0], sampler.chain.position):
             return
-        path = self._foreseen(step, normals, uniforms)[: self.batches.size]
+        path = self._foreseen(sampler, normals, uniforms)[: self.batches.size]
         self.announce([x for _, x in path])
         self._path.extend(path)
 
-    def _foreseen(self, step, normals, uniforms):
+    def _foreseen(self, sampler, normals, uniforms):
         """Pairs of where the chain will be, and where it will ask for its log density."""
         path: list[tuple[np.ndarray, np.ndarray]] = []
-        copied, size = _copied(step), self.batches.size
+        size, n_per_draw = self.batches.size, sampler.steps_per_draw
 
         def guess(x, value):
             path.append((copied.chain.position.copy(), x.copy()))
-            copied._guess(x, value)
+            copied.guess_at(x, value)
 
-        copied._plain_density = guess
-        copied._transitions(normals.copy(), uniforms.copy())
-        may_update = step.adapts and step.steps_per_draw > 1
-        if may_update or step.target.shared:  # what comes next is not known from here
+        copied = sampler.guessing(guess)
+        copied.make_transitions(normals.copy(), uniforms.copy())
+        may_update = sampler.adapts and n_per_draw > 1
+        if may_update or sampler.target.shared:  # what comes next is not known from here
             return path
         copied.learner.absorb()
-        copied.transition += step.steps_per_draw
+        copied.transition += n_per_draw
         for _ in range(size):
-            if len(path) >= size or not copied._is_foreseeable:
+            if len(path) >= size or not copied.is_foreseeable:
                 break
-            copied._advance(step.steps_per_draw)
+            copied.advance(n_per_draw)
         return path
-
-
-def _copied(step):
-    """Return a step whose chain is a copy of that of `step`, to the last array."""
-    copied = object.__new__(type(step))
-    copied.__dict__.update(step.__dict__)
-    copied.learner, known = copy.copy(step.learner), {}
-    for name, value in vars(step.learner).items():
-        if isinstance(value, np.ndarray | tuple | list | set):
-            setattr(copied.learner, name, copy.deepcopy(value, known))
-    for name in ("chain", "stage", "rng", "report"):
-        setattr(copied, name, copy.deepcopy(getattr(step, name)))
-    copied.ahead = None
-    return copied

@@ -66,8 +66,8 @@ def next_warning(step, statistics):
     report.evaluations += statistics["n_evals"]
     report.nonfinite += statistics["n_nonfinite"]
     return (
-        kept_estimate.overestimate(step, statistics)
-        or _complaint_of_randomness(step, statistics)
+        kept_estimate.overestimate(step.sampler, statistics)
+        or _complaint_of_randomness(step.sampler, statistics)
         or _complaint(step)
     )
 
@@ -99,8 +99,8 @@ def _complaint(step):
         report.told.add("failed")
         return (
             WarningType.BAD_PARAMS,
-            f"{failures(step)} Those were points of start and tuning. After tuning such a proposal "
-            "ends the chain.",
+            f"{failures(step.sampler)} Those were points of start and tuning. After tuning such a "
+            "proposal ends the chain.",
         )
     if not step.tune and "black box" not in report.told:
         told = report.calls.complaint()
@@ -114,7 +114,7 @@ def _complaint(step):
     message = _complaint_of_mixing(step)
     if message is not None:
         return message
-    message = kept_estimate.unseeded(step)
+    message = kept_estimate.unseeded(step.sampler)
     if message is None and not step.tune:
         message = step.screening.complaint(step.stage, report, names)
     return message
@@ -128,27 +128,29 @@ def not_finite(names: str, share: float) -> str:
     )
 
 
-def failures(step) -> str | None:
+def failures(sampler) -> str | None:
     """Say at how many points the log density raised an exception that `failures=` does not name."""
-    if not step.report.failed:
+    target, report = sampler.target, sampler.report
+    if not report.failed:
         return None
     return (
-        f"The log density of {', '.join(step.target.names)} failed at {step.report.failed} points "
-        f"that were tried, which count as impossible. The first was {step.report.first_failure}. "
+        f"The log density of {', '.join(target.names)} failed at {report.failed} points "
+        f"that were tried, which count as impossible. The first was {report.first_failure}. "
         "Where the model is impossible, let the function return -np.inf, or name the exception in "
         "black_box(failures=...)."
     )
 
 
-def _complaint_of_randomness(step, statistics):
+def _complaint_of_randomness(sampler, statistics):
     """Return a warning if a black box is random, which is checked once: in the first draw."""
-    report = step.report
-    if step.tune or step.stored is not None or "random" in report.told or not may_be_random(step):
+    report = sampler.report
+    is_due = not sampler.tune and sampler.stored is None and "random" not in report.told
+    if not (is_due and may_be_random(sampler)):
         return None
     report.told.add("random")
     statistics["n_evals"] += 1.0
     report.evaluations += 1.0
-    told = randomness(step)
+    told = randomness(sampler)
     if told is None:
         return None
     report.told |= {"stuck", "mixing"}  # this is their cause
@@ -156,16 +158,16 @@ def _complaint_of_randomness(step, statistics):
     return WarningType.BAD_PARAMS, told
 
 
-def may_be_random(step) -> bool:
+def may_be_random(sampler) -> bool:
     """Whether there is a black box, which may draw random numbers without saying so."""
-    return step.target.function.has_black_box and not step.target.has_estimates
+    return sampler.target.function.has_black_box and not sampler.target.has_estimates
 
 
-def randomness(step) -> str | None:
+def randomness(sampler) -> str | None:
     """Say so if the log density at the current point is another one when evaluated again."""
-    kept = step.chain.value[:N_TERMS].sum()
+    kept = sampler.chain.value[:N_TERMS].sum()
     try:
-        again = step.target(step.chain.position).sum()
+        again = sampler.target(sampler.chain.position).sum()
     except Exception as error:  # of the user's function
         found = f"it raises {type(error).__name__}: {error}".splitlines()[0]
     else:
@@ -173,7 +175,7 @@ def randomness(step) -> str | None:
             return None
         found = f"{again:.8g}"
     return (
-        f"The log density is random: at one point of {', '.join(step.target.names)} it is "
+        f"The log density is random: at one point of {', '.join(sampler.target.names)} it is "
         f"{kept:.8g}, and evaluated again {found}. Give what draws random numbers a fixed "
         "seed; or, if it estimates the likelihood, take KameleonStep(pseudo_marginal=True)."
     )
@@ -185,43 +187,35 @@ def _complaint_of_mixing(step):
         return None
     n_made = step.transition // step.steps_per_draw
     learnt = None if step.target.is_circular.any() else step.learner.normal()
-    message = step.draws.complaint(step, n_made, lambda: element_names(step), learnt)
+    message = step.draws.complaint(step, n_made, lambda: element_names(step.sampler), learnt)
     return None if message is None else (WarningType.CONVERGENCE, message)
 
 
-def watched(step):
+def watched(sampler):
     """Numbers whose mixing is monitored: cosine and sine of an angle."""
-    x, is_angle = step.chain.position, step.target.is_circular
+    x, is_angle = sampler.chain.position, sampler.target.is_circular
     if not is_angle.any():
         return x
     return np.concatenate([np.where(is_angle, np.cos(x), x), np.sin(x[is_angle])])
 
 
-def element_names(step):
+def element_names(sampler):
     """Return what to call the numbers that `watched` returns."""
-    names = [name + element for name, element in step.target.coordinates()]
-    named = list(zip(names, step.target.is_circular, strict=True))
+    names = [name + element for name, element in sampler.target.coordinates()]
+    named = list(zip(names, sampler.target.is_circular, strict=True))
     shown = [f"cos({name})" if is_angle else name for name, is_angle in named]
     return shown + [f"sin({name})" for name, is_angle in named if is_angle]
 
 
-def check_tuning(step):
-    """At the end of tuning, remember a warning for the next draw if something is off."""
-    report = step.report
-    is_short = step._n_learnt_from() < 0.25 * step._transitions_to_tune()
-    if is_short and step.warm is None:
-        report.pending = (
-            WarningType.CONVERGENCE,
-            f"Tuning of {', '.join(step.target.names)} was short: {step.transition} "
-            f"transitions in {step.dim} dimensions. Take pm.sample("
-            f"tune={step.default_tune_steps}) or more, or more "
-            f"steps_per_draw (now {step.steps_per_draw}).",
-        )
-    else:
-        # What is pending from before stands if there is nothing to say of the acceptance.
-        report.pending = step._complaint_of_acceptance() or report.pending
-    if report.pending is not None:
-        report.told.add("mixing")  # its cause will have been told
+def tuning_was_short(step) -> tuple[WarningType, str]:
+    """Warn that tuning had too few transitions to learn the shape of the target."""
+    return (
+        WarningType.CONVERGENCE,
+        f"Tuning of {', '.join(step.target.names)} was short: {step.transition} "
+        f"transitions in {step.dim} dimensions. Take pm.sample("
+        f"tune={step.default_tune_steps}) or more, or more "
+        f"steps_per_draw (now {step.steps_per_draw}).",
+    )
 
 
 def complaint_of_acceptance(step):

@@ -1,6 +1,7 @@
 """Where tuning begins: where the chain was put, or at a random point around a mode nearby."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from pymc.exceptions import SamplingError
@@ -10,6 +11,7 @@ from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.initial_points import orders_of, start_to_write
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.steps.chain import kept_estimate
+from pymc_kameleon.steps.chain.sampler import N_READ
 from pymc_kameleon.validation import checked_choice
 
 TAUGHT = 10
@@ -19,9 +21,6 @@ STARTS = ("here", "optimize")
 
 FIRST_SHARE = 0.5
 """Of the scale of the prior: of the first moves, before anything is known."""
-
-N_READ = 6000
-"""Evaluations of other chains and runs that are read at a time, at most: the last ones."""
 
 NEARER = 0.25
 """Factor of the fraction of the path to a draw from the prior, where the last one was too far."""
@@ -53,48 +52,155 @@ def checked_start(start: str, is_estimated: bool) -> str:
     return start
 
 
-def find_start(step, x):
-    """Begin at `x` (d,), or where chains that are about to tune begin apart.
+class Start(NamedTuple):
+    """How a chain begins: `where`, one of `STARTS`, and whether at a random point (`disperse`).
 
-    R-hat shows nothing where all chains begin at one point. So one that is to begin at the model's
-    default begins at a random point between it and a draw from the prior. The nearer that has to be
-    for a density that tuning can climb from, the shorter are its first moves. Where a store has
-    points that are typical of the posterior, it begins at one of these: what was learnt around them
-    says little about a walk from elsewhere.
+    One that `is_warm` begins with what was learnt from earlier draws.
     """
-    step.scales = step.target.scales * FIRST_SHARE
-    is_default = np.array_equal(x, step.target.default_start, equal_nan=True)
-    is_free = step.disperse and step.tune and is_default
-    if is_free and step.stage is not None and step.stored is not None:
-        found = step.stored.from_others(N_READ)
-        step.stored.put_back(found)
-        typical = found.points[_are_typical(found.log_densities, step.dim)]
-        if len(typical) >= TAUGHT * (step.dim + 2):
-            if begins_at(step, step.rng.choice(typical)):
+
+    where: str
+    disperse: bool
+    is_warm: bool
+
+
+class StartSearch:
+    """Search for the start of the chain of a `ChainSampler`.
+
+    It finds `scales` (d,), standard deviations of the first moves. `looked` has the points where
+    the log density was evaluated, and its terms.
+    """
+
+    def __init__(self, sampler, start: Start):
+        self.sampler, self.target, self.start = sampler, sampler.target, start
+        self.scales = self.target.scales * FIRST_SHARE
+        self.looked: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def find(self, x: np.ndarray) -> None:
+        """Begin at `x` (d,), or where chains that are about to tune begin apart.
+
+        R-hat shows nothing where all chains begin at one point. So one that is to begin at the
+        model's default begins at a random point between it and a draw from the prior. The nearer
+        that has to be for a density that tuning can climb from, the shorter are its first moves.
+        Where a store has points that are typical of the posterior, it begins at one of these: what
+        was learnt around them says little about a walk from elsewhere.
+        """
+        sampler, target, stored = self.sampler, self.target, self.sampler.stored
+        is_default = np.array_equal(x, target.default_start, equal_nan=True)
+        is_free = self.start.disperse and sampler.tune and is_default
+        if is_free and sampler.stage is not None and stored is not None:
+            found = stored.from_others(N_READ)
+            stored.put_back(found)
+            typical = found.points[_are_typical(found.log_densities, target.dim)]
+            if len(typical) >= TAUGHT * (target.dim + 2):
+                if self.begins_at(sampler.rng.choice(typical)):
+                    return
+        is_searched = sampler.tune and not self.start.is_warm and self.start.where == "optimize"
+        if is_free and is_searched and self._looks_at(x, FIRST_SHARE) > -np.inf:
+            sampler.move_to_proposal()
+            return
+        is_possible = self.begins_at(x)
+        if is_free or is_searched:
+            self._look_around(x, is_free)
+            is_possible = sampler.chain.value[0] > -np.inf
+        tries = kept_estimate.FIRST_ESTIMATES if target.has_estimates else 0
+        while not is_possible and tries:
+            is_possible, tries = self.begins_at(x), tries - 1
+        if not is_possible:
+            n_looked = len(self.looked) if is_free or is_searched else None
+            raise SamplingError(_impossible(target, x, n_looked))
+
+    def begins_at(self, x: np.ndarray) -> bool:
+        """Move the chain to `x` (d,); return whether there is a density."""
+        chain = self.sampler.chain
+        chain.position[:] = x
+        self.sampler.evaluate_current()
+        found, is_possible = chain.value.copy(), chain.value[0] > -np.inf
+        if not is_possible:  # the value of the chain says so in its first term alone
+            found[:N_TERMS] = -np.inf
+        if np.isfinite(x).all():  # others have no distance from the rest
+            self.looked.append((chain.position.copy(), found))
+        return is_possible
+
+    def _look_around(self, x, is_free):
+        """Find how far from `x` (d,), where the chain is, the density is high enough to climb from.
+
+        Move there if the chain `is_free` to, or where it is impossible.
+        """
+        here = self.sampler.chain.value[:N_TERMS].sum()
+        is_possible = here > -np.inf
+        lowest = here - typical_depth(self.target.dim) if is_possible else -np.inf
+        for share in SHARES if is_possible else SHARES_OF_IMPOSSIBLE:
+            if self._looks_at(x, share) > lowest:
+                self.scales = min(share, FIRST_SHARE) * self.target.scales
+                if is_free or not is_possible:
+                    self.sampler.move_to_proposal()
                 return
-    is_searched = step.tune and step.warm is None and step.start == "optimize"
-    if is_free and is_searched and _looks_at(step, x, FIRST_SHARE) > -np.inf:
-        step._move_to_proposal()
-        return
-    is_possible = begins_at(step, x)
-    if is_free or is_searched:
-        _look_around(step, x, is_free)
-        is_possible = step.chain.value[0] > -np.inf
-    tries = kept_estimate.FIRST_ESTIMATES if step.target.has_estimates else 0
-    while not is_possible and tries:
-        is_possible, tries = begins_at(step, x), tries - 1
-    if not is_possible:
-        raise SamplingError(_impossible(step, x, is_free or is_searched))
+        orders = [] if is_possible else orders_of(self.target.shapes)
+        for which in orders * IN_ORDER:
+            if self._looks_at(x, 1.0, which) > lowest:
+                self.sampler.move_to_proposal()
+                return
+
+    def _looks_at(self, x, share, in_order=()):
+        """Log density at a `share` of the way from `x` (d,) to a draw from the prior.
+
+        Where `x` is not finite, at the draw. The elements of the variables `in_order` are sorted.
+        """
+        sampler, target = self.sampler, self.target
+        drawn = sampler.prior_points[sampler.rng.integers(len(sampler.prior_points))].copy()
+        for i in in_order:
+            end, shape = target.ends[i], target.shapes[i]
+            drawn[end - math.prod(shape) : end].reshape(shape).sort(axis=-1)
+        begin = np.where(np.isfinite(x), x, drawn)
+        point = begin + share * (drawn - begin)
+        value = sampler.evaluate(point)
+        self.looked.append((point, sampler.chain.proposed_value.copy()))
+        return value
+
+    def begin_tuning(self) -> None:
+        """Prepare for tuning."""
+        if self.start.where == "optimize":
+            self._search()
+            return
+        sampler, known = self.sampler, _known_near_mode(self.sampler)
+        if known is not None:
+            here = sampler.chain.value[:N_TERMS].sum()
+            if _are_typical(np.append(known[1], here), self.target.dim)[-1]:
+                sampler.learner.begin_with(around_the_mode(*known), sampler.rng)
+
+    def _search(self):
+        """Move the chain to a random point around a mode; teach what was found on the way."""
+        sampler, evaluator = self.sampler, self.sampler.evaluator
+        chain, points, values, log_densities = sampler.chain, [], [], []
+
+        def evaluate_and_keep(x):
+            log_densities.append(sampler.evaluate(x))
+            points.append(x.copy())
+            values.append(chain.proposed_value.copy())
+            return log_densities[-1]
+
+        known, gradients = _known_near_mode(sampler), None
+        if known is None:
+            gradient = sampler.gradient_of_proposal
+            search_from(chain.position, self.scales, evaluate_and_keep, gradient)
+            known = np.array(points), np.array(log_densities)
+            if evaluator.gradients:
+                gradients = evaluator.gradients_in(np.array(values))
+        gaussian = around_the_mode(*known, gradients)
+        point_near_mode(gaussian, *known, evaluate_and_keep, sampler.rng)
+        sampler.move_to_proposal()
+        sampler.learner.begin_with(gaussian, sampler.rng)
+        sampler.screening.teach(sampler.stage, chain, points, values, np.array(log_densities))
+        sampler.learn_from_evaluations()
 
 
-def _impossible(step, x, is_searched):
+def _impossible(target, x, n_looked):
     """Say that there is no density at the start `x` (d,), and what to write."""
-    target = step.target
     tried = at_fault = ""
     if target.has_estimates:
         tried = f" in {kept_estimate.FIRST_ESTIMATES} estimates, {kept_estimate.ADVICE}"
-    elif is_searched:
-        tried = f", nor at any of {len(step.looked)} points on the way to draws from the prior"
+    elif n_looked is not None:
+        tried = f", nor at any of {n_looked} points on the way to draws from the prior"
     faults = target.at_fault(x)
     if faults:
         at_fault = f" At fault: {', '.join(faults)}."
@@ -105,99 +211,14 @@ def _impossible(step, x, is_searched):
         f"Initial evaluation of {', '.join(target.names)} failed: the log density at the start "
         f"{np.array2string(x, threshold=20)} (raveled, unconstrained) is not finite{tried}."
         f"{at_fault} Give a start with a positive probability, "
-        f"{'' if is_searched else prior}{example} model.debug() tells more."
+        f"{prior if n_looked is None else ''}{example} model.debug() tells more."
     )
 
 
-def begins_at(step, x) -> bool:
-    """Move the chain to `x` (d,); return whether there is a density."""
-    step.chain.position[:] = x
-    step._evaluate_current()
-    found, is_possible = step.chain.value.copy(), step.chain.value[0] > -np.inf
-    if not is_possible:  # the value of the chain says so in its first term alone
-        found[:N_TERMS] = -np.inf
-    if np.isfinite(x).all():  # others have no distance from the rest
-        step.looked.append((step.chain.position.copy(), found))
-    return is_possible
-
-
-def _look_around(step, x, is_free):
-    """Find how far from `x` (d,), where the chain is, the density is high enough to climb from.
-
-    Move there if the chain `is_free` to, or where it is impossible.
-    """
-    here = step.chain.value[:N_TERMS].sum()
-    is_possible = here > -np.inf
-    lowest = here - typical_depth(step.dim) if is_possible else -np.inf
-    for share in SHARES if is_possible else SHARES_OF_IMPOSSIBLE:
-        if _looks_at(step, x, share) > lowest:
-            step.scales = min(share, FIRST_SHARE) * step.target.scales
-            if is_free or not is_possible:
-                step._move_to_proposal()
-            return
-    orders = [] if is_possible else orders_of(step.target.shapes)
-    for which in orders * IN_ORDER:
-        if _looks_at(step, x, 1.0, which) > lowest:
-            step._move_to_proposal()
-            return
-
-
-def _looks_at(step, x, share, in_order=()):
-    """Log density at a `share` of the way from `x` (d,) to a draw from the prior.
-
-    Where `x` is not finite, at the draw. The elements of the variables `in_order` are sorted.
-    """
-    drawn = step.prior_points[step.rng.integers(len(step.prior_points))].copy()
-    for i in in_order:
-        end, shape = step.target.ends[i], step.target.shapes[i]
-        drawn[end - math.prod(shape) : end].reshape(shape).sort(axis=-1)
-    begin = np.where(np.isfinite(x), x, drawn)
-    point = begin + share * (drawn - begin)
-    value = step._evaluate_as_proposal(point)
-    step.looked.append((point, step.chain.proposed_value.copy()))
-    return value
-
-
-def begin_tuning(step, x):
-    """Prepare for tuning a chain that was told to start at `x` (d,)."""
-    if step.start == "optimize":
-        _search(step)
-        return
-    known = _known_near_mode(step)
-    if known is not None:
-        here = step.chain.value[:N_TERMS].sum()
-        if _are_typical(np.append(known[1], here), step.dim)[-1]:
-            step.learner.begin_with(around_the_mode(*known), step.rng)
-
-
-def _search(step):
-    """Move the chain to a random point around a mode; teach what was found on the way."""
-    chain, points, values, log_densities = step.chain, [], [], []
-
-    def evaluate_and_keep(x):
-        log_densities.append(step._evaluate_as_proposal(x))
-        points.append(x.copy())
-        values.append(chain.proposed_value.copy())
-        return log_densities[-1]
-
-    known, gradients = _known_near_mode(step), None
-    if known is None:
-        search_from(chain.position, step.scales, evaluate_and_keep, step._gradient_of_proposal)
-        known = np.array(points), np.array(log_densities)
-        if step.takes_gradients:
-            gradients = step._gradients_in(np.array(values))
-    gaussian = around_the_mode(*known, gradients)
-    point_near_mode(gaussian, *known, evaluate_and_keep, step.rng)
-    step._move_to_proposal()
-    step.learner.begin_with(gaussian, step.rng)
-    step.screening.teach(step.stage, chain, points, values, np.array(log_densities))
-    step._learn_from_evaluations()
-
-
-def _known_near_mode(step):
+def _known_near_mode(sampler):
     """Points from a store that make a search needless, and their log densities; else None."""
-    known = None if step.stored is None else step.screening.known(step.stage)
-    return known if known is not None and are_enough(known[1], step.dim) else None
+    known = None if sampler.stored is None else sampler.screening.known(sampler.stage)
+    return known if known is not None and are_enough(known[1], sampler.target.dim) else None
 
 
 def _are_typical(values, dim):

@@ -25,6 +25,7 @@ from pymc_kameleon import (
 from pymc_kameleon._compat import group_dataset
 from pymc_kameleon.model.black_box import Calls
 from pymc_kameleon.model.guarded_call import GuardedCall, ParallelCalls
+from pymc_kameleon.steps.chain.look_ahead import Guesses, _copied
 
 TIMES = np.array([0.5, 1.0, 2.0, 4.0])
 MEASURED = np.array([1.7, 1.1, 0.5, 0.05])
@@ -193,7 +194,7 @@ def test_a_chain_that_is_looked_at_ahead_shares_no_array(step_class):
     step.step(step.target.model.initial_point())
     step.learner.forgotten = Forgotten(np.zeros(2), [np.ones(3)])
     own = [*arrays_in(vars(step.learner)), *arrays_in(step.chain)]
-    copied = step.sampler.guessing(lambda x, value: None)
+    copied = _copied(step.sampler, Guesses(step.evaluator, lambda x, value: None))
     copies = [*arrays_in(vars(copied.learner)), *arrays_in(copied.chain)]
     assert len(own) == len(copies) > 10
     assert not any(np.may_share_memory(a, b) for a in own for b in copies if a.size)

@@ -4,7 +4,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -40,12 +39,52 @@ class LearnerState(DataClassState):
     values: dict[str, Any]
 
 
-class Learner(WithSamplingState, ABC):
+class SavedLearner(WithSamplingState):
+    """How a learner is saved, and goes on.
+
+    A subclass names in `state_names` what a saved state has to hold, and in `varying` which axes of
+    these have no fixed length.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("scales",)
+    varying: ClassVar[dict[str, int]] = {}
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether arrays whose lengths vary together have the same."""
+        return True
+
+    @property
+    def sampling_state(self) -> LearnerState:
+        """All that is needed to go on."""
+        values = {name: copy.deepcopy(getattr(self, name)) for name in self.state_names}
+        return LearnerState(kind=type(self).__name__, values=values)
+
+    @sampling_state.setter
+    def sampling_state(self, state: LearnerState) -> None:
+        self._set_state(state)
+
+    def _set_state(self, state):
+        if state.kind != type(self).__name__:
+            raise TypeError(
+                f"sampling_state.learner is that of a {state.kind}, and should be that of a "
+                f"{type(self).__name__}."
+            )
+        self.__dict__.update(copy.deepcopy(state.values))
+
+    def check_state(self, fresh: "SavedLearner") -> None:
+        """Raise an error unless the arrays that were set are as in a `fresh` learner."""
+        own, new = ({name: getattr(x, name) for name in x.state_names} for x in (self, fresh))
+        check_like("sampling_state.learner", own, new, self.varying)
+        if not self.is_consistent:
+            raise ValueError("sampling_state.learner has arrays whose lengths do not fit.")
+
+
+class Learner(SavedLearner, ABC):
     """What a chain learns with.
 
     A step has one that holds the choices alone; `start` returns that of a chain, which has all else
-    too. A subclass names in `state_names` what a saved state has to hold, in `varying` which axes
-    of these have no fixed length, and in `options` the choices that a saved state has to share.
+    too. A subclass names in `options` the choices that a saved state has to share.
     `history_capacity` is the largest number of points worth taking from a warm start, and
     `transition_kernel` the kernel whose gradients transitions evaluate, None if they evaluate none.
     """
@@ -53,8 +92,6 @@ class Learner(WithSamplingState, ABC):
     options: dict[str, Any]
     history_capacity: int
     transition_kernel = None
-    state_names: ClassVar[tuple[str, ...]] = ("scales",)
-    varying: ClassVar[dict[str, int]] = {}
 
     def check(self, names: list[str], dim: int) -> None:
         """Raise an error if a choice does not fit the variables `names` with `dim` elements."""
@@ -178,38 +215,6 @@ class Learner(WithSamplingState, ABC):
     @abstractmethod
     def statistics(self) -> dict[str, float]:
         """Values of the sampler statistics that show what was learnt."""
-
-    # saved states ---------------------------------------------------------------------------------
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether arrays whose lengths vary together have the same."""
-        return True
-
-    @property
-    def sampling_state(self) -> LearnerState:
-        """All that is needed to go on."""
-        values = {name: deepcopy(getattr(self, name)) for name in self.state_names}
-        return LearnerState(kind=type(self).__name__, values=values)
-
-    @sampling_state.setter
-    def sampling_state(self, state: LearnerState) -> None:
-        self._set_state(state)
-
-    def _set_state(self, state):
-        if state.kind != type(self).__name__:
-            raise TypeError(
-                f"sampling_state.learner is that of a {state.kind}, and should be that of a "
-                f"{type(self).__name__}."
-            )
-        self.__dict__.update(deepcopy(state.values))
-
-    def check_state(self, fresh: "Learner") -> None:
-        """Raise an error unless the arrays that were set are as in a `fresh` learner."""
-        own, new = ({name: getattr(x, name) for name in x.state_names} for x in (self, fresh))
-        check_like("sampling_state.learner", own, new, self.varying)
-        if not self.is_consistent:
-            raise ValueError("sampling_state.learner has arrays whose lengths do not fit.")
 
 
 class ScalingLearner(Learner):

@@ -16,8 +16,8 @@ from pymc_kameleon.gp.typical_set import typical_depth
 from pymc_kameleon.mcmc.chain import EVALUATIONS
 from pymc_kameleon.model.forks import refuse_in_fork, runs_in_forks
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.steps.chain.evaluator import evaluator_of
 from pymc_kameleon.steps.chain.report import may_be_random, randomness
+from pymc_kameleon.steps.chain.sampler import evaluator_of
 from pymc_kameleon.steps.chain.screening import NoScreening
 from pymc_kameleon.steps.chain.start import Start, StartSearch
 from pymc_kameleon.steps.chain.surrogate_sampler import (
@@ -274,7 +274,7 @@ class Explorer(SurrogateSampler):
             drawn = self.learner.population[:, N_BEST:]  # those before are evaluations
             chosen = self.rng.choice(drawn.shape[1], n, replace=n > drawn.shape[1])
             return self.learner.surrogate.to_points(np.ascontiguousarray(drawn[:, chosen]))
-        pool, start = self.prior_points, self.target.default_start
+        pool, start = self.evaluator.prior_points, self.target.default_start
         shares = self.rng.random((n, 1))
         return start + shares * (pool[self.rng.integers(len(pool), size=n)] - start)
 

@@ -88,6 +88,13 @@ def new_chain(x: np.ndarray, n_values: int = N_TERMS) -> Chain:
     )
 
 
+def mark_impossible(chain: Chain) -> None:
+    """Let a chain that was put where there is no density leave by any move."""
+    if not math.isfinite(chain.value[:N_TERMS].sum()):
+        chain.value[:N_TERMS] = 0.0
+        chain.value[0] = -np.inf
+
+
 @jitable
 def is_within(bounds, x):
     """Whether no coordinate of `x` (d,) is beyond its `bounds` (2, d)."""

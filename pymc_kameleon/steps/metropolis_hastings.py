@@ -15,13 +15,20 @@ from pymc.step_methods.state import dataclass_state
 
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.adaptation.learner import Learner, LearnerState, WarmStart
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, EVALUATIONS, NONFINITE, Chain, new_chain
+from pymc_kameleon.mcmc.chain import (
+    ACCEPTANCE,
+    ACCEPTED,
+    EVALUATIONS,
+    NONFINITE,
+    Chain,
+    mark_impossible,
+    new_chain,
+)
 from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.model.forks import refuse_in_fork
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps.chain import kept_estimate
-from pymc_kameleon.steps.chain.evaluator import evaluator_of
 from pymc_kameleon.steps.chain.life_cycle import Of, Step, draw_statistics
 from pymc_kameleon.steps.chain.report import (
     Report,
@@ -30,7 +37,7 @@ from pymc_kameleon.steps.chain.report import (
     tuning_was_short,
     watched,
 )
-from pymc_kameleon.steps.chain.sampler import ChainSampler
+from pymc_kameleon.steps.chain.sampler import ChainSampler, evaluator_of
 from pymc_kameleon.steps.chain.screening import screening
 from pymc_kameleon.steps.chain.start import Start, StartSearch, checked_start
 from pymc_kameleon.store.evaluation_store import EvaluationStore
@@ -362,7 +369,7 @@ class MetropolisHastingsStep(Step):
         elif inputs_changed and self.target.keeps_estimates:
             self.chain.counts[EVALUATIONS] += 1
             self.chain.value[:2] = self.target.rest(self.chain.position)
-            sampler.mark_impossible()
+            mark_impossible(self.chain)
         elif inputs_changed:
             sampler.evaluate_current()
 

@@ -579,7 +579,7 @@ class MultilevelStep(MetropolisHastingsStep):
                 "in the same order: build them with one function of the mesh."
             )
 
-    def transitions_to_tune(self):  # noqa: D102
+    def transitions_to_tune(self) -> int:  # noqa: D102
         return 50 + 10 * self.dim
 
     def _begin_tuning(self, x, search):
@@ -588,7 +588,7 @@ class MultilevelStep(MetropolisHastingsStep):
         if sampler.evaluate(self.learner.below.chain.position.copy()) > -np.inf:
             sampler.move_to_proposal()
 
-    def arrive(self, x):  # noqa: D102
+    def arrive(self, x: np.ndarray) -> None:  # noqa: D102
         super().arrive(x)
         self.learner.follow_data(x)
 

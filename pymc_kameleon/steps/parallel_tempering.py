@@ -182,7 +182,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     def _chosen_steps_per_draw(self):
         return 5 if self.runs_compiled else 1
 
-    def transitions_to_tune(self):  # noqa: D102
+    def transitions_to_tune(self) -> int:  # noqa: D102
         return 1500 + 50 * self.dim
 
     def _complaint_of_acceptance(self):

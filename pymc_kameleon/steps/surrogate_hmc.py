@@ -154,7 +154,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         )
         check_learnable(self.sampler, type(self).__name__, is_noisy)
 
-    def transitions_to_tune(self):  # noqa: D102
+    def transitions_to_tune(self) -> int:  # noqa: D102
         return min(25 * n_coefficients(self.dim), 400 + 50 * self.dim)
 
     def _n_learnt_from(self):

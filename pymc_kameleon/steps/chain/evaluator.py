@@ -1,17 +1,14 @@
 """What evaluates the log density of a target for one chain."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import N_TERMS
-from pymc_kameleon.model.batches import Batches
+from pymc_kameleon.model.initial_points import seed_from
 from pymc_kameleon.model.log_density import LogDensity
-from pymc_kameleon.steps.chain.look_ahead import LookAhead
 from pymc_kameleon.steps.chain.report import Report
-from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.store.stored_density import StoredDensity
 
 
@@ -32,11 +29,23 @@ class Evaluator:
         target: LogDensity,
         gradients: bool = False,
         stored: StoredDensity | None = None,
-        ahead: LookAhead | None = None,
+        ahead: Any = None,
     ):
         self.target, self.gradients, self.stored, self.ahead = target, gradients, stored, ahead
         self.rng = np.random.default_rng()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget the chain, if there is one."""
         self.report = Report()
+        self._prior_points: np.ndarray | None = None
+
+    @property
+    def prior_points(self) -> np.ndarray:
+        """Draws from the prior (n, d), this chain's own, made when they are first asked for."""
+        if self._prior_points is None:
+            self._prior_points = self.target.prior_points(seed_from(self.rng))
+        return self._prior_points
 
     @property
     def function(self):
@@ -89,33 +98,11 @@ class Evaluator:
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         return f"{', '.join(shown)}: {first_line}"
 
+    def gradient_at(self, value: np.ndarray) -> Callable[[], np.ndarray] | None:
+        """Return what reads the gradient (d,) off `value`; None without gradients."""
+        return (lambda: self.gradients_in(value)) if self.gradients else None
+
     def gradients_in(self, values: np.ndarray) -> np.ndarray:
         """Gradients (..., d) of the log density among the values (..., 3 + 2 d) of `into`."""
         parts, dim = values[..., N_TERMS:], self.target.dim
         return parts[..., :dim] + parts[..., dim:]
-
-
-def evaluator_of(
-    target: LogDensity, store: EvaluationStore | None, gradients: bool, looks_ahead: bool
-) -> Evaluator:
-    """Return what evaluates `target`, at several points at once if it `looks_ahead` and can."""
-    stored = None if store is None else StoredDensity(target, store, gradients)
-    ahead = None
-    if looks_ahead and not target.estimated_terms:
-        batches = Batches(target.function)
-        ahead = LookAhead(batches, stored) if batches.size > 1 else None
-    return Evaluator(target, gradients, stored, ahead)
-
-
-class Guesses(Evaluator):
-    """Has `guess(x, value)` in place of the log density, and copies of what that changes."""
-
-    is_compilable = False
-
-    def __init__(self, evaluator: Evaluator, guess: Callable[[np.ndarray, np.ndarray], None]):
-        super().__init__(evaluator.target, evaluator.gradients)
-        self.rng, self.report = copy.deepcopy((evaluator.rng, evaluator.report))
-        self.guess = guess
-
-    def into(self, x, value):  # noqa: D102
-        self.guess(x, value)

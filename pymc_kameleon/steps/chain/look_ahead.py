@@ -6,12 +6,14 @@ evaluated together (Brockwell 2006; Angelino et al. 2014). The chain itself then
 true values, so its draws are the same; a wrong guess costs needless evaluations.
 """
 
+import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from pymc_kameleon.model.batches import Batches
+from pymc_kameleon.steps.chain.evaluator import Evaluator
 from pymc_kameleon.store.stored_density import StoredDensity
 
 
@@ -45,7 +47,7 @@ class LookAhead:
 
         The first of them are those of a `ChainSampler` with these random numbers.
         """
-        if not sampler.is_foreseeable:
+        if not _is_foreseeable(sampler):
             return
         if self._path and np.array_equal(self._path[0][0], sampler.chain.position):
             return
@@ -60,9 +62,9 @@ class LookAhead:
 
         def guess(x, value):
             path.append((copied.chain.position.copy(), x.copy()))
-            copied.guess_at(x, value)
+            _guess(copied, x, value)
 
-        copied = sampler.guessing(guess)
+        copied = _copied(sampler, Guesses(sampler.evaluator, guess))
         copied.make_transitions(normals.copy(), uniforms.copy())
         may_update = sampler.adapts and n_per_draw > 1
         if may_update or sampler.target.shared:  # what comes next is not known from here
@@ -70,7 +72,47 @@ class LookAhead:
         copied.learner.absorb()
         copied.transition += n_per_draw
         for _ in range(size):
-            if len(path) >= size or not copied.is_foreseeable:
+            if len(path) >= size or not _is_foreseeable(copied):
                 break
             copied.advance(n_per_draw)
         return path
+
+
+class Guesses(Evaluator):
+    """Has `guess(x, value)` in place of the log density, and copies of what that changes."""
+
+    is_compilable = False
+
+    def __init__(self, evaluator: Evaluator, guess: Callable[[np.ndarray, np.ndarray], None]):
+        super().__init__(evaluator.target, evaluator.gradients)
+        self.rng, self.report = copy.deepcopy((evaluator.rng, evaluator.report))
+        self.guess = guess
+
+    def into(self, x, value):  # noqa: D102
+        self.guess(x, value)
+
+
+def _is_foreseeable(sampler):
+    """Whether the next transition depends on earlier log densities by acceptance alone."""
+    return sampler.learner.is_foreseeable(sampler.tune, sampler.adapts)
+
+
+def _guess(sampler, x, value):
+    """Write to `value` what the log density at the proposal `x` (d,) is taken for."""
+    expected = sampler.learner.expected_at(x)
+    if expected is None:
+        sampler.screening.guess(sampler.stage, sampler.chain, value)
+    else:
+        value[:] = 0.0
+        value[0] = expected
+
+
+def _copied(sampler, evaluator):
+    """Return a sampler with this evaluator whose chain is a copy of that of `sampler`."""
+    copied, known = copy.copy(sampler), {}
+    copied.evaluator, copied.learner = evaluator, copy.copy(sampler.learner)
+    for name, value in vars(sampler.learner).items():
+        if isinstance(value, np.ndarray | tuple | list | set):
+            setattr(copied.learner, name, copy.deepcopy(value, known))
+    copied.chain, copied.stage = copy.deepcopy((sampler.chain, sampler.stage))
+    return copied

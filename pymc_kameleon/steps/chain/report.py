@@ -80,6 +80,22 @@ def end_with_draws(error: Exception, n_draws: int, names: str) -> None:
         interrupt_sampling()
 
 
+def end_by(error: Exception, sampler, point: str, x: np.ndarray) -> None:
+    """Say where a black box failed, and end a chain that has draws without losing them.
+
+    `x` (d,) is what `point` says it is.
+    """
+    if not sampler.target.function.has_black_box:
+        return
+    error.add_note(
+        f"The log density failed at {point} of the chain, {sampler.evaluator.failure(error, x)}. "
+        "Where the model is impossible, let the function return -np.inf, or name the exception in "
+        "black_box(failures=...)."
+    )
+    if sampler.draws.n_draws:
+        end_with_draws(error, sampler.draws.n_draws, ", ".join(sampler.target.names))
+
+
 def _complaint(step):
     """Return a warning that was not given before in this chain, or None."""
     report, names = step.report, ", ".join(step.target.names)

@@ -2,8 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -15,18 +15,21 @@ from pymc_kameleon.mcmc.chain import (
     TRANSITION,
     Chain,
     evaluate,
+    mark_impossible,
     new_chain,
     turned,
 )
 from pymc_kameleon.mcmc.loop import run_plain, runner
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
-from pymc_kameleon.model.initial_points import seed_from
+from pymc_kameleon.model.batches import Batches
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.steps.chain import kept_estimate
-from pymc_kameleon.steps.chain.evaluator import Evaluator, Guesses
+from pymc_kameleon.steps.chain.evaluator import Evaluator
 from pymc_kameleon.steps.chain.life_cycle import all_or_nothing
+from pymc_kameleon.steps.chain.look_ahead import LookAhead
 from pymc_kameleon.steps.chain.mixing import KeptDraws
-from pymc_kameleon.steps.chain.report import Report, end_with_draws
+from pymc_kameleon.steps.chain.report import Report, end_by
+from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.store.stored_density import StoredDensity
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 
@@ -35,6 +38,18 @@ N_READ = 6000
 
 CENTRED_IN = 100
 """Window, in transitions, of the running circular mean of an angle."""
+
+
+def evaluator_of(
+    target: LogDensity, store: EvaluationStore | None, gradients: bool, looks_ahead: bool
+) -> Evaluator:
+    """Return what evaluates `target`, at several points at once if it `looks_ahead` and can."""
+    stored = None if store is None else StoredDensity(target, store, gradients)
+    ahead = None
+    if looks_ahead and not target.estimated_terms:
+        batches = Batches(target.function)
+        ahead = LookAhead(batches, stored) if batches.size > 1 else None
+    return Evaluator(target, gradients, stored, ahead)
 
 
 class ChainSampler:
@@ -61,32 +76,22 @@ class ChainSampler:
         adapts_after_tune: bool = False,
     ):
         self.evaluator, self.screening, self.template = evaluator, screening, template
+        self.target, self.stored = evaluator.target, evaluator.stored
         self.target_accept, self.steps_per_draw = target_accept, steps_per_draw
         self.adapts_after_tune = adapts_after_tune
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget the chain, if there is one."""
-        self.evaluator.report = Report()
+        self.evaluator.begin_anew()
         self.draws, self.tune, self.transition = KeptDraws(), True, 0
         self.chain = self.learner = self.stage = None  # type: ignore[assignment]
-        self._prior_points: np.ndarray | None = None
 
     def copied(self) -> Self:
         """Return a sampler with an evaluator of its own, at the same chain."""
         copied = copy.copy(self)
         copied.evaluator = copy.copy(self.evaluator)
         return copied
-
-    @property
-    def target(self) -> LogDensity:
-        """The log density that is sampled, with its variables."""
-        return self.evaluator.target
-
-    @property
-    def stored(self) -> StoredDensity | None:
-        """What a store knows of the log density, if there is a store."""
-        return self.evaluator.stored
 
     @property
     def report(self) -> Report:
@@ -102,13 +107,6 @@ class ChainSampler:
     def runs_compiled(self) -> bool:
         """Whether transitions run compiled, log density included."""
         return self.template.is_compilable and self.evaluator.is_compilable
-
-    @property
-    def prior_points(self) -> np.ndarray:
-        """Draws from the prior (n, d), this chain's own, made when they are first asked for."""
-        if self._prior_points is None:
-            self._prior_points = self.target.prior_points(seed_from(self.rng))
-        return self._prior_points
 
     # where the chain is ---------------------------------------------------------------------------
 
@@ -136,15 +134,9 @@ class ChainSampler:
         try:
             self.evaluator.into(chain.position, chain.value)
         except Exception as error:
-            self._end_by(error, "the current point", chain.position)
+            end_by(error, self, "the current point", chain.position)
             raise
-        self.mark_impossible()
-
-    def mark_impossible(self) -> None:
-        """Let a chain that was put where there is no density leave by any move."""
-        if not math.isfinite(self.chain.value[:N_TERMS].sum()):
-            self.chain.value[:N_TERMS] = 0.0
-            self.chain.value[0] = -np.inf
+        mark_impossible(chain)
 
     def evaluate(self, x: np.ndarray) -> float:
         """Log density at `x` (d,), -inf if it is not finite; the chain's proposal is then there."""
@@ -170,12 +162,6 @@ class ChainSampler:
         """Move the chain to where its log density was evaluated last."""
         chain = self.chain
         chain.position[:], chain.value[:] = chain.proposal, chain.proposed_value
-
-    @property
-    def gradient_of_proposal(self) -> Callable[[], np.ndarray] | None:
-        """What returns the gradient (d,) of the last evaluation; None without gradients."""
-        value, evaluator = self.chain.proposed_value, self.evaluator
-        return (lambda: evaluator.gradients_in(value)) if evaluator.gradients else None
 
     # transitions ----------------------------------------------------------------------------------
 
@@ -241,7 +227,7 @@ class ChainSampler:
                 if table is None or not self.tune:
                     if table is not None and not self.target.function.has_black_box:
                         self.target(self.chain.proposal)  # PyTensor's own error names the operation
-                    self._end_by(error, "a proposal", self.chain.proposal)
+                    end_by(error, self, "a proposal", self.chain.proposal)
                     raise
             failed = int(self.chain.counts[TRANSITION])
             self.chain.counts[EVALUATIONS] -= 1
@@ -266,18 +252,6 @@ class ChainSampler:
             normals,
             uniforms,
         )
-
-    def _end_by(self, error, point, x):
-        """Say where a black box failed, and end a chain that has draws without losing them."""
-        if not self.target.function.has_black_box:
-            return
-        error.add_note(
-            f"The log density failed at {point} of the chain, {self.evaluator.failure(error, x)}. "
-            "Where the model is impossible, let the function return -np.inf, or name the exception "
-            "in black_box(failures=...)."
-        )
-        if self.draws.n_draws:
-            end_with_draws(error, self.draws.n_draws, ", ".join(self.target.names))
 
     def keep_to_one_period(self) -> None:
         """Move angles by whole turns into their bounds, which while tuning follow the chain.
@@ -331,31 +305,3 @@ class ChainSampler:
         """Freeze what was learnt."""
         with one_thread(), all_or_nothing(self.learner):
             self.learner.end_tuning(self.chain.position, self.rng)
-
-    # evaluation ahead -----------------------------------------------------------------------------
-
-    @property
-    def is_foreseeable(self) -> bool:
-        """Whether the next transition depends on earlier log densities by acceptance alone."""
-        return self.learner.is_foreseeable(self.tune, self.adapts)
-
-    def guess_at(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Write to `value` what the log density at the proposal `x` (d,) is taken for ahead."""
-        expected = self.learner.expected_at(x)
-        if expected is None:
-            self.screening.guess(self.stage, self.chain, value)
-        else:
-            value[:] = 0.0
-            value[0] = expected
-
-    def guessing(self, guess: Callable[[np.ndarray, np.ndarray], None]) -> Self:
-        """Return a sampler of a copy of the chain, with a guess in place of the log density."""
-        copied = copy.copy(self)
-        copied.evaluator = Guesses(self.evaluator, guess)
-        known: dict[int, Any] = {}
-        copied.learner = copy.copy(self.learner)
-        for name, value in vars(self.learner).items():
-            if isinstance(value, np.ndarray | tuple | list | set):
-                setattr(copied.learner, name, copy.deepcopy(value, known))
-        copied.chain, copied.stage = copy.deepcopy((self.chain, self.stage))
-        return copied

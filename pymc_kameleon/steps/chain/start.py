@@ -147,7 +147,8 @@ class StartSearch:
         Where `x` is not finite, at the draw. The elements of the variables `in_order` are sorted.
         """
         sampler, target = self.sampler, self.target
-        drawn = sampler.prior_points[sampler.rng.integers(len(sampler.prior_points))].copy()
+        points = sampler.evaluator.prior_points
+        drawn = points[sampler.rng.integers(len(points))].copy()
         for i in in_order:
             end, shape = target.ends[i], target.shapes[i]
             drawn[end - math.prod(shape) : end].reshape(shape).sort(axis=-1)
@@ -181,7 +182,7 @@ class StartSearch:
 
         known, gradients = _known_near_mode(sampler), None
         if known is None:
-            gradient = sampler.gradient_of_proposal
+            gradient = evaluator.gradient_at(chain.proposed_value)
             search_from(chain.position, self.scales, evaluate_and_keep, gradient)
             known = np.array(points), np.array(log_densities)
             if evaluator.gradients:

@@ -135,8 +135,9 @@ class SurrogateSampler(ChainSampler):
         if not self.evaluator.gradients:  # where every search without them begins
             steps = self.scales * np.vstack([np.eye(self.target.dim), -np.eye(self.target.dim)])
             self.announce([begin, *(begin + steps)])
+        gradient = self.evaluator.gradient_at(self.chain.proposed_value)
         missing = None if self.stored is None else self._missing
-        search_from(begin, self.scales, self.evaluate, self.gradient_of_proposal, missing)
+        search_from(begin, self.scales, self.evaluate, gradient, missing)
         self.read_store()
 
     def _is_taught_by(self, values):

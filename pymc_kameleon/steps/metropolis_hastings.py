@@ -328,7 +328,7 @@ class MetropolisHastingsStep(Step):
 
     def _end_learning(self, position):
         with one_thread(), all_or_nothing(self.learner):
-            self.learner.end_tuning(position, self.rng)
+            return self.learner.end_tuning(position, self.rng)
 
     @property
     def adapts(self) -> bool:
@@ -427,14 +427,14 @@ class MetropolisHastingsStep(Step):
             done += count
             if done < n:
                 with one_thread(), all_or_nothing(learner):
-                    learner.update(self.chain.position, self.tune, self.rng)
-                self._explore()
+                    points = learner.update(self.chain.position, self.tune, self.rng)
+                self._explore(points)
                 self._learn_from(1)
                 done += 1
         self.transition += n
 
-    def _explore(self):
-        """Evaluate points that the learner wants to know."""
+    def _explore(self, points):
+        """Evaluate the `points` (n, d) that the learner asks for."""
 
     def _learn_from(self, n):
         """Make `n` transitions, no more at a time than the learner has room for."""

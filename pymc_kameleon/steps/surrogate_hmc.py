@@ -24,7 +24,7 @@ from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.surrogate.learner import N_EVALUATIONS, TrajectoryLearner
-from pymc_kameleon.surrogate.posterior import predicted_at
+from pymc_kameleon.surrogate.posterior_surrogate import predicted_at
 
 _log = logging.getLogger("pymc.kameleon")
 
@@ -257,8 +257,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         self._announce(points)
         return np.array([self._evaluate_as_proposal(point) for point in points])
 
-    def _explore(self):
-        self._evaluate_all(self.learner.acquisition_points)
+    def _explore(self, points):
+        self._evaluate_all(points)
         self._read_store()
 
     def _end_learning(self, position):
@@ -269,11 +269,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """
         for _ in range(MOST_CHECKS):
             self._keep_to_one_period()
-            super()._end_learning(position)
-            surrogate, points = self.learner.surrogate, self.learner.acquisition_points
+            points, surrogate = super()._end_learning(position), self.learner.surrogate
             found = self._evaluate_all(points)
             errors = found - [predicted_at(surrogate, point, np.inf) for point in points]
-            if min(errors, default=0.0) > -GROSS - 3.0 * self.learner.gp.noise[0]:
+            if min(errors, default=0.0) > -GROSS - 3.0 * self.learner.fitted.gp.noise[0]:
                 break
         else:
             super()._end_learning(position)
@@ -305,7 +304,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         found = self.stored.from_others(N_EVALUATIONS)
         for point, terms in zip(found.points, found.values, strict=True):
             if point.tobytes() not in known:
-                self.learner.keep_foreign(point, terms)
+                self.learner.keep(point, terms, is_foreign=True)
 
     def _is_taught_by(self, values):
         """Whether these log densities (n,), some of them others', make a search needless."""
@@ -355,7 +354,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """Move the chain to a random point around the mode of what is known."""
         learner = self.learner
         self._fit()
-        gaussian, (points, values, _) = learner.standardization, learner.known()
+        gaussian, (points, values, _) = learner.fitted.standardization, learner.known()
         point_near_mode(gaussian, points, values, self._evaluate_as_proposal, self.rng)
         self._move_to_proposal()
 
@@ -363,7 +362,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner = super()._new_learner(position, warm)
         learner.prior = self.known_prior
         if self.known_prior is not None:
-            learner.is_bounded[:] = self.target.has_two_bounds()
+            learner.fitted.is_bounded[:] = self.target.has_two_bounds()
         learner.evaluations.first_term[0] = self.known_prior is not None
         if warm is not None:
             self.learner = learner
@@ -379,7 +378,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
         That is the ball of its trajectories, and one period of each angle.
         """
-        inside = np.sum(v**2, axis=1) <= self.learner.integrator.radius[0] ** 2
+        inside = np.sum(v**2, axis=1) <= self.learner.fitted.integrator.radius[0] ** 2
         angles = self.target.is_circular
         if angles.any():
             points = self.learner.surrogate.to_points(v.T)[:, angles]
@@ -389,7 +388,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def draw_surrogate(self, n: int) -> np.ndarray:
         """Draw from the surrogate: (n, d), in coordinates of moves, in random order."""
-        return self._allowed(self.learner.draw(n, self.rng), n)
+        learner = self.learner
+        drawn = learner.fitted.draw(
+            learner.log_prior, learner.known()[0], n, self.target_accept, self.rng
+        )
+        return self._allowed(drawn, n)
 
     def _allowed(self, drawn, n):
         drawn = drawn[self.is_allowed(drawn)]
@@ -407,7 +410,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         if self.target.shared or not self.target.has_proper_prior:
             return NO_ESTIMATE
         if drawn is None:
-            drawn = self._allowed(self.learner.draw_on(N_DRAWN, self.rng), N_DRAWN)
+            learner = self.learner
+            drawn = learner.fitted.draw_on(learner.log_prior, N_DRAWN, self.rng)
+            drawn = self._allowed(drawn, N_DRAWN)
         return log_normaliser(self.learner.surrogate, drawn, self.is_allowed, self.rng)
 
     # what is shown --------------------------------------------------------------------------------
@@ -420,7 +425,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 error = chain.proposed_value[:N_TERMS].sum() - expected
         return super()._learnt_statistics(n_evals) | {
             "surrogate_error": error,
-            "mode": self.learner.mode_of(chain.position),
+            "mode": self.learner.fitted.mode_of(chain.position),
             "evidence_ratio": self._evidence_ratio(surrogate),
             "calls_made": float(self.report.evaluations + n_evals),
         }
@@ -430,12 +435,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         learner, chain = self.learner, self.chain
         if self.tune or np.isnan(learner.log_normaliser):
             return np.nan
-        expected = predicted_at(surrogate, chain.position, learner.integrator.radius[0])
+        expected = predicted_at(surrogate, chain.position, learner.fitted.integrator.radius[0])
         return chain.value[:N_TERMS].sum() - expected + learner.log_normaliser
 
     def _complaint_of_acceptance(self):
         learner = self.learner
-        too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.gp.noise[0])
+        too_noisy = kept_estimate.too_noisy(
+            ", ".join(self.target.names), learner.fitted.gp.noise[0]
+        )
         if learner.follows or too_noisy:
             return too_noisy
         if self.moved_by_others:

@@ -300,8 +300,10 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         """Learn what other chains and runs have stored since the last time."""
         if self.stored is None:
             return
-        known = {point.tobytes() for point in self.learner.evaluations.stored()[0]}
         found = self.stored.from_others(N_EVALUATIONS)
+        if not len(found.points):
+            return
+        known = {point.tobytes() for point in self.learner.evaluations.stored()[0]}
         for point, terms in zip(found.points, found.values, strict=True):
             if point.tobytes() not in known:
                 self.learner.keep(point, terms, is_foreign=True)
@@ -316,6 +318,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         NaN as long as they have not taught enough.
         """
         self._read_store()
+        if not self.learner.n_foreign:
+            return np.nan
         values = self.learner.known()[1]
         return least_typical(values, self.dim) - best if self._is_taught_by(values) else np.nan
 

@@ -20,7 +20,8 @@ from numba import typeof, types
 from pymc_kameleon.mcmc.bridge.address import address_once
 from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner, resolved_once
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.history import History, record, two_of
+from pymc_kameleon.mcmc.differences import add_difference, picked_difference, usual_scale
+from pymc_kameleon.mcmc.history import History, record
 from pymc_kameleon.mcmc.linalg import copy_into, dot
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.evaluations import Evaluations, keep_evaluation
@@ -92,13 +93,12 @@ def _move_by_differences(surrogate, points, radius, temperature, u, value, unifo
     dim, n = points.shape
     moved = workspace.other
     for t in range(TRIES):
-        i, j = two_of(n, uniforms[4 * t], uniforms[4 * t + 1])
-        scale = 1.0 if uniforms[4 * t + 2] < JUMPS else 2.38 / math.sqrt(2.0 * dim)
-        for k in range(dim):
-            moved[k] = u[k] + scale * (points[k, i] - points[k, j])
+        four = uniforms[4 * t : 4 * t + 4]
+        i, j, scale = picked_difference(n, four[0], four[1], four[2], JUMPS, usual_scale(dim))
+        add_difference(u, points, i, j, scale, moved)
         if dot(moved, moved, dim) <= radius * radius:
             end = surrogate_value(surrogate, moved, workspace)
-            if uniforms[4 * t + 3] < probability((end - value) / temperature):
+            if four[3] < probability((end - value) / temperature):
                 copy_into(moved, u)
                 value = end
     return value

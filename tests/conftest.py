@@ -27,7 +27,7 @@ from pymc_kameleon import (
     RiemannianHMCStep,
     SurrogateHMCStep,
 )
-from pymc_kameleon.surrogate.trajectory import LENGTHS
+from pymc_kameleon.surrogate.hmc import LENGTHS
 
 LONG = "slow", "numerics", "documentation"
 """Markers of tests that a first look at the package leaves out."""
@@ -329,9 +329,9 @@ def quick_fits(monkeypatch):
 
     For what does not depend on how well it fits.
     """
-    monkeypatch.setattr("pymc_kameleon.surrogate.learner.N_TYPICAL", 50)
-    monkeypatch.setattr("pymc_kameleon.surrogate.transition.HEATS", (4.0, 0.0))
-    monkeypatch.setattr("pymc_kameleon.surrogate.trajectory.LENGTHS", LENGTHS[:9])
+    monkeypatch.setattr("pymc_kameleon.surrogate.fit_posterior.N_TYPICAL", 50)
+    monkeypatch.setattr("pymc_kameleon.surrogate.annealing.HEATS", (4.0, 0.0))
+    monkeypatch.setattr("pymc_kameleon.surrogate.hmc.LENGTHS", LENGTHS[:9])
 
 
 def each(names, take, older_too=OLDER_TOO):

@@ -21,8 +21,9 @@ from pymc_kameleon.gp.typical_set import (
     clipped_residuals,
     typical_set,
 )
+from pymc_kameleon.surrogate.acquisition import points_to_explore
 from pymc_kameleon.surrogate.learner import TrajectoryLearner
-from pymc_kameleon.surrogate.posterior import surrogate_gradients, surrogate_values
+from pymc_kameleon.surrogate.posterior_surrogate import surrogate_gradients, surrogate_values
 
 pytestmark = pytest.mark.numerics
 
@@ -72,13 +73,13 @@ def test_a_surrogate_of_few_values_is_finite_or_there_is_none(seed, quick_fits):
     if fitted is None:
         assert not learner.has_learnt
         return
-    surrogate, drawn = learner.surrogate, np.ascontiguousarray(learner.population.T)
+    surrogate, drawn = learner.surrogate, np.ascontiguousarray(learner.fitted.population.T)
     for found in (
-        surrogate.to_points(learner.population),
+        surrogate.to_points(learner.fitted.population),
         surrogate_values(surrogate, drawn),
         surrogate_gradients(surrogate, drawn),
-        learner.points_to_explore(fitted, 3),
-        *learner.gp.mean,
+        points_to_explore(fitted, surrogate, 3),
+        *learner.fitted.gp.mean,
     ):
         assert np.isfinite(found).all()
 

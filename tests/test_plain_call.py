@@ -126,8 +126,9 @@ FIRST_CALL = """
 import hashlib, numpy as np, pymc as pm
 from pymc_kameleon import AdaptiveMetropolisStep
 from pymc_kameleon.mcmc.coordinates import standardization
-from pymc_kameleon.surrogate.posterior import NO_PRIOR, everywhere, new_surrogate
-from pymc_kameleon.surrogate.posterior import surrogate_gradients
+from pymc_kameleon.surrogate.posterior_surrogate import NO_PRIOR, new_surrogate
+from pymc_kameleon.surrogate.posterior_surrogate import surrogate_gradients
+from pymc_kameleon.surrogate.support import everywhere
 from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
 days = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 7.0])
 with pm.Model() as model:

@@ -22,7 +22,7 @@ from pymc_kameleon.plots import (
     plot_surrogate,
 )
 from pymc_kameleon.plots.surrogate import implied_acceptance
-from pymc_kameleon.surrogate.posterior import predicted
+from pymc_kameleon.surrogate.posterior_surrogate import predicted
 from pymc_kameleon.targets import Banana
 
 COVARIANCE = np.array([[4.0, 1.5, 0.2], [1.5, 2.0, -0.3], [0.2, -0.3, 0.5]])
@@ -282,7 +282,7 @@ def test_contours_of_two_coordinates_are_those_of_the_surrogate():
         off = np.abs(radii[:, None] - expected).min(axis=1)
         assert np.median(off) < 0.3
         assert {int(np.argmin(np.abs(r - expected))) for r in radii} == {0, 1}
-    step.learner.gp.mean.linear[:] += 40.0
+    step.learner.fitted.gp.mean.linear[:] += 40.0
     left, _ = plot_surrogate(step)
     (marked,) = [line for line in left.lines if line.get_marker() == "<"]
     assert set(marked.get_xdata()) == {left.get_xlim()[0]}

@@ -218,10 +218,10 @@ def test_learners_that_tune_learn_from_each_other_and_stop_then():
         assert learner.n_own + learner.n_foreign == learner.evaluations.count[0]
         assert learner.n_fitted == learner.evaluations.count[0]
         assert 0.7 * other.learner.n_own < learner.n_foreign <= other.learner.n_own
-    held = [(s.learner.gp.weights.copy(), s.learner.evaluations.count[0]) for s in steps]
+    held = [(s.learner.fitted.gp.weights.copy(), s.learner.evaluations.count[0]) for s in steps]
     for step, point, (weights, count) in zip(steps, points, held, strict=True):
         drive(step, point, 30, tune=-1)
-        np.testing.assert_array_equal(step.learner.gp.weights, weights)
+        np.testing.assert_array_equal(step.learner.fitted.gp.weights, weights)
         assert step.learner.evaluations.count[0] == count
 
 

@@ -33,14 +33,11 @@ from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import surrogate_hmc
-from pymc_kameleon.surrogate import learner as trajectory_adaptation
-from pymc_kameleon.surrogate import trajectory, transition
+from pymc_kameleon.surrogate import acquisition, hmc, transition
 from pymc_kameleon.surrogate.learner import TrajectoryLearner
-from pymc_kameleon.surrogate.posterior import (
+from pymc_kameleon.surrogate.modes import find_modes, nearest_modes
+from pymc_kameleon.surrogate.posterior_surrogate import (
     NO_PRIOR,
-    everywhere,
-    find_modes,
-    nearest_mode,
     new_surrogate,
     new_workspace,
     predicted,
@@ -48,6 +45,7 @@ from pymc_kameleon.surrogate.posterior import (
     surrogate_value_and_gradient,
     surrogate_values,
 )
+from pymc_kameleon.surrogate.support import everywhere
 from pymc_kameleon.surrogate.transition import COLD
 from pymc_kameleon.targets import Banana, CorrelatedGaussian, Ring
 from pymc_kameleon.testing import frozen, invariance_p_values
@@ -333,7 +331,7 @@ def test_trajectories_are_straight_where_the_regression_is():
     np.testing.assert_array_equal(surrogate.triangular_map.mapped, [1])
     draws = surrogate.to_moves(target.draw(4000, np.random.default_rng(4)))
     assert np.abs(np.corrcoef(draws**2)[np.triu_indices(4, 1)]).max() < 0.15
-    assert step.learner.integrator.step_size[0] > 0.3
+    assert step.learner.fitted.integrator.step_size[0] > 0.3
 
 
 def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
@@ -344,21 +342,22 @@ def test_a_ridge_beside_a_bound_goes_on_from_a_saved_state():
         share = model["share"]
         pm.Potential("y", -0.5 * ((x[1] - x[0] ** 2) ** 2 + (share - 0.5) ** 2) / 0.01)
     step = learnt(model, tune=300)
-    learner = step.learner
-    assert learner.is_bounded.tolist() == [True, False, False]
-    assert learner.triangular_map.mapped.size > 0 and learner.gp.triangular_map.mapped.size > 0
-    assert_gradient_is_that_of_the_value(learner.surrogate, 3)
+    fitted = step.learner.fitted
+    assert fitted.is_bounded.tolist() == [True, False, False]
+    assert fitted.triangular_map.mapped.size > 0 and fitted.gp.triangular_map.mapped.size > 0
+    assert_gradient_is_that_of_the_value(step.learner.surrogate, 3)
     state = step.sampling_state
 
     def with_bends(learner, bends):
-        return replace(learner, values=learner.values | {"triangular_map": bends})
+        bent = learner.values["fitted"]._replace(triangular_map=bends)
+        return replace(learner, values=learner.values | {"fitted": bent})
 
-    for bends in (learner.triangular_map, identity_map(3)):
+    for bends in (fitted.triangular_map, identity_map(3)):
         other = SurrogateHMCStep(model=model)
         begin(other, 5, tune=300)
         other.sampling_state = replace(state, learner=with_bends(state.learner, bends))
         drive(other, model.initial_point(), 3, tune=300)
-    wrong = learner.triangular_map._replace(mapped=np.array([3]))
+    wrong = fitted.triangular_map._replace(mapped=np.array([3]))
     with pytest.raises(ValueError, match="triangular_map"):
         other.sampling_state = replace(state, learner=with_bends(state.learner, wrong))
 
@@ -408,7 +407,7 @@ def test_gradients_of_what_is_learnt_are_learnt():
     points, _, gradients = step.learner.evaluations.stored()
     expected = [step.target.value_and_gradient(point)[1][1] for point in points]
     np.testing.assert_allclose(gradients, expected, rtol=1e-8, atol=1e-12)
-    assert step.learner.is_bounded.tolist() == [True, False]
+    assert step.learner.fitted.is_bounded.tolist() == [True, False]
     values = step.learner.known()[1]
     typical = values > values.max() - 3.0
     found = predicted(step.learner.surrogate, points[typical])
@@ -461,7 +460,7 @@ def moved(surrogate, root, u, momentum, n_steps=25, step_size=0.11, radius=50.0)
     u, momentum, gradient = u.copy(), momentum.copy(), np.empty(u.size)
     workspace = new_workspace(surrogate)
     surrogate_value_and_gradient(surrogate, u, workspace, gradient)
-    value = trajectory.leapfrog(
+    value = hmc.leapfrog(
         surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum
     )
     return u, momentum, np.isfinite(value)
@@ -521,12 +520,10 @@ def test_differences_stay_in_the_ball():
 def test_step_size_is_chosen_for_its_acceptance():
     surrogate, points, _ = fitted(n=200)
     u = np.ascontiguousarray(surrogate.to_moves(points).T)
-    integrator = trajectory.new_integrator(2)
+    integrator = hmc.new_integrator(2)
     integrator.radius[0] = 20.0
     steps = [
-        trajectory.tuned_integrator(
-            surrogate, integrator, u, share, np.random.default_rng(1)
-        ).step_size[0]
+        hmc.tuned_integrator(surrogate, integrator, u, share, np.random.default_rng(1)).step_size[0]
         for share in (0.6, 0.9, 0.99)
     ]
     assert steps[0] > steps[1] > steps[2] > 0
@@ -536,9 +533,9 @@ def test_a_slope_that_is_the_same_everywhere_has_a_mass_matrix():
     """Its information has one large eigenvalue, and its inverse would have none in float64."""
     surrogate, _, _ = fitted(n=200)
     steep = surrogate.gp._replace(weights=1e9 * surrogate.gp.weights)
-    integrator = trajectory.new_integrator(2)
+    integrator = hmc.new_integrator(2)
     integrator.radius[0] = 20.0
-    tuned = trajectory.tuned_integrator(
+    tuned = hmc.tuned_integrator(
         surrogate._replace(gp=steep), integrator, np.ones((50, 2)), 0.9, np.random.default_rng(1)
     )
     assert np.all(np.isfinite(tuned.root)) and np.all(np.diag(tuned.root) > 0)
@@ -572,11 +569,11 @@ def nothing(learner):
 
 def wrong_surrogate(learner):
     """Tilt it: its own draws are elsewhere, and refused half the time."""
-    learner.gp.mean.linear[:] += 0.8
+    learner.fitted.gp.mean.linear[:] += 0.8
 
 
 def hot(learner):
-    learner.integrator.hot_share[0] = 0.7
+    learner.fitted.integrator.hot_share[0] = 0.7
 
 
 def test_a_chain_leaves_a_tail_where_the_surrogate_is_too_low():
@@ -586,11 +583,12 @@ def test_a_chain_leaves_a_tail_where_the_surrogate_is_too_low():
     step.step({"x": np.zeros(2)})
     learner = step.learner
     learner.difference_share = 0.0
-    learner.integrator.radius[0] = 10.0
-    learner.gp.weights[:] = 0.0
-    location, factor = learner.standardization.location, learner.standardization.factor
-    learner.gp.mean.linear[:] = -factor.T @ location / 0.36
-    learner.gp.mean.quadratic[:] = -factor.T @ factor / 0.36
+    fitted = learner.fitted
+    fitted.integrator.radius[0] = 10.0
+    fitted.gp.weights[:] = 0.0
+    location, factor = fitted.standardization
+    fitted.gp.mean.linear[:] = -factor.T @ location / 0.36
+    fitted.gp.mean.quadratic[:] = -factor.T @ factor / 0.36
     # p / exp(s) is exp(14) times as large there as in the middle: without hotter proposals the
     # chain leaves with probability 0.001. A fifth is hotter, of which 0.3 are accepted, so the null
     # probability is 0.94^300 = 1e-8.
@@ -656,7 +654,7 @@ def test_exact_draws_stay_exact(name):
     assert min(found.values()) > BOUND, found
     assert step.report.acceptance > 0.1
     if target is BANANA:  # so that straight coordinates are tested too
-        assert step.learner.triangular_map.mapped.size > 0
+        assert step.learner.fitted.triangular_map.mapped.size > 0
     if isinstance(target, TwoModes):
         assert step.learner.log_prior.size > 0
         draws, _, _ = drive(step, {"x": TwoModes.means[0]}, 400, tune=-1)
@@ -688,8 +686,7 @@ def test_a_curved_mode_is_one_and_two_are_two():
         assert modes.max() == n_modes - 1, target
     in_second = points[:, 0] > 0.5
     assert np.all(in_second[modes == 1]) and not np.any(in_second[modes == 0])
-    nearest = [nearest_mode(u, modes, column) for column in u.T]
-    np.testing.assert_array_equal(nearest, in_second)
+    np.testing.assert_array_equal(nearest_modes(u, modes, u.T), in_second)
 
 
 @pytest.mark.slow
@@ -846,17 +843,17 @@ def test_nothing_is_learnt_after_tuning():
     # So that differences reach a mode that the chain has not come to.
     points, values, _ = step.learner.known()
     best = step.learner.surrogate.to_moves(points[[np.argmax(values)]])
-    assert np.abs(step.learner.population - best).max(axis=0).min() < 1e-12
+    assert np.abs(step.learner.fitted.population - best).max(axis=0).min() < 1e-12
     before = SimpleNamespace(**step.learner.sampling_state.values)
-    held = [np.copy(part) for part in (*before.gp[5:], before.integrator.root)]
-    count, hot_share = before.evaluations.count.copy(), before.integrator.hot_share.copy()
+    held = [np.copy(part) for part in (*before.fitted.gp[5:], before.fitted.integrator.root)]
+    count, hot_share = before.evaluations.count.copy(), before.fitted.integrator.hot_share.copy()
     drive(step, point, 50, tune=-1)
     after = SimpleNamespace(**step.learner.sampling_state.values)
-    for old, new in zip(held, (*after.gp[5:], after.integrator.root), strict=True):
+    for old, new in zip(held, (*after.fitted.gp[5:], after.fitted.integrator.root), strict=True):
         np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(count, after.evaluations.count)
     assert 0.05 <= hot_share[0] <= 0.2
-    np.testing.assert_array_equal(hot_share, after.integrator.hot_share)
+    np.testing.assert_array_equal(hot_share, after.fitted.integrator.hot_share)
 
 
 @pytest.mark.parametrize(("error", "n_fits", "n_checks"), [(0.0, 1, 1), (10.0, 6, 5)])
@@ -875,7 +872,7 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
     def predicted(surrogate, x, radius):
         return BANANA.log_density(x[None])[0] + error
 
-    monkeypatch.setattr(trajectory_adaptation, "SURE", 0.0)
+    monkeypatch.setattr(acquisition, "SURE", 0.0)
     monkeypatch.setattr(surrogate_hmc, "predicted_at", predicted)
     monkeypatch.setattr(TrajectoryLearner, "fit", counted)
     step.learner.outcome[:] = [[50, 2, 5.0, 9.0], [50, 10, 30.0, 60.0]]
@@ -1022,9 +1019,10 @@ def test_the_spike_of_a_centred_hierarchy_does_not_draw_the_surrogate_in():
         drive(step, model.initial_point(), tune, tune=tune)
         step.stop_tuning()
         learner = step.learner
-        log_tau = learner.surrogate.to_points(learner.population)[:, 1]
+        log_tau = learner.surrogate.to_points(learner.fitted.population)[:, 1]
         is_typical = low < np.median(log_tau) < high
-        good += is_typical and learner.acceptance > 0.5 and learner.integrator.step_size[0] > 0.05
+        step_size = learner.fitted.integrator.step_size[0]
+        good += is_typical and learner.acceptance > 0.5 and step_size > 0.05
         if good == 2:
             return
     pytest.fail(f"{good} of 5 chains are good")

@@ -39,8 +39,8 @@ from pymc_kameleon.approximate.predicted_error import (
     overconfidence,
 )
 from pymc_kameleon.gp.sparse_gp_fit import fit_sparse_gp
-from pymc_kameleon.surrogate import learner as trajectory_adaptation
-from pymc_kameleon.surrogate.posterior import Support, everywhere, is_inside
+from pymc_kameleon.surrogate import fit_posterior
+from pymc_kameleon.surrogate.support import Support, everywhere, is_inside
 
 pytestmark = pytest.mark.filterwarnings("ignore:These draws of .* are an approximation")
 
@@ -589,7 +589,7 @@ def test_a_fit_that_fails_leaves_the_one_before(monkeypatch):
             raise linalg.LinAlgError
         return fit_sparse_gp(*arguments, **options)
 
-    monkeypatch.setattr(trajectory_adaptation, "fit_sparse_gp", only_once)
+    monkeypatch.setattr(fit_posterior, "fit_sparse_gp", only_once)
     model, _ = models.black_box()
     result = surrogate_posterior(model, n_evaluations=60, draws=10, **RUN)
     assert len(fits) > 2 and np.all(np.isfinite(draws_of(result, "x")))

@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -177,11 +177,15 @@ class Learner(SavedLearner, ABC):
         """Transitions, at most `n`, to make after `transition` ones before the next update."""
         return n
 
-    def update(self, position: np.ndarray, tune: bool, rng: np.random.Generator) -> None:
+    def update(
+        self, position: np.ndarray, tune: bool, rng: np.random.Generator
+    ) -> np.ndarray | Sequence[np.ndarray]:
         """Learn a new proposal, with the chain at `position` (d,).
 
-        `tune` is False where the chain goes on learning after tuning.
+        `tune` is False where the chain goes on learning after tuning. Returns the raw points (n, d)
+        that are to be evaluated next, by default none.
         """
+        return ()
 
     def room(self) -> float:
         """Transitions that may be made before `absorb` has to be called."""
@@ -190,8 +194,14 @@ class Learner(SavedLearner, ABC):
     def absorb(self) -> None:
         """Learn from the positions since the last call, if there is a fixed room for them."""
 
-    def end_tuning(self, position: np.ndarray, rng: np.random.Generator) -> None:
-        """Leave a valid frozen proposal behind, whatever the length of tuning was."""
+    def end_tuning(
+        self, position: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray | Sequence[np.ndarray]:
+        """Leave a valid frozen proposal behind, whatever the length of tuning was.
+
+        Returns the raw points (n, d) that are to be evaluated next, by default none.
+        """
+        return ()
 
     def invalidate(self) -> None:
         """Drop what was computed for the position, which was changed from outside."""

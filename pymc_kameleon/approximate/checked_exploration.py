@@ -18,7 +18,7 @@ from pymc_kameleon.evidence.estimates import Estimate, importance_sampling
 from pymc_kameleon.evidence.normaliser import N_DRAWN
 from pymc_kameleon.steps.chain.report import failures
 from pymc_kameleon.steps.chain.surrogate_sampler import GROSS, NO_ESTIMATE
-from pymc_kameleon.surrogate.posterior import surrogate_values
+from pymc_kameleon.surrogate.posterior_surrogate import surrogate_values
 
 CHECKED_SHARE, FEWEST_CHECKED, MOST_CHECKED = 1 / 8, 30, 50
 """Share of the evaluations that check the surrogate at its own draws, and how many these are at
@@ -163,7 +163,7 @@ class CheckedExploration:
     def _is_good(self):
         """Predict the error; return whether it is as small as was asked for."""
         if self.explorer.knows_something:
-            v = np.ascontiguousarray(self.explorer.learner.population.T)
+            v = np.ascontiguousarray(self.explorer.learner.fitted.population.T)
             self.error = self._predicted(v)
         return self.tolerance is not None and self.error < self.tolerance
 

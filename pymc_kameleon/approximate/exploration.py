@@ -11,7 +11,6 @@ from scipy.spatial.distance import cdist
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.approximate.parallel_evaluations import ParallelDensity
 from pymc_kameleon.gp.mean import n_coefficients
-from pymc_kameleon.gp.sparse_gp import Uncertainty
 from pymc_kameleon.gp.typical_set import typical_depth
 from pymc_kameleon.mcmc.chain import EVALUATIONS
 from pymc_kameleon.model.forks import refuse_in_fork, runs_in_forks
@@ -28,8 +27,10 @@ from pymc_kameleon.steps.chain.surrogate_sampler import (
     check_learnable,
 )
 from pymc_kameleon.store.evaluation_store import EvaluationStore
-from pymc_kameleon.surrogate.learner import N_BEST, N_EVALUATIONS, TrajectoryLearner
-from pymc_kameleon.surrogate.posterior import surrogate_values
+from pymc_kameleon.surrogate.acquisition import points_to_explore
+from pymc_kameleon.surrogate.fit_posterior import N_BEST
+from pymc_kameleon.surrogate.learner import N_EVALUATIONS, TrajectoryLearner
+from pymc_kameleon.surrogate.posterior_surrogate import surrogate_values
 
 SEARCHED = 0.7
 """Largest share of the evaluations before the check that prior draws and search take."""
@@ -73,7 +74,6 @@ class Explorer(SurrogateSampler):
         self.n_before = 0
         self.parallel: ParallelDensity | None = None
         self.on_call: Callable[[], None] | None = None
-        self.fitted: tuple[Uncertainty, list[np.ndarray]] | None = None
         target = LogDensity(model, compile_kwargs=compile_kwargs)
         super().__init__(
             evaluator_of(target, store, gradients=False, looks_ahead=True),
@@ -225,11 +225,6 @@ class Explorer(SurrogateSampler):
         self.read_store()
         self.fit()
 
-    def fit(self):  # noqa: D102
-        fitted = super().fit()
-        self.fitted = fitted or self.fitted
-        return fitted
-
     def explore(self) -> None:
         """Evaluate where the surrogate is uncertain, then fit it again.
 
@@ -240,8 +235,9 @@ class Explorer(SurrogateSampler):
         n = min(learner.n_before_next_fit(), self.left)
         learner.last_update[:] = learner.n_own, learner.n_foreign
         points = list(self._near_edges(round(EDGES * n)))
-        if self.fitted is not None:
-            points += list(learner.points_to_explore(self.fitted, n - len(points)))
+        if learner.has_learnt:
+            left = n - len(points)
+            points += list(points_to_explore(learner.fitted, learner.surrogate, left))
         self.evaluate_all([*points, *self._others(n - len(points))])
         self.fit_known()
 
@@ -251,10 +247,10 @@ class Explorer(SurrogateSampler):
         They are about as near to evaluations without one as to those with one, and far from both;
         picked one by one, each as if there were a density at the ones before.
         """
-        support = self.learner.support
+        support = self.learner.fitted.support
         if np.all(support.has_density):
             return []
-        drawn = self.learner.population[:, N_BEST:].T
+        drawn = self.learner.fitted.population[:, N_BEST:].T
         inside = cdist(drawn, support.points[support.has_density]).min(axis=1)
         outside = cdist(drawn, support.points[~support.has_density]).min(axis=1)
         chosen = []
@@ -271,7 +267,7 @@ class Explorer(SurrogateSampler):
         if n <= 0:
             return []
         if self.learner.has_learnt:
-            drawn = self.learner.population[:, N_BEST:]  # those before are evaluations
+            drawn = self.learner.fitted.population[:, N_BEST:]  # those before are evaluations
             chosen = self.rng.choice(drawn.shape[1], n, replace=n > drawn.shape[1])
             return self.learner.surrogate.to_points(np.ascontiguousarray(drawn[:, chosen]))
         pool, start = self.evaluator.prior_points, self.target.default_start
@@ -290,15 +286,9 @@ class Explorer(SurrogateSampler):
 
     # what was learnt ------------------------------------------------------------------------------
 
-    def _fitted(self):
-        if self.fitted is None:
-            raise RuntimeError("there is no surrogate yet")
-        return self.fitted
-
     def covariance(self, v: np.ndarray) -> np.ndarray:
         """Covariance (n, n) of the log densities at draws `v` (n, d)."""
-        points, (uncertainty, _) = self.learner.surrogate.to_points(v.T), self._fitted()
-        return self.learner.covariance_at(points, uncertainty)
+        return self.learner.fitted.covariance_at(self.learner.surrogate.to_points(v.T))
 
     def standard_deviations(self, v: np.ndarray) -> np.ndarray:
         """Of the surrogate's log densities at draws `v` (n, d): (n,)."""

@@ -8,12 +8,8 @@ from scipy.special import logsumexp
 
 from pymc_kameleon.evidence.estimates import Estimate
 from pymc_kameleon.evidence.from_draws import combined
-from pymc_kameleon.surrogate.posterior import (
-    PosteriorSurrogate,
-    find_modes,
-    nearest_mode,
-    surrogate_values,
-)
+from pymc_kameleon.surrogate.modes import find_modes, nearest_modes
+from pymc_kameleon.surrogate.posterior_surrogate import PosteriorSurrogate, surrogate_values
 
 N_FITTED, BRIDGED = 400, (4, 200)
 """Draws to which a mixture of Gaussians is fitted, and series of others that are compared with
@@ -36,7 +32,7 @@ class Mixture:
         modes = find_modes(surrogate, grouped)
         numbers = np.zeros(len(v), dtype=np.int64)
         if modes.max() > 0:
-            numbers = np.array([nearest_mode(grouped, modes, row) for row in v])
+            numbers = nearest_modes(grouped, modes, v)
         counts = np.bincount(numbers)
         large = np.flatnonzero(counts >= FEW * v.shape[1])
         self.shares = counts[large] / counts[large].sum()

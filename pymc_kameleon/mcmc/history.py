@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.bridge.jit import jit_inner, jitable
+from pymc_kameleon.mcmc.bridge.jit import jit_inner
 
 STORED, STRIDE, SEEN, RECENT = range(4)
 """Positions in a history's `cursor`: what they count is said in `History`."""
@@ -71,13 +71,6 @@ def record(history, position):
         for k in range(points.shape[1]):
             history.recent[cursor[RECENT], k] = position[k]
         cursor[RECENT] += 1
-
-
-@jitable
-def two_of(n, first, second):
-    """Two different indices below `n`, from two uniform numbers in [0, 1)."""
-    i, j = int(first * n), int(second * (n - 1))
-    return i, j + 1 if j >= i else j
 
 
 def thinned(points: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.bridge.jit import compile_options, jit, jit_inner, jitable, resolved_once
 from pymc_kameleon.mcmc.chain import EVALUATIONS, TRANSITION, accept_or_reject
-from pymc_kameleon.mcmc.history import two_of
+from pymc_kameleon.mcmc.differences import picked_difference, usual_scale
 from pymc_kameleon.mcmc.linalg import add_into, copy_into
 from pymc_kameleon.mcmc.proposals import (
     ACCEPT,
@@ -55,7 +55,7 @@ class Differences(NamedTuple):
 
 def differences_of(points: np.ndarray, factor: np.ndarray) -> Differences:
     """Return how points (d, n) of the history are used, of coordinates with this factor (d, d)."""
-    return Differences(points, factor, 2.38 / math.sqrt(2 * len(points)), JUMP_SHARE, NOISE)
+    return Differences(points, factor, usual_scale(len(points)), JUMP_SHARE, NOISE)
 
 
 def no_differences(dim: int) -> Differences:
@@ -95,8 +95,14 @@ def _difference(factor, points, i, j, scale, noise, normals, out):
 @jitable
 def propose_difference(differences, chain, normals, uniforms):
     """Add a multiple of the difference of two history points: symmetric, for these points."""
-    i, j = two_of(differences.points.shape[1], uniforms[PICK], uniforms[SECOND_PICK])
-    scale = 1.0 if uniforms[JUMP] < differences.jump_share else differences.scale
+    i, j, scale = picked_difference(
+        differences.points.shape[1],
+        uniforms[PICK],
+        uniforms[SECOND_PICK],
+        uniforms[JUMP],
+        differences.jump_share,
+        differences.scale,
+    )
     _difference(
         differences.factor,
         differences.points,

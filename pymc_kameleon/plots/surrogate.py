@@ -22,7 +22,8 @@ from pymc_kameleon.plots.common import (
     statistic,
 )
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
-from pymc_kameleon.surrogate.posterior import predicted
+from pymc_kameleon.surrogate.evaluations import visited_values
+from pymc_kameleon.surrogate.posterior_surrogate import predicted
 
 ORDER_COLORS = LinearSegmentedColormap.from_list("order", ["#e8b45a", "#4f9a94", "#17324d"])
 LOW_COLOR = "#a9abb3"
@@ -129,7 +130,7 @@ def plot_surrogate(
 
 def _surrogate_draws(step) -> np.ndarray:
     """Draws from the surrogate, shape (n, d), in raw coordinates."""
-    return step.learner.surrogate.to_points(step.learner.population)
+    return step.learner.surrogate.to_points(step.learner.fitted.population)
 
 
 def _dependent(step) -> list[int]:
@@ -151,7 +152,7 @@ def _draw_step(axes, step, names, pair):
     learner = step.learner
     points, values, _ = learner.known()
     best = values.max()
-    highest, depth = typical_set(values, step.dim, learner.visited_values(points, values))
+    highest, depth = typical_set(values, step.dim, visited_values(learner.history, points, values))
     typical = best - highest + depth
     true = values - best
     found = predicted(learner.surrogate, points) - best
@@ -222,7 +223,7 @@ def _draw_plane(ax, step, points, is_typical, pair, best):
 
 def _within_reach(step, grid):
     """Surrogate at the rows of `grid`, NaN where no trajectory goes."""
-    surrogate, radius = step.learner.surrogate, step.learner.integrator.radius[0]
+    surrogate, radius = step.learner.surrogate, step.learner.fitted.integrator.radius[0]
     squares = np.sum(surrogate.to_moves(grid) ** 2, axis=0)
     return np.where(squares <= radius**2, predicted(surrogate, grid), np.nan)
 

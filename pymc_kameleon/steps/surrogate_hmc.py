@@ -171,14 +171,16 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     def _learnt_statistics(self, n_evals):
         return super()._learnt_statistics(n_evals) | {
             "surrogate_error": self.sampler.error_of_last() if n_evals else np.nan,
-            "mode": self.learner.mode_of(self.chain.position),
+            "mode": self.learner.fitted.mode_of(self.chain.position),
             "evidence_ratio": self.sampler.evidence_ratio(),
             "calls_made": float(self.report.evaluations + n_evals),
         }
 
     def _complaint_of_acceptance(self):
         learner = self.learner
-        too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.gp.noise[0])
+        too_noisy = kept_estimate.too_noisy(
+            ", ".join(self.target.names), learner.fitted.gp.noise[0]
+        )
         if learner.follows or too_noisy:
             return too_noisy
         others = self.sampler.moved_by_others

@@ -9,6 +9,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.bridge.jit import jitable
 from pymc_kameleon.mcmc.chain import N_TERMS
+from pymc_kameleon.mcmc.history import History
 
 
 class Evaluations(NamedTuple):
@@ -70,3 +71,10 @@ def keep_evaluation(evaluations, point, terms):
             gradient += terms[N_TERMS + k]
         evaluations.gradients[i, k] = gradient
     evaluations.count[0] += 1
+
+
+def visited_values(history: History, points: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Log densities where the chain was lately, of those among `values` (n,) at `points` (n, d)."""
+    known = {point.tobytes(): value for point, value in zip(points, values, strict=True)}
+    keys = [position.tobytes() for position in history.later_half()]
+    return np.array([known[key] for key in keys if np.isfinite(known.get(key, np.nan))])

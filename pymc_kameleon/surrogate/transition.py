@@ -20,20 +20,20 @@ from numba import typeof, types
 from pymc_kameleon.mcmc.bridge.address import address_once
 from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner, resolved_once
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.history import History, record, two_of
+from pymc_kameleon.mcmc.differences import add_difference, picked_difference, usual_scale
+from pymc_kameleon.mcmc.history import History, record
 from pymc_kameleon.mcmc.linalg import copy_into, dot
 from pymc_kameleon.mcmc.proposals import ACCEPT, N_UNIFORMS, PICK, register_proposal
 from pymc_kameleon.surrogate.evaluations import Evaluations, keep_evaluation
-from pymc_kameleon.surrogate.posterior import (
+from pymc_kameleon.surrogate.hmc import Integrator, move_by_trajectory
+from pymc_kameleon.surrogate.posterior_surrogate import (
     PosteriorSurrogate,
     call_for_value,
     move_coordinates,
     new_workspace,
     raw_coordinates,
     surrogate_value,
-    surrogate_values,
 )
-from pymc_kameleon.surrogate.trajectory import Integrator, move_by_trajectory, tuned_integrator
 
 COLD, HOT = 0, 1
 """Indices of transitions with the surrogate, and with the surrogate at a higher temperature."""
@@ -48,9 +48,8 @@ cross between modes, and how many are tried in such a move."""
 UNIFORMS = 1 + 4 * TRIES
 """Uniform random numbers that a move takes."""
 
-HEATS, HOT_HEAT = (8.0, 4.0, 2.0, 1.0, 0.0), 2.0
-"""Temperatures above 1 of the annealing, the hottest first, and of hot transitions: times the root
-of the dimension."""
+HOT_HEAT = 2.0
+"""Part above 1 of the temperature of hot transitions, times the root of the dimension."""
 
 
 class TransitionRecord(NamedTuple):
@@ -84,7 +83,8 @@ class SurrogateTransition(NamedTuple):
 
 
 @jit_inner
-def _temperature(heat, dim):
+def temperature_of(heat, dim):
+    """Temperature whose part above 1 is `heat` over the root of the dimension."""
     return 1.0 + heat / math.sqrt(dim)
 
 
@@ -93,13 +93,12 @@ def _move_by_differences(surrogate, points, radius, temperature, u, value, unifo
     dim, n = points.shape
     moved = workspace.other
     for t in range(TRIES):
-        i, j = two_of(n, uniforms[4 * t], uniforms[4 * t + 1])
-        scale = 1.0 if uniforms[4 * t + 2] < JUMPS else 2.38 / math.sqrt(2.0 * dim)
-        for k in range(dim):
-            moved[k] = u[k] + scale * (points[k, i] - points[k, j])
+        four = uniforms[4 * t : 4 * t + 4]
+        i, j, scale = picked_difference(n, four[0], four[1], four[2], JUMPS, usual_scale(dim))
+        add_difference(u, points, i, j, scale, moved)
         if dot(moved, moved, dim) <= radius * radius:
             end = surrogate_value(surrogate, moved, workspace)
-            if uniforms[4 * t + 3] < probability((end - value) / temperature):
+            if four[3] < probability((end - value) / temperature):
                 copy_into(moved, u)
                 value = end
     return value
@@ -137,7 +136,7 @@ def _propose(proposal, chain, normals, uniforms):
     if not dot(u, u, dim) <= integrator.radius[0] ** 2:
         return -np.inf, COLD
     is_hot = uniforms[ACCEPT + 2] < integrator.hot_share[0]
-    temperature = _temperature(HOT_HEAT, dim) if is_hot else 1.0
+    temperature = temperature_of(HOT_HEAT, dim) if is_hot else 1.0
     start = value = surrogate_value(surrogate, u, workspace)
     for m in range(LEAST_MOVES + int(uniforms[PICK] * (1 + MOVES - LEAST_MOVES))):
         first = N_UNIFORMS + m * UNIFORMS
@@ -186,83 +185,3 @@ register_proposal(
     learn=_learn,
     in_python=resolved_once(jit(_propose, allocates=True)),
 )
-
-
-@jit(allocates=True)
-def _move_all(proposal, temperature, particles, values, normals, uniforms):
-    surrogate = proposal.surrogate
-    workspace = new_workspace(surrogate)
-    for k in range(particles.shape[0]):
-        for m in range(normals.shape[1]):
-            arguments = (
-                surrogate,
-                proposal.integrator,
-                proposal.points,
-                temperature,
-                particles[k],
-                values[k],
-                normals[k, m],
-                uniforms[k, m],
-                workspace,
-            )
-            values[k] = call_for_value(proposal.move, arguments)
-
-
-def _move_many(surrogate, integrator, temperature, particles, values, rng):
-    """Make `MOVES` moves of each of the `particles` (n, d) and their `values` (n,), in place."""
-    n, dim = particles.shape
-    points = np.ascontiguousarray(particles.T)
-    move = move_routine(surrogate, integrator)
-    _move_all(
-        SurrogateTransition(surrogate, integrator, points, move, None),
-        temperature,
-        particles,
-        values,
-        rng.standard_normal((n, MOVES, dim)),
-        rng.random((n, MOVES, UNIFORMS)),
-    )
-
-
-def moved(
-    surrogate: PosteriorSurrogate,
-    integrator: Integrator,
-    particles: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Return `particles` (n, d) after `MOVES` moves each, which leave exp(s) invariant."""
-    particles = particles.copy()
-    values = surrogate_values(surrogate, particles)
-    _move_many(surrogate, integrator, 1.0, particles, values, rng)
-    return particles
-
-
-def anneal(
-    surrogate: PosteriorSurrogate,
-    integrator: Integrator,
-    starts: np.ndarray,
-    n: int,
-    target_accept: float,
-    rng: np.random.Generator,
-    highest: float = np.inf,
-) -> tuple[list[np.ndarray], Integrator]:
-    """Draw from the tempered surrogate by sequential Monte Carlo, without a true evaluation.
-
-    Among the `starts` (k, d), in coordinates of moves, are some of each mode. Above the log density
-    `highest` all particles have the same weights. Returns `n` draws (n, d) from exp(s / T) for each
-    temperature, the hottest first, down to T = 1, and the integrator tuned for the last of them;
-    that one's radius is the given one's.
-    """
-    dim = starts.shape[1]
-    particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]
-    values = surrogate_values(surrogate, particles)
-    found, before = [], np.inf
-    for heat in HEATS:
-        temperature = _temperature(heat, dim)
-        log_weights = np.minimum(values, highest) * (1.0 / temperature - 1.0 / before)
-        weights = np.exp(log_weights - log_weights.max())
-        kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
-        particles, values, before = particles[kept], values[kept], temperature
-        integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
-        _move_many(surrogate, integrator, temperature, particles, values, rng)
-        found.append(particles.copy())
-    return found, tuned_integrator(surrogate, integrator, particles, target_accept, rng)

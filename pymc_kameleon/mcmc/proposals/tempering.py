@@ -27,7 +27,7 @@ from pymc_kameleon.mcmc.chain import (
     turned,
 )
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
-from pymc_kameleon.mcmc.history import two_of
+from pymc_kameleon.mcmc.differences import add_difference, picked_difference, usual_scale
 from pymc_kameleon.mcmc.linalg import add_into, copy_into, factor_times
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.proposals.trends import pick, propose_along
@@ -223,13 +223,13 @@ def _propose_stretch(archive, x, uniforms, out):
 @jitable
 def _propose_difference(archive, deviations, x, normals, uniforms, out):
     n, dim = archive.shape
-    i, j = two_of(n, uniforms[FIRST], uniforms[SECOND])
-    scale = 2.38 / math.sqrt(2.0 * dim) * math.exp(0.5 * normals[dim])
-    if uniforms[LENGTH] < JUMP_SHARE:
-        scale = 1.0
+    scale = usual_scale(dim) * math.exp(0.5 * normals[dim])
+    i, j, scale = picked_difference(
+        n, uniforms[FIRST], uniforms[SECOND], uniforms[LENGTH], JUMP_SHARE, scale
+    )
+    add_difference(x, archive.T, i, j, scale, out)
     for a in range(dim):
-        difference = scale * (archive[i, a] - archive[j, a])
-        out[a] = x[a] + difference + NOISE * deviations[a] * normals[a]
+        out[a] += NOISE * deviations[a] * normals[a]
 
 
 @jitable

@@ -181,14 +181,14 @@ class ChainSampler:
             done += count
             if done < n:
                 with one_thread(), all_or_nothing(learner):
-                    learner.update(self.chain.position, self.tune, self.rng)
-                self._explore()
+                    points = learner.update(self.chain.position, self.tune, self.rng)
+                self._explore(points)
                 self._learn_from(1)
                 done += 1
         self.transition += n
 
-    def _explore(self):
-        """Evaluate points that the learner wants to know."""
+    def _explore(self, points):
+        """Evaluate the `points` (n, d) that the learner asks for."""
 
     def _learn_from(self, n):
         """Make `n` transitions, no more at a time than the learner has room for."""
@@ -301,7 +301,7 @@ class ChainSampler:
         elif len(found.points):
             self.screening.teach_found(self.stage, self.chain, found)
 
-    def end_learning(self) -> None:
-        """Freeze what was learnt."""
+    def end_learning(self) -> np.ndarray | Sequence[np.ndarray]:
+        """Freeze what was learnt; return the points (n, d) that the learner asks for."""
         with one_thread(), all_or_nothing(self.learner):
-            self.learner.end_tuning(self.chain.position, self.rng)
+            return self.learner.end_tuning(self.chain.position, self.rng)

@@ -16,7 +16,7 @@ from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.steps.chain.sampler import ChainSampler
 from pymc_kameleon.steps.chain.start import are_enough, least_typical, point_near_mode, search_from
 from pymc_kameleon.surrogate.learner import N_EVALUATIONS, TrajectoryLearner
-from pymc_kameleon.surrogate.posterior import predicted_at
+from pymc_kameleon.surrogate.posterior_surrogate import predicted_at
 
 _log = logging.getLogger("pymc.kameleon")
 
@@ -77,7 +77,7 @@ class SurrogateSampler(ChainSampler):
         learner = super().new_learner(position, warm)
         learner.prior = self.known_prior
         if self.known_prior is not None:
-            learner.is_bounded[:] = self.target.has_two_bounds()
+            learner.fitted.is_bounded[:] = self.target.has_two_bounds()
         learner.evaluations.first_term[0] = self.known_prior is not None
         if warm is not None:
             self.learner = learner
@@ -150,6 +150,8 @@ class SurrogateSampler(ChainSampler):
         NaN as long as they have not taught enough.
         """
         self.read_store()
+        if not self.learner.n_foreign:
+            return np.nan
         values = self.learner.known()[1]
         lowest = least_typical(values, self.target.dim)
         return lowest - best if self._is_taught_by(values) else np.nan
@@ -158,7 +160,7 @@ class SurrogateSampler(ChainSampler):
         """Move the chain to a random point around the mode of what is known."""
         learner = self.learner
         self.fit()
-        gaussian, (points, values, _) = learner.standardization, learner.known()
+        gaussian, (points, values, _) = learner.fitted.standardization, learner.known()
         point_near_mode(gaussian, points, values, self.evaluate, self.rng)
         self.move_to_proposal()
 
@@ -168,18 +170,20 @@ class SurrogateSampler(ChainSampler):
         """Fit the surrogate to all that is known, if that can be done; return what was fitted."""
         return self.learner.fit(self.rng)
 
-    def _explore(self):
-        self.evaluate_all(self.learner.acquisition_points)
+    def _explore(self, points):
+        self.evaluate_all(points)
         self.read_store()
 
     def read_store(self):  # noqa: D102
         if self.stored is None:
             return
-        known = {point.tobytes() for point in self.learner.evaluations.stored()[0]}
         found = self.stored.from_others(N_EVALUATIONS)
+        if not len(found.points):
+            return
+        known = {point.tobytes() for point in self.learner.evaluations.stored()[0]}
         for point, terms in zip(found.points, found.values, strict=True):
             if point.tobytes() not in known:
-                self.learner.keep_foreign(point, terms)
+                self.learner.keep(point, terms, is_foreign=True)
 
     def end_learning(self):
         """Fit for the last time, and again while the surrogate is far too large at its own draws.
@@ -190,11 +194,10 @@ class SurrogateSampler(ChainSampler):
         learner = self.learner
         for _ in range(MOST_CHECKS):
             self.keep_to_one_period()
-            super().end_learning()
-            surrogate, points = learner.surrogate, learner.acquisition_points
+            points, surrogate = super().end_learning(), learner.surrogate
             found = self.evaluate_all(points)
             errors = found - [predicted_at(surrogate, point, np.inf) for point in points]
-            if min(errors, default=0.0) > -GROSS - 3.0 * learner.gp.noise[0]:
+            if min(errors, default=0.0) > -GROSS - 3.0 * learner.fitted.gp.noise[0]:
                 break
         else:
             super().end_learning()
@@ -210,7 +213,7 @@ class SurrogateSampler(ChainSampler):
 
         That is the ball of its trajectories, and one period of each angle.
         """
-        inside = np.sum(v**2, axis=1) <= self.learner.integrator.radius[0] ** 2
+        inside = np.sum(v**2, axis=1) <= self.learner.fitted.integrator.radius[0] ** 2
         angles = self.target.is_circular
         if angles.any():
             points = self.learner.surrogate.to_points(v.T)[:, angles]
@@ -220,7 +223,11 @@ class SurrogateSampler(ChainSampler):
 
     def draw_surrogate(self, n: int) -> np.ndarray:
         """Draw from the surrogate: (n, d), in coordinates of moves, in random order."""
-        return self._allowed(self.learner.draw(n, self.rng), n)
+        learner = self.learner
+        drawn = learner.fitted.draw(
+            learner.log_prior, learner.known()[0], n, self.target_accept, self.rng
+        )
+        return self._allowed(drawn, n)
 
     def _allowed(self, drawn, n):
         drawn = drawn[self.is_allowed(drawn)]
@@ -238,7 +245,8 @@ class SurrogateSampler(ChainSampler):
         if self.target.shared or not self.target.has_proper_prior:
             return NO_ESTIMATE
         if drawn is None:
-            drawn = self._allowed(self.learner.draw_on(N_DRAWN, self.rng), N_DRAWN)
+            drawn = self.learner.fitted.draw_on(self.learner.log_prior, N_DRAWN, self.rng)
+            drawn = self._allowed(drawn, N_DRAWN)
         return log_normaliser(self.learner.surrogate, drawn, self.is_allowed, self.rng)
 
     def error_of_last(self) -> float:
@@ -254,7 +262,9 @@ class SurrogateSampler(ChainSampler):
         learner, chain = self.learner, self.chain
         if self.tune or np.isnan(learner.log_normaliser):
             return np.nan
-        expected = predicted_at(learner.surrogate, chain.position, learner.integrator.radius[0])
+        expected = predicted_at(
+            learner.surrogate, chain.position, learner.fitted.integrator.radius[0]
+        )
         return chain.value[:N_TERMS].sum() - expected + learner.log_normaliser
 
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import typeof, types
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial.distance import cdist
 from scipy.special import expit
 
 from pymc_kameleon.gp.sparse_gp import MeanFunction, value_and_gradient_at, value_at
@@ -24,44 +22,12 @@ from pymc_kameleon.mcmc.bridge.jit import jit, jit_by_address, jit_inner, resolv
 from pymc_kameleon.mcmc.chain import N_TERMS, evaluate
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
+from pymc_kameleon.surrogate.support import Support, is_inside
 
 NO_PRIOR = np.zeros(0, dtype=np.int64)
 """Stands for a log prior of 0: all of the log density is learnt."""
 
 call_for_value = by_address(types.float64)
-
-
-class Support(NamedTuple):
-    """Where there is a density: where the nearest of some points has one, within a box.
-
-    `points` (n, d) are in coordinates of moves, and `has_density` (n,); with none it is in the
-    whole box, of half widths `extent` (d,).
-    """
-
-    points: np.ndarray
-    has_density: np.ndarray
-    extent: np.ndarray
-
-
-def everywhere(dim: int) -> Support:
-    """Return the support of a density that is positive everywhere."""
-    return Support(np.zeros((0, dim)), np.zeros(0, dtype=np.bool_), np.full(dim, np.inf))
-
-
-@jit_inner
-def is_inside(support, v):
-    """Whether there is a density at `v` (d,), as far as is known."""
-    for k in range(v.size):
-        if not abs(v[k]) <= support.extent[k]:
-            return False
-    nearest, found = np.inf, True
-    for i in range(support.has_density.size):
-        distance = 0.0
-        for k in range(v.size):
-            distance += (v[k] - support.points[i, k]) ** 2
-        if distance < nearest:
-            nearest, found = distance, support.has_density[i]
-    return found
 
 
 class Routines(NamedTuple):
@@ -210,7 +176,7 @@ def _value_and_gradient(surrogate, v, workspace, out):
         for j in range(i, v.size):
             out[i] += factor[j, i] * slopes[j]
     gradient_in_v(surrogate.triangular_map, workspace.standardised, out)
-    return value if np.isfinite(value) and is_inside(surrogate.support, v) else -np.inf
+    return value if np.isfinite(value) else -np.inf
 
 
 def new_surrogate(
@@ -243,7 +209,7 @@ def surrogate_value(surrogate, v, workspace):
 
 @jit_inner
 def surrogate_value_and_gradient(surrogate, v, workspace, out):
-    """Evaluate likewise, and write the gradient in `v` into `out` (d,)."""
+    """Evaluate likewise, but outside of the support too; the gradient in `v` is into `out` (d,)."""
     return call_for_value(surrogate.routines.value_and_gradient, (surrogate, v, workspace, out))
 
 
@@ -308,48 +274,3 @@ def log_priors(log_prior: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, n
     if log_prior.size > 0:
         _priors(log_prior, np.ascontiguousarray(points), terms)
     return terms[:, 0], terms[:, N_TERMS:]
-
-
-BARRIER = 3.0
-"""Depth of the surrogate's log density between two points, below the lower of them, from which they
-are not linked."""
-
-N_BETWEEN = 7
-
-LEAST_SHARE = 0.05
-"""Share of the draws below which a group of them is no mode."""
-
-
-def find_modes(surrogate: PosteriorSurrogate, points: np.ndarray) -> np.ndarray:
-    """Group draws from a surrogate by its modes.
-
-    Two of the higher half of `points` (d, n), in coordinates of moves, are linked if the straight
-    line between them crosses no deep valley; a curved mode is a chain of links. Returns the number
-    of each one's mode (n,), the largest first; -1 for low draws, and for few of their own.
-    """
-    values = surrogate_values(surrogate, points.T)
-    high = np.flatnonzero(values >= np.median(values))
-    i, j = np.tril_indices(len(high), -1)
-    shares = np.arange(1, N_BETWEEN + 1)[:, None, None] / (N_BETWEEN + 1)
-    ends = points.T[high]
-    between = shares * ends[i] + (1.0 - shares) * ends[j]
-    found = surrogate_values(surrogate, between.reshape(-1, len(points)))
-    lowest = np.minimum(values[high[i]], values[high[j]]) - BARRIER
-    linked = np.zeros((len(high), len(high)), dtype=np.bool_)
-    linked[i, j] = np.all(found.reshape(N_BETWEEN, -1) >= lowest, axis=0)
-    _, groups = connected_components(linked, directed=False)
-    sizes = np.bincount(groups)
-    order = np.argsort(-sizes, kind="stable")
-    kept = order[sizes[order] >= LEAST_SHARE * len(high)]
-    numbers = np.full(len(sizes), -1)
-    numbers[kept] = np.arange(len(kept))
-    modes = np.full(len(values), -1)
-    modes[high] = numbers[groups]
-    return modes
-
-
-def nearest_mode(points: np.ndarray, modes: np.ndarray, u: np.ndarray) -> int:
-    """Return that of `modes` (n,) whose column of `points` (d, n) is nearest to `u` (d,)."""
-    known = modes >= 0
-    distances = cdist(u[None], points.T[known])[0]
-    return int(modes[known][np.argmin(distances)])

@@ -14,12 +14,13 @@ import numpy as np
 from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner
 from pymc_kameleon.mcmc.chain import probability
 from pymc_kameleon.mcmc.linalg import dot, factor_times
-from pymc_kameleon.surrogate.posterior import (
+from pymc_kameleon.surrogate.posterior_surrogate import (
     PosteriorSurrogate,
     new_workspace,
     surrogate_gradients,
     surrogate_value_and_gradient,
 )
+from pymc_kameleon.surrogate.support import is_inside
 
 SHORT_SHARE = 0.2
 """Share of trajectories whose length is drawn log-uniformly, so that some are short."""
@@ -78,8 +79,8 @@ def _kick(root, size, gradient, momentum):
 def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u, momentum):
     """Move `u` and `momentum`, both (d,), in place along a trajectory; return s where it ends.
 
-    It is -inf if a point was outside of the ball of `radius`, or not finite. `gradient` (d,) is
-    that of the surrogate at `u`, before and after.
+    It is -inf if a point was outside of the ball of `radius`, or not finite, or if the trajectory
+    ends outside of the surrogate's support. `gradient` (d,) is that at `u`, before and after.
     """
     velocity, value = workspace.velocity, -np.inf
     for _ in range(n_steps):
@@ -91,7 +92,7 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u
             return -np.inf
         value = surrogate_value_and_gradient(surrogate, u, workspace, gradient)
         _kick(root, 0.5 * step_size, gradient, momentum)
-    return value
+    return value if is_inside(surrogate.support, u) else -np.inf
 
 
 @jit_inner

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -68,16 +69,18 @@ class TemperingLearner(Learner):
 
     After each the inverse temperatures are those between which swaps of the round would have been
     rejected equally often, archive, covariance and trends of each those of the nearest one in that
-    round, and a Gaussian reference that of the chain. Four are set by the step: `target`, the
+    round, and a Gaussian reference that of the chain. Five are set by the step: `target`, the
     chain's `LogDensity`; `hot_target`, that of the other replicas, another one where other steps
-    move what it depends on; `prior_sampler`, a `PriorSampler`, or None where the reference is
-    learnt; and `or_none(density, x, value)`, which calls a density and notes an error.
+    move what it depends on; `stored`, the `StoredDensity` of both, or None; `prior_sampler`, a
+    `PriorSampler`, or None where the reference is learnt; and `or_none(density, x, value)`, which
+    calls a density and notes an error.
     """
 
     state_names = ("scales", "ladder", "reference", "tuning", "states", "rounds", "held")
     history_capacity = ARCHIVE
     target: LogDensity
     hot_target: LogDensity
+    stored: Any = None
     prior_sampler: PriorSampler | None = None
     or_none: Callable
 
@@ -121,7 +124,7 @@ class TemperingLearner(Learner):
         terms = np.empty((len(drawn), N_TERMS))
         self.target.n_evaluations += len(drawn)
         for x, value in zip(drawn, terms, strict=True):
-            self.or_none(self.target.function.into, x, value)
+            self.or_none((self.stored or self.target.function).into, x, value)
         heights = terms[:, 1] + terms[:, 2]
         if self.prior_sampler is None:
             heights = heights + terms[:, 0]
@@ -182,7 +185,7 @@ class TemperingLearner(Learner):
     def proposal(self, compiled):  # noqa: D102
         scaling = Scaling(self.ladder.log_scale, self.ladder.n_walks)
         bound = np.full(len(scaling.log), LARGEST_LOG_SCALING)
-        function = self.hot_target.function
+        function = self._hot_function
         table = function.compiled() if compiled else (self._hot_density,)
         return Replicas(
             table,
@@ -198,9 +201,14 @@ class TemperingLearner(Learner):
             self.states,
         )
 
+    @property
+    def _hot_function(self):
+        """What evaluates the densities of the other replicas."""
+        return self.stored or self.hot_target.function
+
     def _hot_density(self, x, value):
         """As the target's, where an error counts as no density while tuning."""
-        density = self.hot_target.function.into
+        density = self._hot_function.into
         if self.adapts:
             self.or_none(density, x, value)
         else:

@@ -200,19 +200,19 @@ class RiemannianState(NamedTuple):
 class RiemannianOutcome(NamedTuple):
     """What happened in a transition.
 
-    `acceptance` is 0 if the trajectory failed; `n_leapfrog` counts the steps made, the one that
+    `acceptance` is 0 if the trajectory failed; `n_steps` counts the steps made, the one that
     failed included; `energy` is at the state that the transition ended in; `n_fixed_point` are the
     mean iterations of a step. The last three are 1 if this is why the trajectory failed, else 0.
     """
 
     acceptance: float
     accepted: bool
-    n_leapfrog: int
+    n_steps: int
     energy: float
     n_fixed_point: float
     not_converged: float
     not_reversible: float
-    diverged: float
+    diverging: bool
 
 
 def transition(
@@ -257,12 +257,12 @@ def transition(
     return RiemannianState(geometry.position, geometry), RiemannianOutcome(
         acceptance=acceptance,
         accepted=accepted,
-        n_leapfrog=n_leapfrog,
+        n_steps=n_leapfrog,
         energy=energy if accepted else initial_energy,
         n_fixed_point=iterations / n_leapfrog,
         not_converged=float(isinstance(failure, NotConverged)),
         not_reversible=float(isinstance(failure, NotReversible)),
-        diverged=float(isinstance(failure, Diverged)),
+        diverging=isinstance(failure, Diverged),
     )
 
 

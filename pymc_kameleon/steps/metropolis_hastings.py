@@ -51,7 +51,7 @@ from pymc_kameleon.steps.chain.report import (
 from pymc_kameleon.steps.chain.screening import screening
 from pymc_kameleon.steps.chain.start import N_READ, begin_tuning, checked_start, find_start
 from pymc_kameleon.store.evaluation_store import EvaluationStore
-from pymc_kameleon.store.stored_density import StoredDensity
+from pymc_kameleon.store.stored_density import StoredDensity, chosen_store
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
@@ -101,8 +101,11 @@ class MetropolisHastingsStep(Step):
     _state_class = MetropolisHastingsState
     default_tune_steps = 2000
 
-    _not_arguments: tuple[str, ...] = ("learner", "store")
+    _not_arguments: tuple[str, ...] = ("learner",)
     """Arguments that are not those of the users of a subclass."""
+
+    warm_statistic = "scaling"
+    """Statistic of earlier draws that a chain with `warm_start` takes the scaling from."""
 
     takes_gradients = False
     """Whether gradients of prior and likelihood follow the terms of the log density."""
@@ -164,7 +167,7 @@ class MetropolisHastingsStep(Step):
         self.screening = screening(
             surrogate, self.target, self.pseudo_marginal, self.takes_gradients
         )
-        store = self.screening.store or store
+        store = chosen_store(store, self.screening.store, is_estimated)
         self.stored = None
         if store is not None:
             self.stored = StoredDensity(self.target, store, self.takes_gradients)
@@ -200,10 +203,10 @@ class MetropolisHastingsStep(Step):
         self.warm = None
         if warm_start is not None:
             own = set(self.stats_dtypes_shapes) - {"warning"}
-            others = {"bandwidth", "rank", "component", "step_size"} - own
+            others = {"bandwidth", "rank", "component", "step_size", "covariance_scaling"} - own
             self.warm = WarmStart(
                 warm_points(warm_start, model, self.target, learner.history_capacity),
-                warm_scaling(warm_start, own, others),
+                warm_scaling(warm_start, self.warm_statistic, own, others),
             )
         if self.runs_compiled:  # once, before PyMC forks a process for each chain
             self._density.compiled()

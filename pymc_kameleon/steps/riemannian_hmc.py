@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pymc.exceptions import SamplingError
 from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
@@ -21,9 +22,15 @@ from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+from pymc_kameleon.validation import (
+    as_published,
+    checked_integer,
+    checked_number,
+    checked_share,
+    only_published,
+)
 
-FAILURES = ("not_converged", "not_reversible", "diverged")
+FAILURES = ("not_converged", "not_reversible", "diverging")
 
 SHARE_OF_FAILURES = 0.1
 """Share of failed trajectories after tuning above which a chain warns."""
@@ -34,12 +41,12 @@ SMALLEST_STEP_SIZE = 1e-10
 NOWHERE_TO_GO = RiemannianOutcome(
     acceptance=0.0,
     accepted=False,
-    n_leapfrog=0,
+    n_steps=0,
     energy=math.nan,
     n_fixed_point=0.0,
     not_converged=0.0,
     not_reversible=0.0,
-    diverged=1.0,
+    diverging=True,
 )
 """Outcome of a transition from where there is no metric."""
 
@@ -51,6 +58,10 @@ class RiemannianHMCState(LatentFunctionState):
     averaging: DualAveraging
     step_size: float
     trajectories: int
+
+
+PUBLISHED = ("n_fixed_point", "random_length")
+"""Arguments of published settings alone."""
 
 
 @with_shared_parameters
@@ -77,15 +88,10 @@ class RiemannianHMCStep(LatentFunctionStep):
         the step size throughout with `adapt_step_size=False`.
     n_steps : int
         Largest number of steps of a trajectory; it is uniform on 1 to `n_steps`.
-    n_fixed_point : int or None
-        Fixed-point iterations of each implicit equation, without any check, as in the paper; then
-        the target is only nearly invariant. None solves them and checks the way back.
     target_accept : float
         Acceptance probability that the step size is learnt for, failures counted as 0.
     adapt_step_size : bool
         Learn the step size while tuning, towards `target_accept`.
-    random_length : bool
-        Draw the number of steps of each trajectory; False makes `n_steps` every time.
     soft_floor : float or None
         Lower bound of the metric's curvature, smoothed, for a likelihood that is not log-concave. 0
         is none. None finds out whether it is needed.
@@ -100,18 +106,18 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     Notes
     -----
-    Sampler statistics, all float64:
+    Sampler statistics, float64 but for the last:
 
     ================ ==================================================================
     `accept`         acceptance probability, 0 for a trajectory that failed
     `accepted`       1 if accepted
     `step_size`      of the trajectory
-    `n_leapfrog`     steps made
+    `n_steps`        steps made
     `energy`         Hamiltonian at the draw
     `n_fixed_point`  iterations of a step, mean of the trajectory
     `not_converged`  1 if an implicit equation was not solved
     `not_reversible` 1 if the way back did not return
-    `diverged`       1 if the energy or the likelihood was lost
+    `diverging`      whether the energy or the likelihood was lost, bool
     ================ ==================================================================
 
     The target is invariant for a fixed step size: the integrator, checked, is reversible and keeps
@@ -138,17 +144,17 @@ class RiemannianHMCStep(LatentFunctionStep):
         "accept",
         "accepted",
         "step_size",
-        "n_leapfrog",
+        "n_steps",
         "energy",
         "n_fixed_point",
         "not_converged",
         "not_reversible",
-        "diverged",
-    )
+    ) | {"diverging": (np.bool_, [])}
     default_tune_steps = 500
     _state_class = RiemannianHMCState
     _computed = (*LatentFunctionStep._computed, "_geometry", "soft_floor")
 
+    @only_published(*PUBLISHED, constructor="paper")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
@@ -195,23 +201,32 @@ class RiemannianHMCStep(LatentFunctionStep):
         *,
         step_size: float = 0.1,
         n_steps: int = 10,
-        n_fixed_point: int = 5,
+        n_fixed_point: int | None = 5,
         **kwargs,
     ) -> "RiemannianHMCStep":
         """Make a step with the settings of Paquet & Fraccaro: nothing learnt, nothing checked.
 
         Five iterations do not solve the implicit equations, so that the draws are not exact; at a
         step size of 0.1 the error is small.
+
+        Parameters
+        ----------
+        vars, step_size, n_steps, **kwargs
+            As for `RiemannianHMCStep`. Every trajectory has `n_steps` steps, unless
+            ``random_length=True``: then it is uniform on 1 to `n_steps`, as there.
+        n_fixed_point : int or None
+            Fixed-point iterations of each implicit equation, without any check; then the target is
+            only nearly invariant. None solves them and checks the way back, as
+            `RiemannianHMCStep` does.
         """
-        return cls(
-            vars,
-            step_size=step_size,
-            n_steps=n_steps,
-            n_fixed_point=n_fixed_point,
-            adapt_step_size=False,
-            random_length=False,
-            **kwargs,
-        )
+        settings = {
+            "step_size": step_size,
+            "n_steps": n_steps,
+            "n_fixed_point": n_fixed_point,
+            "adapt_step_size": False,
+            "random_length": False,
+        }
+        return cls(vars, **as_published(PUBLISHED, settings | kwargs))
 
     def _begin_learning(self):
         self.averaging = DualAveraging(self.first_step_size, self.target_accept)
@@ -257,7 +272,7 @@ class RiemannianHMCStep(LatentFunctionStep):
             "accept": outcome.acceptance,
             "accepted": float(outcome.accepted),
             "step_size": settings.step_size,
-            "n_leapfrog": float(outcome.n_leapfrog),
+            "n_steps": float(outcome.n_steps),
             "energy": outcome.energy,
             "n_fixed_point": outcome.n_fixed_point,
             **{name: getattr(outcome, name) for name in FAILURES},
@@ -266,7 +281,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     def _learn(self, outcome):
         if self.tune:
-            if self.adapt_step_size and outcome.n_leapfrog:
+            if self.adapt_step_size and outcome.n_steps:
                 self.averaging.update(outcome.acceptance)
                 self.step_size = max(self.averaging.step_size, SMALLEST_STEP_SIZE)
             return
@@ -282,7 +297,7 @@ class RiemannianHMCStep(LatentFunctionStep):
                 "trajectories",
                 WarningType.BAD_PARAMS,
                 f"{failures:.0%} of the trajectories of {self.function.name} failed (see the "
-                "statistics not_converged, not_reversible and diverged) and were rejected. Take a "
+                "statistics not_converged, not_reversible and diverging) and were rejected. Take a "
                 f"step_size below {self.step_size:.3g}, or tune longer.",
             )
         elif self.adapt_step_size and not 0.3 < report.acceptance / self.target_accept < 1.24:
@@ -294,4 +309,4 @@ class RiemannianHMCStep(LatentFunctionStep):
             )
 
     def _progress_columns(self):
-        return {"accept": ("Accept", "0.2f"), "n_leapfrog": ("Leaps", "0.0f")}
+        return {"accept": ("Accept", "0.2f"), "n_steps": ("Steps", "0.0f")}

@@ -143,10 +143,10 @@ class TrajectoryLearner(Learner):
     )
     varying = {"differences": 1, "population": 1, "modes": 0}
 
-    def __init__(self, *, max_centers: int, gradients: bool = False, is_noisy: bool = False):
-        self.max_centers = checked_integer("max_centers", max_centers, 1)
+    def __init__(self, *, max_points: int, gradients: bool = False, is_noisy: bool = False):
+        self.max_points = checked_integer("max_points", max_points, 1)
         self.gradients, self.is_noisy = gradients, is_noisy
-        self.options = {"max_centers": self.max_centers, "gradients": gradients}
+        self.options = {"max_points": self.max_points, "gradients": gradients}
 
     def _begin(self, position, rng, warm):
         dim = self.dim
@@ -380,7 +380,7 @@ class TrajectoryLearner(Learner):
             points,
             values,
             coordinates,
-            self.max_centers,
+            self.max_points,
             previous,
             not_learnt,
             learnt,
@@ -493,10 +493,10 @@ class TrajectoryLearner(Learner):
         return self.standardization if self.has_learnt else None
 
     def statistics(self):  # noqa: D102
-        n_leapfrog = float(self.integrator.n_steps[0])
+        n_steps = float(self.integrator.n_steps[0])
         self.integrator.n_steps[0] = 0.0
         return {
-            "scaling": float(self.integrator.step_size[0]),
-            "n_leapfrog": n_leapfrog,
-            "n_centers": float(self.gp.weights.size),
+            "step_size": float(self.integrator.step_size[0]),
+            "n_steps": n_steps,
+            "n_points": float(self.gp.weights.size),
         }

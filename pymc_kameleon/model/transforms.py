@@ -181,7 +181,8 @@ def warm_scaling(warm_start, statistic: str, present: set[str], absent: set[str]
     None if the points do not come from one, or from several steps at once.
     """
     statistics = group_dataset(warm_start, "sample_stats") if is_result(warm_start) else None
-    if statistics is None or not present <= set(statistics) or absent & set(statistics):
+    found = set() if statistics is None else set(statistics)
+    if not {statistic, *present} <= found or absent & found:
         return None
     last = statistics[statistic].isel(draw=-1)
     return float(last.median()) if last.dims == ("chain",) else None

@@ -121,10 +121,7 @@ class TemperingLearner(Learner):
         else:
             drawn = self.prior_sampler(N_PRIOR_POINTS, rng)
         deviations = 0.5 * np.maximum(drawn.std(axis=0), self.target.scales * 1e-3)
-        terms = np.empty((len(drawn), N_TERMS))
-        self.target.n_evaluations += len(drawn)
-        for x, value in zip(drawn, terms, strict=True):
-            self.or_none((self.stored or self.target.function).into, x, value)
+        terms = self._terms_at(drawn)
         heights = terms[:, 1] + terms[:, 2]
         if self.prior_sampler is None:
             heights = heights + terms[:, 0]
@@ -159,6 +156,18 @@ class TemperingLearner(Learner):
             swaps=np.zeros(2),
         )
         self._hold_others()
+
+    def _terms_at(self, points):
+        """Terms of the log density at `points`, which are no evaluations of a draw."""
+        terms = np.empty((len(points), N_TERMS))
+        self.target.n_evaluations += len(points)
+        n_known = 0 if self.stored is None else self.stored.taken_n_known()
+        for x, value in zip(points, terms, strict=True):
+            self.or_none((self.stored or self.target.function).into, x, value)
+        if self.stored is not None:
+            self.stored.taken_n_known()
+            self.stored.count(0, n_known)
+        return terms
 
     def _new_round(self, n, length):
         return Tuning(

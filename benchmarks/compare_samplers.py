@@ -162,10 +162,11 @@ def sample(problem: Problem, name: str, **options) -> Drawn:
 
 def count(name, statistics, dim):
     """Evaluations of the log density, or of it and its gradient."""
-    if not ("n_steps" in statistics and name in LEAPFROGS):
+    gradients = [n for n in ("n_steps", "n_leapfrog") if n in statistics and name in LEAPFROGS]
+    if not gradients:
         return n_evaluations(name, statistics, dim)
     others = statistics["n_evals"].sum() if "n_evals" in statistics else 0
-    return int(others + statistics["n_steps"].sum())
+    return int(others + sum(statistics[n].sum() for n in gradients))
 
 
 def plain(name: str, make_step: Callable, problem: Problem) -> Drawn:

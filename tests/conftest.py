@@ -198,7 +198,7 @@ STEPS = {
             {"_published": {"random_length": False}},
             {"soft_floor": 0.1},
         ),
-        columns=("Accept", "Steps"),
+        columns=("Accept", "Leaps"),
         constant="step_size",
         told_of_a_needle=("failed",),
     ),

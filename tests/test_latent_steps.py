@@ -306,7 +306,7 @@ def test_paper_settings():
     step = RiemannianHMCStep.paper(model=_model(poisson), compile_kwargs=UNCOMPILED)
     _, statistics, _ = run(step, _model(poisson), 12, tune=6)
     for s in statistics:
-        assert s["step_size"] == 0.1 and s["n_steps"] == 10 and s["n_fixed_point"] == 10
+        assert s["step_size"] == 0.1 and s["n_leapfrog"] == 10 and s["n_fixed_point"] == 10
         assert s["not_converged"] == s["not_reversible"] == 0
 
 
@@ -437,7 +437,7 @@ def test_metrics_are_those_of_the_steps_only(monkeypatch):
     _, statistics, _ = run(step, model, 20, tune=10)
     assert not any(s["diverging"] for s in statistics)
     failed = sum(s["not_converged"] + s["not_reversible"] for s in statistics)
-    steps = sum(s["n_steps"] for s in statistics)
+    steps = sum(s["n_leapfrog"] for s in statistics)
     assert steps + 1 - failed <= len(calls) <= steps + 1
 
 
@@ -506,10 +506,10 @@ def test_a_place_without_a_metric_is_stayed_at():
     point["log_scale"] = np.array(-3.0)
     stayed, (statistics,) = step.step(point)
     np.testing.assert_array_equal(stayed["f"], point["f"])
-    assert statistics["diverging"] == 1 and statistics["accept"] == statistics["n_steps"] == 0
+    assert statistics["diverging"] == 1 and statistics["accept"] == statistics["n_leapfrog"] == 0
     assert step.averaging.log_step == learnt
     _, (statistics,) = step.step(stayed | {"log_scale": np.array(3.0)})
-    assert statistics["n_steps"] > 0
+    assert statistics["n_leapfrog"] > 0
     begin(step)
     with pytest.raises(SamplingError, match=r"cannot start.*f.*soft_floor"):
         step.step(point)

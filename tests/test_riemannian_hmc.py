@@ -367,7 +367,7 @@ def test_a_failure_is_a_rejection_that_is_counted(failure, monkeypatch):
     np.testing.assert_array_equal(state.position, f)
     assert not outcome.accepted
     assert outcome.acceptance == 0.0
-    assert (outcome.n_steps, outcome.n_fixed_point) == (1, 7)
+    assert (outcome.n_leapfrog, outcome.n_fixed_point) == (1, 7)
     assert np.isfinite(outcome.energy)
     flags = (outcome.not_converged, outcome.not_reversible, outcome.diverging)
     assert flags == tuple(
@@ -423,11 +423,11 @@ def test_length_is_uniform_or_as_in_the_paper():
     target, f, _ = problem("probit", 2)
     rng, state = np.random.default_rng(12), RiemannianState(f)
     lengths = [
-        transition(target, state, RiemannianSettings(0.1, 4), rng)[1].n_steps for _ in range(80)
+        transition(target, state, RiemannianSettings(0.1, 4), rng)[1].n_leapfrog for _ in range(80)
     ]
     assert set(lengths) == {1, 2, 3, 4}
     outcome = transition(target, state, RiemannianSettings(0.1, 10, 5, False), rng)[1]
-    assert (outcome.n_steps, outcome.n_fixed_point) == (10, 10.0)
+    assert (outcome.n_leapfrog, outcome.n_fixed_point) == (10, 10.0)
 
 
 @pytest.mark.parametrize("initial", [0.02, 3.0])

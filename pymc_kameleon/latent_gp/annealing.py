@@ -136,7 +136,7 @@ def _riemannian(path, beta):
         settings = RiemannianSettings(step_size, _n_steps(step_size, 20), soft_floor=floor)
         state, outcome = riemannian(target, RiemannianState(x), settings, rng)
         log_ratio = path.log_ratio(state.position) if outcome.accepted else log_ratio
-        return Move(state.position, log_ratio, outcome.acceptance, 1 + outcome.n_steps)
+        return Move(state.position, log_ratio, outcome.acceptance, 1 + outcome.n_leapfrog)
 
     return move
 

@@ -200,14 +200,14 @@ class RiemannianState(NamedTuple):
 class RiemannianOutcome(NamedTuple):
     """What happened in a transition.
 
-    `acceptance` is 0 if the trajectory failed; `n_steps` counts the steps made, the one that
+    `acceptance` is 0 if the trajectory failed; `n_leapfrog` counts the steps made, the one that
     failed included; `energy` is at the state that the transition ended in; `n_fixed_point` are the
     mean iterations of a step. The last three are 1 if this is why the trajectory failed, else 0.
     """
 
     acceptance: float
     accepted: bool
-    n_steps: int
+    n_leapfrog: int
     energy: float
     n_fixed_point: float
     not_converged: float
@@ -257,7 +257,7 @@ def transition(
     return RiemannianState(geometry.position, geometry), RiemannianOutcome(
         acceptance=acceptance,
         accepted=accepted,
-        n_steps=n_leapfrog,
+        n_leapfrog=n_leapfrog,
         energy=energy if accepted else initial_energy,
         n_fixed_point=iterations / n_leapfrog,
         not_converged=float(isinstance(failure, NotConverged)),

@@ -181,8 +181,9 @@ def warm_scaling(warm_start, statistic: str, present: set[str], absent: set[str]
     None if the points do not come from one, or from several steps at once.
     """
     statistics = group_dataset(warm_start, "sample_stats") if is_result(warm_start) else None
-    found = set() if statistics is None else set(statistics)
-    if not {statistic, *present} <= found or absent & found:
+    if statistics is None:
+        return None
+    if not {statistic, *present} <= set(statistics) or absent & set(statistics):
         return None
     last = statistics[statistic].isel(draw=-1)
     return float(last.median()) if last.dims == ("chain",) else None

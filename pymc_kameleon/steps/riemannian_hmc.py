@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from pymc.exceptions import SamplingError
 from pymc.stats.convergence import WarningType
 from pymc.step_methods.state import dataclass_state
@@ -41,7 +40,7 @@ SMALLEST_STEP_SIZE = 1e-10
 NOWHERE_TO_GO = RiemannianOutcome(
     acceptance=0.0,
     accepted=False,
-    n_steps=0,
+    n_leapfrog=0,
     energy=math.nan,
     n_fixed_point=0.0,
     not_converged=0.0,
@@ -112,7 +111,7 @@ class RiemannianHMCStep(LatentFunctionStep):
     `accept`         acceptance probability, 0 for a trajectory that failed
     `accepted`       1 if accepted
     `step_size`      of the trajectory
-    `n_steps`        steps made
+    `n_leapfrog`     steps made
     `energy`         Hamiltonian at the draw
     `n_fixed_point`  iterations of a step, mean of the trajectory
     `not_converged`  1 if an implicit equation was not solved
@@ -144,12 +143,12 @@ class RiemannianHMCStep(LatentFunctionStep):
         "accept",
         "accepted",
         "step_size",
-        "n_steps",
+        "n_leapfrog",
         "energy",
         "n_fixed_point",
         "not_converged",
         "not_reversible",
-    ) | {"diverging": (np.bool_, [])}
+    ) | {"diverging": (bool, [])}
     default_tune_steps = 500
     _state_class = RiemannianHMCState
     _computed = (*LatentFunctionStep._computed, "_geometry", "soft_floor")
@@ -272,7 +271,7 @@ class RiemannianHMCStep(LatentFunctionStep):
             "accept": outcome.acceptance,
             "accepted": float(outcome.accepted),
             "step_size": settings.step_size,
-            "n_steps": float(outcome.n_steps),
+            "n_leapfrog": float(outcome.n_leapfrog),
             "energy": outcome.energy,
             "n_fixed_point": outcome.n_fixed_point,
             **{name: getattr(outcome, name) for name in FAILURES},
@@ -281,7 +280,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     def _learn(self, outcome):
         if self.tune:
-            if self.adapt_step_size and outcome.n_steps:
+            if self.adapt_step_size and outcome.n_leapfrog:
                 self.averaging.update(outcome.acceptance)
                 self.step_size = max(self.averaging.step_size, SMALLEST_STEP_SIZE)
             return
@@ -309,4 +308,4 @@ class RiemannianHMCStep(LatentFunctionStep):
             )
 
     def _progress_columns(self):
-        return {"accept": ("Accept", "0.2f"), "n_steps": ("Steps", "0.0f")}
+        return {"accept": ("Accept", "0.2f"), "n_leapfrog": ("Leaps", "0.0f")}

@@ -493,10 +493,10 @@ class TrajectoryLearner(Learner):
         return self.standardization if self.has_learnt else None
 
     def statistics(self):  # noqa: D102
-        n_steps = float(self.integrator.n_steps[0])
+        n_leapfrog = float(self.integrator.n_steps[0])
         self.integrator.n_steps[0] = 0.0
         return {
             "step_size": float(self.integrator.step_size[0]),
-            "n_steps": n_steps,
+            "n_leapfrog": n_leapfrog,
             "n_points": float(self.gp.weights.size),
         }

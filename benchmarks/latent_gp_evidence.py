@@ -94,7 +94,7 @@ def row(name: str, method: str, start: str, evidence) -> dict:
         "start": start,
         "transition": evidence.transition,
         "temperatures": len(report.betas),
-        "log Z": f"{evidence.log_evidence:.3f}",
+        "log Z": f"{evidence.log_marginal_likelihood:.3f}",
         "s.e.": evidence.standard_error,
         "seconds": evidence.seconds,
         "particles": len(evidence.log_weights),
@@ -102,7 +102,7 @@ def row(name: str, method: str, start: str, evidence) -> dict:
         "evaluations": float(report.n_evaluations.sum()),
         "acceptance": float(np.nanmean(report.acceptance)),
         "reference": f"{setting.reference:.3f} ± {setting.reference_error:g}",
-        "z": (evidence.log_evidence - setting.reference) / error,
+        "z": (evidence.log_marginal_likelihood - setting.reference) / error,
     }
 
 
@@ -125,8 +125,8 @@ def compare(name: str, arguments) -> tuple[list[dict], dict[str, list]]:
                 transition=transition,
                 n_temperatures=n_temperatures,
                 n_particles=n_particles,
-                n_draws=400,
-                n_tune=100,
+                draws=400,
+                tune=100,
                 random_seed=SEED,
             )
             rows.append(row(name, method, start, evidence))

@@ -3,6 +3,7 @@
 import logging
 import time
 import warnings
+from functools import partial
 
 import arviz as az
 import numpy as np
@@ -20,10 +21,15 @@ BOUNDED = (0.0, 2.0)
 RATIO = 5.0
 """Least ratio of the EP-centred slice to NUTS at `BOUNDED`."""
 
+
+def _slices(approximation, f):
+    return EllipticalSliceStep([f], approximation=approximation, steps_per_draw=5)
+
+
 STEPS = {
-    "slice, EP": (lambda f: EllipticalSliceStep([f], center="ep", steps_per_draw=5), 4),
-    "slice, Laplace": (lambda f: EllipticalSliceStep([f], center="laplace", steps_per_draw=5), 4),
-    "slice, prior": (lambda f: EllipticalSliceStep([f], center="prior", steps_per_draw=5), 4),
+    "slice, EP": (partial(_slices, "ep"), 4),
+    "slice, Laplace": (partial(_slices, "laplace"), 4),
+    "slice, prior": (partial(_slices, "prior"), 4),
     "RMHMC": (lambda f: RiemannianHMCStep([f]), 0.25),
     "NUTS, whitened": (lambda f: pm.NUTS(), 1),
 }

@@ -40,7 +40,7 @@ PARTS: dict[str, tuple[dict, dict, bool]] = {
         {},
         False,
     ),
-    "100 centres": ({}, {"max_centers": 100}, False),
+    "100 centres": ({}, {"max_points": 100}, False),
     "gradients too": ({}, {"gradients": True}, False),
 }
 """Name -> what is replaced, arguments, and whether chains share."""

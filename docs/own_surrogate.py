@@ -28,7 +28,7 @@ def fitted_surrogate(n=64):
     """
     points = design(n)
     values = np.array([log_likelihood(point) for point in points])
-    return GPSurrogate(kernel="matern52").fit(points, values)
+    return GPSurrogate(kernel="matern").fit(points, values)
 
 
 def model():

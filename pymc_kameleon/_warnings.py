@@ -3,7 +3,7 @@
 import sys
 import warnings
 
-INSIDE = ("pymc_kameleon", "pymc")
+INSIDE = ("pymc_kameleon", "pymc", "importlib")
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
@@ -14,10 +14,18 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     message : str
     category : type of Warning
     """
-    level, frame = 2, sys._getframe(1)
+    frame = sys._getframe(1)
     while frame.f_back is not None and _is_inside(frame):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+        frame = frame.f_back
+    # Not by a level of the stack: Python's own count leaves out the frames of imports.
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def _is_inside(frame) -> bool:

@@ -5,10 +5,14 @@ import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pymc_kameleon._compat import is_result
+from pymc_kameleon._warnings import warn_user
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def checked_integer(name: str, value, smallest: int) -> int:
@@ -104,6 +108,87 @@ def names_close_arguments(function: Callable) -> Callable:
         return function(*arguments, **named)
 
     return checked
+
+
+# names that changed -------------------------------------------------------------------------------
+
+
+def warn_of_old_name(old: str, new: str) -> None:
+    """Warn the user, at the user's line, that `old` still works and `new` is what to write."""
+    warn_user(f"{old} is deprecated: write {new}.", FutureWarning)
+
+
+def renamed(**new_names: str) -> Callable[[Decorated], Decorated]:
+    """Decorate a function or an `__init__`: it takes arguments by old names too, with a warning.
+
+    `new_names` maps the old names to the new ones, which alone are in the signature. Old and new
+    together are a TypeError.
+    """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def translating(*arguments, **named):
+            for old in [name for name in named if name in new_names]:
+                called, new = _called(function, arguments), new_names[old]
+                if new in named:
+                    raise TypeError(
+                        f"{called}({old}=..., {new}=...): {old} is the old name of {new}. Write "
+                        f"{new} alone."
+                    )
+                warn_of_old_name(f"{called}({old}=...)", f"{called}({new}=...)")
+                named[new] = named.pop(old)
+            return function(*arguments, **named)
+
+        return _with_hidden(translating, new_names)
+
+    return decorate
+
+
+def only_published(*names: str, constructor: str) -> Callable[[Decorated], Decorated]:
+    """Decorate an `__init__`: the arguments `names` are those of published settings alone.
+
+    They are not in the signature, and given by users there is a warning: they are for the class
+    method `constructor`, which passes `as_published(names, settings)`.
+    """
+
+    def decorate(init):
+        @functools.wraps(init)
+        def hiding(self, *arguments, _published=None, **named):
+            called = type(self).__name__
+            for name in [name for name in named if name in names]:
+                warn_of_old_name(f"{called}({name}=...)", f"{called}.{constructor}({name}=...)")
+            return init(self, *arguments, **named, **(_published or {}))
+
+        shown = inspect.signature(init)
+        hiding.__signature__ = shown.replace(
+            parameters=[p for name, p in shown.parameters.items() if name not in names]
+        )
+        return _with_hidden(hiding, (*names, "_published"))
+
+    return decorate
+
+
+def as_published(names: Iterable[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` as an `__init__` takes them for which `names` are `only_published`."""
+    kept = {name: value for name, value in settings.items() if name not in names}
+    return kept | {"_published": {k: v for k, v in settings.items() if k not in kept}}
+
+
+def hidden_arguments(function: Callable) -> tuple[str, ...]:
+    """Names of arguments that `function` takes and its signature does not show."""
+    return getattr(function, "_hidden_arguments", ())
+
+
+def _with_hidden(function, names):
+    function._hidden_arguments = (*hidden_arguments(function), *names)
+    return function
+
+
+def _called(function, arguments):
+    return type(arguments[0]).__name__ if function.__name__ == "__init__" else function.__name__
+
+
+# results of earlier runs --------------------------------------------------------------------------
 
 
 def checked_results(results, argument: str = "results") -> None:

@@ -122,7 +122,8 @@ class Kind:
         return getattr(self.make, "func", self.make)
 
 
-def _metropolis_hastings(step_class, tiny, **options):
+def _metropolis_hastings(step_class, tiny, scaling="scaling", **options):
+    constant = scaling if scaling == "step_size" else "scaling"
     return Kind(
         make=functools.partial(step_class, steps_per_draw=1, **options),
         different=(
@@ -130,10 +131,10 @@ def _metropolis_hastings(step_class, tiny, **options):
             {"target_accept": 0.3},
             {"adapt_after_tune": True},
             {"learn_scaling": False},
-            {"scaling": 0.5},
+            {scaling: 0.5},
         ),
         columns=("Accept", "Evals"),
-        constant="scaling",
+        constant=constant,
         told_of_a_needle=("short",),
         variable="x",
         add=_vector,
@@ -158,25 +159,27 @@ def _latent(step_class, **rest):
 
 _NO_KERNEL = {"gamma": 1e-6, "global_share": 0.0, "standardize": False, "bandwidth": 1.0}
 _IDENTITY = {"covariance": "identity"}
-_SLICE = {"columns": ("Evals", "Log ratio"), "constant": "n_center"}
+_SLICE = {"columns": ("Evals", "Log ratio"), "constant": "n_refits"}
 
 STEPS = {
     "kameleon": _metropolis_hastings(KameleonStep, _NO_KERNEL, n_subsample=100),
     "fast_kameleon": _metropolis_hastings(FastKameleonStep, _NO_KERNEL, n_features=60),
     "pca_kameleon": _metropolis_hastings(PCAKameleonStep, _NO_KERNEL, n_subsample=100),
-    "adaptive_metropolis": _metropolis_hastings(AdaptiveMetropolisStep, _IDENTITY),
-    "mala": _metropolis_hastings(MALAStep, _IDENTITY),
+    "adaptive_metropolis": _metropolis_hastings(
+        AdaptiveMetropolisStep, _IDENTITY, "covariance_scaling"
+    ),
+    "mala": _metropolis_hastings(MALAStep, _IDENTITY, "step_size"),
     "surrogate_hmc": dataclasses.replace(
-        _metropolis_hastings(SurrogateHMCStep, {}, max_centers=100, start="here"),
-        different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_centers": 50}),
+        _metropolis_hastings(SurrogateHMCStep, {}, "step_size", max_points=100, start="here"),
+        different=({"steps_per_draw": 3}, {"target_accept": 0.3}, {"max_points": 50}),
         columns=("Accept", "Calls"),
         tune=100,
     ),
     "multilevel": dataclasses.replace(
         _metropolis_hastings(_multilevel, {}),
-        different=({"steps_per_draw": 3}, {"length": 3}, {"cost_ratio": 4.0}),
+        different=({"steps_per_draw": 3}, {"subchain_length": 3}, {"cost_ratio": 4.0}),
         columns=("Accept", "Evals", "Coarse"),
-        constant="length",
+        constant="subchain_length",
         tune=60,
     ),
     "parallel_tempering": dataclasses.replace(
@@ -189,10 +192,10 @@ STEPS = {
         different=(
             {"step_size": 0.3},
             {"n_steps": 5},
-            {"n_fixed_point": 4},
+            {"_published": {"n_fixed_point": 4}},
             {"target_accept": 0.7},
             {"adapt_step_size": False},
-            {"random_length": False},
+            {"_published": {"random_length": False}},
             {"soft_floor": 0.1},
         ),
         columns=("Accept", "Leaps"),
@@ -208,7 +211,7 @@ STEPS = {
             {"target_accept": 0.3},
         ),
         columns=("Accept", "Evals"),
-        constant="n_center",
+        constant="n_refits",
         told_of_a_needle=(),
         variable="g",
         add=_counts_of_unknown_amplitude,
@@ -218,14 +221,14 @@ STEPS = {
     ),
     "slice_ep": _latent(
         EllipticalSliceStep,
-        different=({"center": "laplace"}, {"steps_per_draw": 3}),
+        different=({"approximation": "laplace"}, {"steps_per_draw": 3}),
         told_of_a_needle=("poor",),
         **_SLICE,
     ),
     "slice_prior": _latent(
         EllipticalSliceStep,
-        options={"center": "prior"},
-        different=({"center": "ep"},),
+        options={"approximation": "prior"},
+        different=({"approximation": "ep"},),
         told_of_a_needle=(),
         **_SLICE,
     ),

@@ -27,7 +27,7 @@ ADJACENT = re.compile(r'"\s*\n\s*f?"')
 
 
 def sample_little(monkeypatch, folder):
-    """Let samplers and `log_evidence` make a few draws, in a folder where files may be left.
+    """Let samplers and estimates make a few draws, in a folder where files may be left.
 
     Models are not compiled, which would take most of the time: other tests compile each step.
     """
@@ -40,8 +40,8 @@ def sample_little(monkeypatch, folder):
         kwargs |= {"tune": 20, "draws": 10, "cores": 1, "progressbar": False}
         return plain(*args, **kwargs)
 
-    few = functools.partial(latent_gp.log_evidence, n_temperatures=10, n_particles=8)
-    monkeypatch.setattr(latent_gp, "log_evidence", few)
+    few = functools.partial(latent_gp.log_marginal_likelihood, n_temperatures=10, n_particles=8)
+    monkeypatch.setattr(latent_gp, "log_marginal_likelihood", few)
     approximate = pymc_kameleon.surrogate_posterior
 
     def approximate_little(*args, **kwargs):

@@ -50,7 +50,7 @@ def learn_all(process, points, values, hyperparameters):
     return process
 
 
-def gp_of(points, values, hyperparameters, kernel="squared_exponential", depth=60.0):
+def gp_of(points, values, hyperparameters, kernel="gaussian", depth=60.0):
     """Return a process with room for five more, of mean 0 in raw coordinates."""
     size, dim = points.shape
     process = new_sparse_gp(COVARIANCES[kernel], dim, size + 5, depth, has_variance=True)

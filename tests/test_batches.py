@@ -251,10 +251,10 @@ def test_an_array_of_another_length_is_an_error(returned, words):
 
 
 def test_arguments_that_are_refused():
-    with pytest.raises(ValueError, match="workers=0"):
-        black_box(len, workers=0)
+    with pytest.raises(ValueError, match="cores=0"):
+        black_box(len, cores=0)
     with pytest.raises(ValueError, match="Leave one of both out"):
-        black_box(len, workers=2, vectorized=True)
+        black_box(len, cores=2, vectorized=True)
 
 
 def test_an_error_where_nothing_is_asked_for_is_none():
@@ -325,7 +325,7 @@ def new_function():
 
 
 def test_workers_are_processes_that_run_at_once():
-    box = black_box(new_function(), workers=3, shape=2)
+    box = black_box(new_function(), cores=3, shape=2)
     with pm.Model():
         pm.Potential("p", box(pm.Normal("x"))[1])
         step = KameleonStep()
@@ -341,7 +341,7 @@ def test_workers_are_processes_that_run_at_once():
 def test_chains_in_processes_have_workers_of_their_own():
     found = []
     for workers in (1, 2):
-        box = black_box(new_function(), workers=workers, shape=2)
+        box = black_box(new_function(), cores=workers, shape=2)
         with pm.Model():
             pm.Potential("p", box(pm.Normal("x"))[1])
             idata = sample(KameleonStep(), tune=3, draws=6, chains=2, cores=2, mp_ctx="fork")

@@ -407,7 +407,9 @@ def test_adapt_after_tune_goes_on(make_random_walk):
 def test_own_schedule_from_the_first_transition(schedule):
     """An update that comes before there is a history waits for one."""
     model, _, _ = models.normal(2)
-    step = KameleonStep(model=model, adaptation=schedule, n_subsample=20)
+    step = KameleonStep.paper(
+        model=model, adaptation=schedule, n_subsample=20, standardize=True, global_share=0.8
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         points, statistics, _ = run(step, model, 300, tune=250)

@@ -362,7 +362,7 @@ def in_a_prior():
 def of_a_latent_function():
     f = pm.MvNormal("f", np.zeros(3), np.eye(3))
     pm.Potential("loglike", estimated_loglikelihood(NormalEstimate(), f))
-    EllipticalSliceStep([f], center="prior")
+    EllipticalSliceStep([f], approximation="prior")
 
 
 def simulated(rng, mean, size=None):

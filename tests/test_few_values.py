@@ -64,7 +64,7 @@ def evaluations(seed):
 @pytest.mark.parametrize("seed", range(N_CASES // 2))
 def test_a_surrogate_of_few_values_is_finite_or_there_is_none(seed, quick_fits):
     points, values, rng = evaluations(seed)
-    learner = TrajectoryLearner(max_centers=100).start(points[0], rng, 0.9)
+    learner = TrajectoryLearner(max_points=100).start(points[0], rng, 0.9)
     for point, value in zip(points, values, strict=True):
         learner.keep(point, np.array([value, 0.0, 0.0]))
     fitted = learner.fit(rng)

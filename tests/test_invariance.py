@@ -105,7 +105,7 @@ ROWS = {
     "pca, linear": Row(PCAKameleonStep, RAW_LINEAR, n=4000),
     "pca, d = 8": Row(PCAKameleonStep, {"n_components": 3}, EIGHT),
     "mala": Row(MALAStep, LONG, n=2000),
-    "mala, array": Row(MALAStep, LONG | WIDE | {"scaling": 0.02}, n=2000),
+    "mala, array": Row(MALAStep, LONG | WIDE | {"step_size": 0.02}, n=2000),
     "kameleon, poor surrogate": Row(KameleonStep, LONG, n=1500, n_known=3),
     "metropolis, mean that follows": Row(
         AdaptiveMetropolisStep, LONG | {"settings": {"mean": "current"}}, n=1500, n_known=40
@@ -154,7 +154,7 @@ SPOILT = {
         (eigenfunction_moves, "rank_one_log_ratio", _rank_one_ratio_of_the_forward_direction),
     ),
     "mala": (
-        Row(MALAStep, LONG | {"scaling": 0.1}, n=400),
+        Row(MALAStep, LONG | {"step_size": 0.1}, n=400),
         (langevin, "langevin_log_ratio", _no_way_back),
     ),
     "second stage": (
@@ -224,8 +224,8 @@ def test_a_step_that_never_tuned_is_invariant(make):
 
 
 def test_the_covariance_here_is_that_of_the_present_state_after_every_update():
-    step = KameleonStep(
-        model=TARGET.model(), global_share=0.0, adaptation=_every_third, n_subsample=50
+    step = KameleonStep.paper(
+        model=TARGET.model(), standardize=True, adaptation=_every_third, n_subsample=50
     )
     point, updates, checked = {"x": np.array([1.0, -9.0])}, 0, 0
     learnt = None

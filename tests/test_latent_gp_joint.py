@@ -201,7 +201,7 @@ def test_calibration_sees_sites_that_differ_between_directions():
 
 def taught_learner(model, rng):
     """Moves on a surrogate that is narrower than the prior, and beside its middle."""
-    learner = EvidenceLearner(max_centers=300).start(model.mean, rng, 0.9)
+    learner = EvidenceLearner(max_points=300).start(model.mean, rng, 0.9)
     middle, sd = model.mean + 0.5 * model.sd, 0.6 * model.sd
     for x in middle + 1.5 * sd * rng.standard_normal((60, model.mean.size)):
         learner.keep(x, np.array([-0.5 * float(np.sum(((x - middle) / sd) ** 2)), 0.0, 0.0]))
@@ -402,7 +402,7 @@ def test_small_precisions_of_one_pilot_are_not_those_of_another():
 
 def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
     rng = np.random.default_rng(3)
-    learner = EvidenceLearner(max_centers=300).start(np.zeros(2), rng, 0.9)
+    learner = EvidenceLearner(max_points=300).start(np.zeros(2), rng, 0.9)
 
     def keep(points):
         for x in points:

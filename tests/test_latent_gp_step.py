@@ -263,7 +263,7 @@ def test_without_a_gradient_it_moves_at_a_fixed_whitened_function():
         pm.Potential("simulator", BlackBox(negative_half_square)(f))
     step = LatentGPStep(model=model)
     points, statistics, _ = run(step, model, 300, tune=100)
-    assert statistics[-1]["n_center"] == 0
+    assert statistics[-1]["n_refits"] == 0
     assert len(np.unique(points[:, 0])) > 30
 
 
@@ -529,7 +529,7 @@ def accepts(name, model):
     if name == "NUTS":
         return model.dlogp() is not None
     make = getattr(pymc_kameleon, name)
-    options = {"center": "prior"} if name == "EllipticalSliceStep" else {}
+    options = {"approximation": "prior"} if name == "EllipticalSliceStep" else {}
     return make(model=model, compile_kwargs=UNCOMPILED, **options) is not None
 
 

@@ -114,7 +114,7 @@ def name(request):
 def test_vars_may_be_the_variable_behind_the_function():
     model, _, _ = beside("slice_prior")
     behind = model["f_rotated_"]
-    make = functools.partial(EllipticalSliceStep, center="prior", compile_kwargs=UNCOMPILED)
+    make = functools.partial(EllipticalSliceStep, approximation="prior", compile_kwargs=UNCOMPILED)
     with model:
         step = make((model.rvs_to_values[behind],))
         assert [v.name for v in step.vars] == ["f_rotated_"] and step.function.name == "f"
@@ -155,10 +155,10 @@ BOTH, RMHMC, SLICE = (
         (BOTH, discrete, {"vars": ["count"]}, "count is discrete"),
         (RMHMC, poisson, {"step_size": 0}, "step_size"),
         (RMHMC, poisson, {"n_steps": 0}, "n_steps"),
-        (RMHMC, poisson, {"n_fixed_point": 0}, "n_fixed_point"),
+        (RMHMC, poisson, {"_published": {"n_fixed_point": 0}}, "n_fixed_point"),
         (RMHMC, poisson, {"target_accept": 1.0}, "target_accept"),
         (RMHMC, poisson, {"soft_floor": -1.0}, "soft_floor"),
-        (SLICE, poisson, {"center": "mode"}, "center='mode'.*'laplace'"),
+        (SLICE, poisson, {"approximation": "mode"}, "approximation='mode'.*'laplace'"),
         (SLICE, poisson, {"steps_per_draw": 0}, "steps_per_draw"),
     ],
 )
@@ -239,13 +239,13 @@ def test_what_is_learnt_does_not_depend_on_the_function(name):
 def test_sites_follow_the_hyperparameters_while_tuning():
     model, _, compound = beside("slice_ep", shift=0.05)
     _, statistics, _ = run(compound, model, 60, tune=40)
-    fits = [s[0]["n_center"] for s in statistics]
+    fits = [s[0]["n_refits"] for s in statistics]
     # At draws 0, 1, 2, 4, 8, 16, 32 and after tuning.
     assert fits[:9] == [1, 2, 3, 3, 4, 4, 4, 4, 5]
     assert fits[39:] == [7.0] + [8.0] * 20
     model, step = alone("slice_ep")
     _, statistics, _ = run(step, model, 60, tune=40)
-    assert {s["n_center"] for s in statistics} == {1.0}
+    assert {s["n_refits"] for s in statistics} == {1.0}
 
 
 @pytest.mark.numerics
@@ -435,7 +435,7 @@ def test_metrics_are_those_of_the_steps_only(monkeypatch):
     monkeypatch.setattr(LocalGeometry, "__init__", counted)
     model, step = alone("riemannian")
     _, statistics, _ = run(step, model, 20, tune=10)
-    assert not any(s["diverged"] for s in statistics)
+    assert not any(s["diverging"] for s in statistics)
     failed = sum(s["not_converged"] + s["not_reversible"] for s in statistics)
     steps = sum(s["n_leapfrog"] for s in statistics)
     assert steps + 1 - failed <= len(calls) <= steps + 1
@@ -501,12 +501,12 @@ def test_a_place_without_a_metric_is_stayed_at():
     begin(step)
     start = {"log_scale": np.array(3.0), "f": np.full(6, 1.0)}
     point, (statistics,) = step.step(start)
-    assert statistics["diverged"] == 0
+    assert statistics["diverging"] == 0
     learnt = step.averaging.log_step
     point["log_scale"] = np.array(-3.0)
     stayed, (statistics,) = step.step(point)
     np.testing.assert_array_equal(stayed["f"], point["f"])
-    assert statistics["diverged"] == 1 and statistics["accept"] == statistics["n_leapfrog"] == 0
+    assert statistics["diverging"] == 1 and statistics["accept"] == statistics["n_leapfrog"] == 0
     assert step.averaging.log_step == learnt
     _, (statistics,) = step.step(stayed | {"log_scale": np.array(3.0)})
     assert statistics["n_leapfrog"] > 0
@@ -545,7 +545,7 @@ def test_poor_centre_says_so_once_however_often_it_is_fitted(monkeypatch):
     for fit, reason in ((unconverged, "not converged"), (impossible, "not finite at")):
         monkeypatch.setattr(elliptical_slice, "expectation_propagation_approximation", fit)
         _, statistics, _ = run(compound, model, 20, tune=10)
-        assert statistics[-1][0]["n_center"] == 6
+        assert statistics[-1][0]["n_refits"] == 6
         told = [s[0]["warning"].message for s in statistics if "warning" in s[0]]
         assert len(told) == 1 and "poor" in told[0] and "f" in told[0] and reason in told[0]
 
@@ -639,10 +639,10 @@ def gaussian_draws():
 
 EXACT = {
     "riemannian": (True, {}),
-    "ep": (False, {"center": "ep"}),
-    "laplace": (True, {"center": "laplace"}),
-    "prior": (False, {"center": "prior"}),
-    "sites of another likelihood": (True, {"center": "ep"}),
+    "ep": (False, {"approximation": "ep"}),
+    "laplace": (True, {"approximation": "laplace"}),
+    "prior": (False, {"approximation": "prior"}),
+    "sites of another likelihood": (True, {"approximation": "ep"}),
 }
 
 

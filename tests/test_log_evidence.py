@@ -268,7 +268,7 @@ def test_the_pilot_pass_finds_steps_that_are_accepted_as_wanted(name):
 
 def assert_near(found, exact, n_errors=4.0, exact_error=0.0):
     error = np.hypot(found.standard_error, exact_error)
-    assert abs(found.log_evidence - exact) < n_errors * error, found
+    assert abs(found.log_marginal_likelihood - exact) < n_errors * error, found
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_tempering_finds_the_exact_evidence_and_posterior(start):
     assert_near(found, exact)
     assert found.standard_error < 0.25
     report = found.report
-    assert found.log_evidence == report.stepping_stones.log_evidence
+    assert found.log_marginal_likelihood == report.stepping_stones.log_evidence
     assert_near(report.thermodynamic_integration, exact)
     assert found.draws.shape == (800, prior.size)
     precision = np.full(prior.size, likelihood.sd**-2)
@@ -311,7 +311,7 @@ def test_tempering_finds_the_exact_evidence_and_posterior(start):
     chosen = "thermodynamic_integration"
     options |= {"n_temperatures": 5, "n_draws": 40, "estimator": chosen}
     found = estimate(prior, likelihood, method="tempering", **options)
-    assert found.log_evidence == found.report.thermodynamic_integration.log_evidence
+    assert found.log_marginal_likelihood == found.report.thermodynamic_integration.log_evidence
 
 
 CHEAP = {
@@ -327,14 +327,14 @@ def test_standard_errors_are_those_of_repeated_runs(method):
     prior, likelihood, wrong, exact = gaussian_problem()
     options = CHEAP[method] | ({"n_temperatures": 40, "n_moves": 2} if method == "ais" else {})
     runs = [
-        estimate(prior, likelihood, sites=wrong, n_tune=10, random_seed=seed, **options)
+        estimate(prior, likelihood, sites=wrong, tune=10, random_seed=seed, **options)
         for seed in range(30)
     ]
     candidates = [runs]
     if method == "tempering":
         candidates.append([run.report.thermodynamic_integration for run in runs])
     for found in candidates:
-        z = np.array([(run.log_evidence - exact) / run.standard_error for run in found])
+        z = np.array([(run.log_marginal_likelihood - exact) / run.standard_error for run in found])
         low, high = stats.chi2(30).ppf([1e-4, 1 - 1e-4])
         assert low < (z**2).sum() < high
         assert abs(z.mean()) < 4 / np.sqrt(30)
@@ -410,9 +410,9 @@ def test_one_seed_is_one_result_on_any_number_of_cores(method):
     )
     np.testing.assert_array_equal(one.log_weights, two.log_weights)
     np.testing.assert_array_equal(one.draws, two.draws)
-    assert one.log_evidence == two.log_evidence
+    assert one.log_marginal_likelihood == two.log_marginal_likelihood
     other = estimate(prior, likelihood, **options | {"random_seed": 13})
-    assert other.log_evidence != one.log_evidence
+    assert other.log_marginal_likelihood != one.log_marginal_likelihood
 
 
 def test_an_error_in_a_process_comes_back():
@@ -467,7 +467,9 @@ def test_bad_arguments_are_told(options, words):
 def test_a_result_can_be_read_and_drawn_from():
     prior, likelihood, wrong, _ = gaussian_problem()
     found = estimate(prior, likelihood, sites=wrong, n_temperatures=10, random_seed=1)
-    assert repr(found).startswith(f"<Evidence: log Z = {found.log_evidence:.4f}")
+    assert repr(found).startswith(
+        f"<MarginalLikelihood: log Z = {found.log_marginal_likelihood:.4f}"
+    )
     assert found.report.pareto_k == pareto_k(found.log_weights)
     with pytest.raises(TypeError, match=r"report\['betas'\] is written report.betas"):
         found.report["betas"]

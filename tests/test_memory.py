@@ -166,7 +166,7 @@ VARIANTS = {
     "gradient surrogate": (resizable, lambda: MALAStep(surrogate=SURROGATE(), **FAST)),
     "surrogate hmc": (
         resizable,
-        lambda: SurrogateHMCStep(max_centers=60, start="here", **FAST),
+        lambda: SurrogateHMCStep(max_points=60, start="here", **FAST),
     ),
     "estimate": (
         functools.partial(resizable, estimated),

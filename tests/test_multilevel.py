@@ -21,7 +21,9 @@ from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
 from pymc_kameleon.steps import multilevel
 from pymc_kameleon.testing import invariance_p_values
 
-METROPOLIS = functools.partial(AdaptiveMetropolisStep, covariance="identity", scaling=2.0)
+METROPOLIS = functools.partial(
+    AdaptiveMetropolisStep, covariance="identity", covariance_scaling=2.0
+)
 
 
 def banana(bend, wide=1.0, height=0.0, rough=0.0):
@@ -49,7 +51,12 @@ def p_values(coarse, tune, n=900):
     """Chains from exact draws, compared with exact draws again; `tune` draws teach before."""
     rng = np.random.default_rng(5)
     step = MultilevelStep(
-        coarse=coarse, step=METROPOLIS, length=3, steps_per_draw=15, model=FINE, start="here"
+        coarse=coarse,
+        step=METROPOLIS,
+        subchain_length=3,
+        steps_per_draw=15,
+        model=FINE,
+        start="here",
     )
     begin(step, 6, tune=tune)
     point = FINE.initial_point()
@@ -124,7 +131,9 @@ def test_a_wrong_ratio_is_caught(name, monkeypatch):
 @pytest.mark.parametrize("tune", [0, 30])
 def test_acceptance_is_that_of_the_densities(tune):
     """Of three levels, the differences learnt or not, from the models' own log densities."""
-    step = MultilevelStep(coarse=[COARSEST, COARSE], step=METROPOLIS, length=[3, 2], model=FINE)
+    step = MultilevelStep(
+        coarse=[COARSEST, COARSE], step=METROPOLIS, subchain_length=[3, 2], model=FINE
+    )
     begin(step, 7, tune=tune)
     _, _, point = drive(step, FINE.initial_point(), max(tune, 1), tune=-1)
     step.stop_tuning()
@@ -180,7 +189,7 @@ def test_posterior_and_counts():
     for name, statistic in (("fine", "n_evals"), ("coarse", "coarse_evals")):
         assert calls[name] == sum(float(part[statistic].sum()) for part in stats)
     assert stats[0]["n_evals"].values[0, 1:].max() <= 1.0
-    first, *others = (stats[0]["coarse_evals"] - stats[0]["length"]).values[0]
+    first, *others = (stats[0]["coarse_evals"] - stats[0]["subchain_length"]).values[0]
     assert first > 1000.0 and max(others) <= 0.0  # the coarse model is tuned again at the end
     assert stats[0]["accept"].mean() > 0.6
     grid = np.linspace(1e-6, 20.0, 20_000)
@@ -244,7 +253,7 @@ def test_data_of_all_levels_may_change():
         return model
 
     *coarse, fine = with_data(), with_data(), with_data()
-    step = MultilevelStep(coarse=coarse, length=2, model=fine)
+    step = MultilevelStep(coarse=coarse, subchain_length=2, model=fine)
     _, _, point = run(step, fine, 10, tune=5)
     for model in (*coarse, fine):
         with model:
@@ -263,7 +272,9 @@ def test_data_of_all_levels_may_change():
 @pytest.mark.numerics
 def test_a_failure_in_between_leaves_no_value_of_another_point():
     """The level below is put back after a rejection, and the call for that fails."""
-    step = MultilevelStep(coarse=[COARSEST, COARSE], step=METROPOLIS, length=[3, 2], model=FINE)
+    step = MultilevelStep(
+        coarse=[COARSEST, COARSE], step=METROPOLIS, subchain_length=[3, 2], model=FINE
+    )
     begin(step, 7, tune=5)
     _, _, point = drive(step, FINE.initial_point(), 6, tune=5)
     lowest = step.learner.below.learner.below
@@ -303,7 +314,7 @@ def with_a_random_term():
         ({"coarse": [3]}, TypeError, "pass PyMC models"),
         ({"coarse": [models.normal(2)[0]], "cost_ratio": [1, 2]}, ValueError, "cost_ratio has 2"),
         ({"coarse": [COARSE], "cost_ratio": 0}, ValueError, "cost_ratio"),
-        ({"coarse": [COARSE], "length": 0}, ValueError, "length"),
+        ({"coarse": [COARSE], "subchain_length": 0}, ValueError, "subchain_length"),
         ({"coarse": [models.two_scales()]}, ValueError, "free variables a, b, and the fine"),
         ({"coarse": [models.normal(3)[0]]}, ValueError, r"x \(3,\), and the fine one has x \(2,\)"),
         ({"coarse": [COARSE], "step": SurrogateHMCStep}, TypeError, "no random walk"),

@@ -178,7 +178,7 @@ def test_likelihood_of_the_noise_and_its_gradient(has_gradients):
     rng = np.random.default_rng(1)
     u, known = rng.normal(size=(2, 12)), np.linspace(0.0, 0.2, 12)
     targets = rng.normal(size=(3 if has_gradients else 1, 12))
-    kernel, hyperparameters = COVARIANCES["matern52"], np.log([1.5, 0.8, 1.2, 0.3])
+    kernel, hyperparameters = COVARIANCES["matern"], np.log([1.5, 0.8, 1.2, 0.3])
     found, slopes = log_marginal_likelihood(kernel, u, targets, hyperparameters, known)
     both = np.hypot(known, 0.3)
     expected, of_others = log_marginal_likelihood(kernel, u, targets, hyperparameters[:-1], both)
@@ -198,7 +198,7 @@ def test_noise_is_found(noise):
     rng = np.random.default_rng(2)
     u = rng.normal(size=(2, 300))
     values = 3.0 * np.cos(u).sum(axis=0) + noise * rng.normal(size=300)
-    kernel = COVARIANCES["squared_exponential"]
+    kernel = COVARIANCES["gaussian"]
     found, _ = fit_hyperparameters(kernel, u, values[None], noise_start=1.0)
     assert np.exp(found[-1]) == pytest.approx(noise, rel=0.2)
 

@@ -46,7 +46,7 @@ def fixed_step(dim):
     points = np.random.default_rng(SEED).normal(size=(300, dim))
     with gaussian_model(dim):
         return AdaptiveMetropolisStep(
-            covariance=COVARIANCE[:dim, :dim], scaling=1.0, warm_start=points
+            covariance=COVARIANCE[:dim, :dim], covariance_scaling=1.0, warm_start=points
         )
 
 

@@ -369,7 +369,7 @@ def test_a_failure_is_a_rejection_that_is_counted(failure, monkeypatch):
     assert outcome.acceptance == 0.0
     assert (outcome.n_leapfrog, outcome.n_fixed_point) == (1, 7)
     assert np.isfinite(outcome.energy)
-    flags = (outcome.not_converged, outcome.not_reversible, outcome.diverged)
+    flags = (outcome.not_converged, outcome.not_reversible, outcome.diverging)
     assert flags == tuple(
         float(failure is kind) for kind in (NotConverged, NotReversible, Diverged)
     )

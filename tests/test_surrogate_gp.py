@@ -50,7 +50,7 @@ def covariance(kernel, u, other, hyperparameters):
     """Textbook covariances of the rows of `u` and `other`, in extended precision."""
     amplitude, *lengthscales = np.exp(np.asarray(hyperparameters, np.longdouble))
     r = np.sqrt((((u[:, None] - other) / np.array(lengthscales)) ** 2).sum(axis=-1))
-    if kernel == "squared_exponential":
+    if kernel == "gaussian":
         return amplitude**2 * np.exp(-(r**2) / 2)
     if kernel == "rational_quadratic":
         return amplitude**2 * (1 + r**2 / 16) ** -8
@@ -354,7 +354,7 @@ def test_hyperparameters_are_fitted_to_points_in_the_order_that_they_came(monkey
 
 @pytest.mark.parametrize("with_gradients", [False, True])
 def test_a_concave_quadratic_is_fitted_exactly(with_gradients):
-    mean, dim = Problem("matern52", 3, 5).mean, 3
+    mean, dim = Problem("matern", 3, 5).mean, 3
     u = np.random.default_rng(1).normal(size=(dim, 30))
     gradients = mean.linear[:, None] + mean.quadratic @ u if with_gradients else None
     values = quadratic_mean(mean, u.T) - 1e6
@@ -396,7 +396,7 @@ def test_what_is_known_comes_back_whatever_its_size(kernel, size):
 
 
 def test_a_quadratic_target_is_known_everywhere():
-    problem = Problem("matern52", 4, 40)
+    problem = Problem("matern", 4, 40)
     u = problem.straight(problem.points).astype(float)
     fitted = GPSurrogate().fit(problem.points, quadratic_mean(problem.mean, u))
     x = problem.location + 5 * (problem.draw(20) - problem.location)
@@ -408,7 +408,7 @@ def test_a_quadratic_target_is_known_everywhere():
 
 @pytest.mark.numerics
 def test_update_learns_and_there_are_no_more_centres_than_may_be():
-    problem = Problem("squared_exponential", 2, 40)
+    problem = Problem("gaussian", 2, 40)
     fitted = GPSurrogate(max_points=50).fit(problem.points, problem.values)
     new = problem.draw(60)
     hyperparameters = fitted.process.hyperparameters.copy()
@@ -423,7 +423,7 @@ def test_update_learns_and_there_are_no_more_centres_than_may_be():
 
 
 def test_repeated_points_count_once_and_the_current_mean_is_the_value_given():
-    problem, surrogate = Problem("matern52", 2, 30), GPSurrogate(mean="current")
+    problem, surrogate = Problem("matern", 2, 30), GPSurrogate(mean="current")
     points, values = np.tile(problem.points, (3, 1)), np.tile(problem.values, 3)
     process = surrogate.new_process(2)
     surrogate.fit_into(process, points, values, current_value=-2.5)
@@ -433,7 +433,7 @@ def test_repeated_points_count_once_and_the_current_mean_is_the_value_given():
 
 
 def test_fitting_again_in_place_starts_from_what_was_known():
-    problem, surrogate = Problem("squared_exponential", 2, 60), GPSurrogate()
+    problem, surrogate = Problem("gaussian", 2, 60), GPSurrogate()
     process = surrogate.new_process(2)
     surrogate.fit_into(process, problem.points[:30], problem.values[:30])
     before = process.hyperparameters.copy()
@@ -501,11 +501,11 @@ def test_values_and_gradients_are_fitted_together(kernel, mean):
 
 
 def test_configuration_is_immutable_and_survives_pickling():
-    surrogate = GPSurrogate(kernel="matern52", n_initial=7, refit=2)
+    surrogate = GPSurrogate(kernel="matern", n_initial=7, refit=2)
     assert pickle.loads(pickle.dumps(surrogate)) == surrogate
     with pytest.raises(dataclasses.FrozenInstanceError):
         surrogate.max_points = 5
-    problem = Problem("matern52", 2, 30)
+    problem = Problem("matern", 2, 30)
     fitted = surrogate.fit(problem.points, problem.values)
     copied = pickle.loads(pickle.dumps(fitted))
     x = problem.draw(5)

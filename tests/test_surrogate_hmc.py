@@ -65,11 +65,11 @@ def without_prior(gp):
     return new_surrogate(gp.standardization, bends, mean, nowhere, NO_PRIOR, support)
 
 
-def fitted(target=BANANA, n=80, max_centers=500, seed=0):
+def fitted(target=BANANA, n=80, max_points=500, seed=0):
     points = target.draw(n, np.random.default_rng(seed))
     values = target.log_density(points)
     coordinates = standardization(points, np.ones(target.dim))
-    gp, _ = fit_sparse_gp(points, values, coordinates, max_centers)
+    gp, _ = fit_sparse_gp(points, values, coordinates, max_points)
     return without_prior(gp), points, values
 
 
@@ -1065,7 +1065,7 @@ def made(model=None, **options):
     ("call", "error", "words"),
     [
         (lambda: made(start="there"), ValueError, "start='there'"),
-        (lambda: made(max_centers=0), ValueError, "max_centers"),
+        (lambda: made(max_points=0), ValueError, "max_points"),
         (lambda: made(target_accept=1.5), ValueError, "target_accept"),
         (lambda: made(_estimated()), ValueError, r"noisy is an estimate.*pseudo_marginal"),
         (

@@ -174,7 +174,7 @@ def test_a_chain_leaves_what_it_has_learnt_for_what_is_better():
         model=banana_with_likelihood(),
         surrogate=FittedSurrogate(surrogate, process, points, values),
         covariance="identity",
-        scaling=2.0,
+        covariance_scaling=2.0,
         learn_scaling=False,
     )
     step = frozen(step, 52)
@@ -307,7 +307,7 @@ def test_a_surrogate_that_saves_nothing_says_so_once():
         model=banana_with_likelihood(),
         surrogate=FittedSurrogate(surrogate, process, far, np.zeros(3)),
         covariance="identity",
-        scaling=1e-4,
+        covariance_scaling=1e-4,
         learn_scaling=False,
         rng=1,
         steps_per_draw=20,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -68,16 +69,18 @@ class TemperingLearner(Learner):
 
     After each the inverse temperatures are those between which swaps of the round would have been
     rejected equally often, archive, covariance and trends of each those of the nearest one in that
-    round, and a Gaussian reference that of the chain. Four are set by the step: `target`, the
+    round, and a Gaussian reference that of the chain. Five are set by the step: `target`, the
     chain's `LogDensity`; `hot_target`, that of the other replicas, another one where other steps
-    move what it depends on; `prior_sampler`, a `PriorSampler`, or None where the reference is
-    learnt; and `or_none(density, x, value)`, which calls a density and notes an error.
+    move what it depends on; `stored`, the `StoredDensity` of both, or None; `prior_sampler`, a
+    `PriorSampler`, or None where the reference is learnt; and `or_none(density, x, value)`, which
+    calls a density and notes an error.
     """
 
     state_names = ("scales", "ladder", "reference", "tuning", "states", "rounds", "held")
     history_capacity = ARCHIVE
     target: LogDensity
     hot_target: LogDensity
+    stored: Any = None
     prior_sampler: PriorSampler | None = None
     or_none: Callable
 
@@ -118,10 +121,7 @@ class TemperingLearner(Learner):
         else:
             drawn = self.prior_sampler(N_PRIOR_POINTS, rng)
         deviations = 0.5 * np.maximum(drawn.std(axis=0), self.target.scales * 1e-3)
-        terms = np.empty((len(drawn), N_TERMS))
-        self.target.n_evaluations += len(drawn)
-        for x, value in zip(drawn, terms, strict=True):
-            self.or_none(self.target.function.into, x, value)
+        terms = self._terms_at(drawn)
         heights = terms[:, 1] + terms[:, 2]
         if self.prior_sampler is None:
             heights = heights + terms[:, 0]
@@ -157,6 +157,18 @@ class TemperingLearner(Learner):
         )
         self._hold_others()
 
+    def _terms_at(self, points):
+        """Terms of the log density at `points`, which are no evaluations of a draw."""
+        terms = np.empty((len(points), N_TERMS))
+        self.target.n_evaluations += len(points)
+        n_known = 0 if self.stored is None else self.stored.taken_n_known()
+        for x, value in zip(points, terms, strict=True):
+            self.or_none((self.stored or self.target.function).into, x, value)
+        if self.stored is not None:
+            self.stored.taken_n_known()
+            self.stored.count(0, n_known)
+        return terms
+
     def _new_round(self, n, length):
         return Tuning(
             np.zeros((n, ARCHIVE, self.dim)),
@@ -182,7 +194,7 @@ class TemperingLearner(Learner):
     def proposal(self, compiled):  # noqa: D102
         scaling = Scaling(self.ladder.log_scale, self.ladder.n_walks)
         bound = np.full(len(scaling.log), LARGEST_LOG_SCALING)
-        function = self.hot_target.function
+        function = self._hot_function
         table = function.compiled() if compiled else (self._hot_density,)
         return Replicas(
             table,
@@ -198,9 +210,14 @@ class TemperingLearner(Learner):
             self.states,
         )
 
+    @property
+    def _hot_function(self):
+        """What evaluates the densities of the other replicas."""
+        return self.stored or self.hot_target.function
+
     def _hot_density(self, x, value):
         """As the target's, where an error counts as no density while tuning."""
-        density = self.hot_target.function.into
+        density = self._hot_function.into
         if self.adapts:
             self.or_none(density, x, value)
         else:

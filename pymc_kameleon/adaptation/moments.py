@@ -41,10 +41,9 @@ class MomentsLearner(Learner):
         default_scaling=scaling_of_a_random_walk,
         proposal_class=RandomWalk,
         coordinate_share=0.0,
+        called="scaling",
     ):
-        self.chosen_scaling = (
-            None if scaling is None else checked_number("scaling", scaling, above=0)
-        )
+        self.chosen_scaling = None if scaling is None else checked_number(called, scaling, above=0)
         self.learns_scaling = bool(learn_scaling)
         if isinstance(covariance, str) and covariance not in ("learned", "identity"):
             raise ValueError(
@@ -153,7 +152,7 @@ class MomentsLearner(Learner):
         return self.moments.mean, self.moments.factor
 
     def statistics(self):  # noqa: D102
-        return {"scaling": math.exp(self.scaling.log[0])}
+        return {"scaling": math.exp(0.5 * self.scaling.log[0])}
 
 
 def _cholesky(name, covariance, names, dim):

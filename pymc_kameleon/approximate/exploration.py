@@ -21,7 +21,7 @@ from pymc_kameleon.steps.chain.screening import NoScreening
 from pymc_kameleon.steps.chain.start import Start, StartSearch
 from pymc_kameleon.steps.chain.surrogate_sampler import (
     MANY_DIMENSIONS,
-    MAX_CENTERS,
+    MAX_POINTS,
     TARGET_ACCEPT,
     SurrogateSampler,
     check_learnable,
@@ -78,7 +78,7 @@ class Explorer(SurrogateSampler):
         super().__init__(
             evaluator_of(target, store, gradients=False, looks_ahead=True),
             NoScreening(),
-            TrajectoryLearner(max_centers=MAX_CENTERS),
+            TrajectoryLearner(max_points=MAX_POINTS),
             target_accept=TARGET_ACCEPT,
         )
         check_learnable(self, "surrogate_posterior")

@@ -30,8 +30,8 @@ COVERAGE = 0.975
 
 _TAKES = (
     "take what pm.sample(step=ParallelTemperingStep()), pm.sample(step=SurrogateHMCStep()) or, "
-    "as an approximation, surrogate_posterior() returned. latent_gp.log_evidence(model, f) "
-    "estimates that of a model of a latent Gaussian process itself."
+    "as an approximation, surrogate_posterior() returned. For a latent Gaussian process there is "
+    "latent_gp.log_marginal_likelihood(model, f)."
 )
 
 __all__ = ["bridge", "compare_evidence", "log_evidence"]
@@ -244,8 +244,8 @@ def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:
     Parameters
     ----------
     results : dict
-        Name of each model -> what `log_evidence` takes, or what it or `latent_gp.log_evidence`
-        returned.
+        Name of each model -> what `log_evidence` takes, or what it or
+        `latent_gp.log_marginal_likelihood` returned.
 
     Returns
     -------
@@ -265,12 +265,8 @@ def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:
     """
     if not results:
         raise ValueError("results: give at least one, as in {'name of the model': idata}.")
-    found = {
-        name: result if hasattr(result, "log_evidence") else log_evidence(result)
-        for name, result in results.items()
-    }
     table = pd.DataFrame(
-        {name: [e.log_evidence, e.standard_error] for name, e in found.items()},
+        {name: _value_and_error(result) for name, result in results.items()},
         index=["log_evidence", "standard_error"],
     ).T.sort_values("log_evidence", ascending=False)
     best = table.iloc[0]
@@ -280,3 +276,11 @@ def compare_evidence(results: Mapping[str, Any]) -> pd.DataFrame:
     logs = table["log_evidence"].to_numpy()
     table["probability"] = np.exp(logs - logsumexp(logs))
     return table
+
+
+def _value_and_error(result):
+    """Log evidence and its standard error, of draws or of what was estimated already."""
+    if hasattr(result, "log_marginal_likelihood"):
+        return [result.log_marginal_likelihood, result.standard_error]
+    estimate = result if hasattr(result, "log_evidence") else log_evidence(result)
+    return [estimate.log_evidence, estimate.standard_error]

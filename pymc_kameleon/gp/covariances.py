@@ -13,8 +13,9 @@ from scipy import linalg
 from pymc_kameleon.mcmc.bridge.jit import SIMD, jit, jit_inner
 from pymc_kameleon.mcmc.linalg import squared_distances
 
-COVARIANCES = {"squared_exponential": 0, "matern52": 1, "rational_quadratic": 2}
-"""Code of each covariance in a process: compiled code takes no function pointers."""
+COVARIANCES = {"gaussian": 0, "matern": 1, "rational_quadratic": 2}
+"""Code of each covariance in a process: compiled code takes no function pointers. Names are those
+of `kernels`."""
 
 
 @jit_inner(fastmath=SIMD)

@@ -1,4 +1,4 @@
-"""Approximations and log evidence of a PyMC model with a latent Gaussian process."""
+"""Approximations and log marginal likelihood of a PyMC model with a latent Gaussian process."""
 
 import threading
 from collections import OrderedDict
@@ -18,10 +18,10 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
     laplace_approximation,
 )
-from pymc_kameleon.latent_gp.latent_evidence import Evidence, estimate_log_evidence
+from pymc_kameleon.latent_gp.latent_evidence import MarginalLikelihood, estimate_log_evidence
 from pymc_kameleon.latent_gp.reader.model_reader import LatentFunction
 from pymc_kameleon.model.transforms import unconstraining_function
-from pymc_kameleon.validation import checked_choice
+from pymc_kameleon.validation import checked_choice, renamed
 
 MOST_READINGS = 4
 """Models that are kept compiled, so that calls at many hyperparameters compile once."""
@@ -145,17 +145,18 @@ def expectation_propagation(
     return _approximated(approximate, model, f, point, compile_kwargs, options)
 
 
-def log_evidence(
+@renamed(start="approximation", n_draws="draws", n_tune="tune")
+def log_marginal_likelihood(
     model: Model | None = None,
     f: Variable | str | None = None,
     *,
     point: dict[str, Any] | None = None,
     method: Literal["ais", "tempering"] = "ais",
-    start: Literal["prior", "laplace", "ep"] | GaussianApproximation = "ep",
+    approximation: Literal["prior", "laplace", "ep"] | GaussianApproximation = "ep",
     transition: str = "slice",
     compile_kwargs: dict[str, Any] | None = None,
     **options: Any,
-) -> Evidence:
+) -> MarginalLikelihood:
     """Estimate the log marginal likelihood of the hyperparameters of a latent Gaussian process.
 
     Parameters
@@ -164,7 +165,7 @@ def log_evidence(
         As for `laplace`.
     method : {"ais", "tempering"}
         Annealed importance sampling, or parallel tempering.
-    start : {"ep", "laplace", "prior"} or GaussianApproximation
+    approximation : {"ep", "laplace", "prior"} or GaussianApproximation
         Gaussian at which the path to the posterior begins: a good one makes it short, and any gives
         the right answer.
     transition : {"slice", "hmc", "rmhmc"}
@@ -178,10 +179,10 @@ def log_evidence(
             Independent particles, default 64; replicates of the whole tempering, default 4.
         n_moves : int
             Transitions a temperature of each particle, default 1; of annealed importance sampling.
-        n_draws, n_tune : int
+        draws, tune : int
             Iterations of each replicate kept, and before them, default 1000 and 500; of tempering.
         estimator : {"stepping_stones", "thermodynamic_integration"}
-            Which estimate of tempering is `log_evidence`; both are in the report.
+            Which estimate of tempering is the result; both are in the report.
         cores : int
             Processes. The result for one seed does not depend on their number.
         random_seed : int, Generator or None
@@ -191,9 +192,9 @@ def log_evidence(
 
     Returns
     -------
-    Evidence
-        With the final draws, resampled by their weights, as `Evidence.result`: what `pm.sample`
-        returns; and the approximation at which the path began as `Evidence.start`.
+    MarginalLikelihood
+        With the final draws, resampled by their weights, as `result`: what `pm.sample` returns; and
+        the Gaussian at which the path began as `approximation`.
 
     Raises
     ------
@@ -222,19 +223,19 @@ def log_evidence(
         "laplace": laplace_approximation,
         "ep": expectation_propagation_approximation,
     }
-    if not isinstance(start, GaussianApproximation):
+    if not isinstance(approximation, GaussianApproximation):
         besides = ", or what `laplace` or `expectation_propagation` returned"
-        checked_choice("start", start, approximate, besides)
+        checked_choice("approximation", approximation, approximate, besides)
     reading, values = _read_at(model, f, point, compile_kwargs)
     function = reading.function
     prior, likelihood = function.prior.gaussian, function.likelihood
-    if start != "prior" or transition != "slice":
+    if approximation != "prior" or transition != "slice":
         likelihood.require_gradient()
-    if isinstance(start, GaussianApproximation):
-        begin = start
+    if isinstance(approximation, GaussianApproximation):
+        begin = approximation
     else:
         with threads_for(function.size):
-            begin = approximate[start](prior, likelihood)
+            begin = approximate[approximation](prior, likelihood)
     evidence = estimate_log_evidence(
         prior,
         likelihood,
@@ -245,9 +246,9 @@ def log_evidence(
     )
     draws = evidence.posterior_draws(options.get("random_seed"))
     result = posterior_result({function.name: draws[None]})
-    if begin is not None and begin is not start:
+    if begin is not None and begin is not approximation:
         begin = replace(begin, likelihood=_LikelihoodAt(reading, values))
-    return replace(evidence, result=result, start=begin)
+    return replace(evidence, result=result, approximation=begin)
 
 
 def _approximated(approximate, model, f, point, compile_kwargs, options):

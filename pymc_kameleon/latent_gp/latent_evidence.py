@@ -1,4 +1,4 @@
-"""Log evidence of a latent function, by annealed importance sampling or parallel tempering."""
+"""Log marginal likelihood of a latent function, by annealed importance sampling or tempering."""
 
 import time
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from pymc_kameleon.latent_gp.annealing import (
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites
 from pymc_kameleon.latent_gp.parallel_tasks import run_tasks
 from pymc_kameleon.latent_gp.tempered_target import FactorisingLikelihood
-from pymc_kameleon.validation import checked_choice, checked_integer
+from pymc_kameleon.validation import checked_choice, checked_integer, warn_of_old_name
 
 DEFAULTS = {
     "ais": {"n_temperatures": 100, "n_particles": 64},
@@ -93,14 +93,14 @@ class EvidenceReport:
 
 
 @dataclass(frozen=True, repr=False)
-class Evidence:
+class MarginalLikelihood:
     """Estimate of log p(y), and what it came from.
 
     Attributes
     ----------
-    log_evidence : float
+    log_marginal_likelihood : float
     standard_error : float
-        Of `log_evidence`.
+        Of `log_marginal_likelihood`.
     log_weights : array, shape (n_particles,)
         Annealed importance sampling: unbiased estimates of Z, in logs. Tempering: the estimates of
         log Z by each replicate.
@@ -118,13 +118,14 @@ class Evidence:
     report : EvidenceReport
         Temperatures, acceptances, step sizes and diagnoses.
     result : InferenceData or DataTree, or None
-        Draws of the posterior, equally weighted, as `pm.sample` returns them; from `log_evidence`.
-    start : GaussianApproximation or None
-        Where the path began, with its own estimate of log Z; from `log_evidence`. None is the
-        prior.
+        Draws of the posterior, equally weighted, as `pm.sample` returns them; from
+        `log_marginal_likelihood`.
+    approximation : GaussianApproximation or None
+        Where the path began, with its own estimate of log Z; from `log_marginal_likelihood`. None
+        is the prior.
     """
 
-    log_evidence: float
+    log_marginal_likelihood: float
     standard_error: float
     log_weights: np.ndarray
     effective_size: float
@@ -134,17 +135,30 @@ class Evidence:
     transition: str
     report: EvidenceReport
     result: Any = None
-    start: Any = None
+    approximation: Any = None
 
     def __repr__(self) -> str:
         kind, number = ("particles", len(self.log_weights))
         if self.method == "tempering":
             kind, number = "draws", len(self.draws)
         return (
-            f"<Evidence: log Z = {self.log_evidence:.4f} ± {self.standard_error:.2g}, "
-            f"{self.method} with {self.transition}, {len(self.report.betas)} temperatures, "
+            f"<MarginalLikelihood: log Z = {self.log_marginal_likelihood:.4f} "
+            f"± {self.standard_error:.2g}, {self.method} with {self.transition}, "
+            f"{len(self.report.betas)} temperatures, "
             f"effective size {self.effective_size:.0f} of {number} {kind}, {self.seconds:.1f} s>"
         )
+
+    @property
+    def log_evidence(self) -> float:
+        """The name of `log_marginal_likelihood` in earlier versions."""
+        warn_of_old_name("MarginalLikelihood.log_evidence", ".log_marginal_likelihood")
+        return self.log_marginal_likelihood
+
+    @property
+    def start(self) -> Any:
+        """The name of `approximation` in earlier versions."""
+        warn_of_old_name("MarginalLikelihood.start", ".approximation")
+        return self.approximation
 
     def posterior_draws(self, random_seed: Any = None) -> np.ndarray:
         """Draws (n, N) of the posterior without weights.
@@ -168,17 +182,17 @@ def estimate_log_evidence(
     n_temperatures: int | None = None,
     n_particles: int | None = None,
     n_moves: int = 1,
-    n_draws: int = 1000,
-    n_tune: int = 500,
+    draws: int = 1000,
+    tune: int = 500,
     estimator: str = "stepping_stones",
     cores: int = 1,
     random_seed=None,
     progressbar: bool = True,
-) -> Evidence:
+) -> MarginalLikelihood:
     """Estimate log Z, Z the integral of N(f; prior) exp(sum l_n(f_n)).
 
-    Arguments are those of `latent_gp.log_evidence`. With `sites`, of non-negative precisions, the
-    path begins at prior x sites.
+    Arguments are those of `latent_gp.log_marginal_likelihood`. With `sites`, of non-negative
+    precisions, the path begins at prior x sites.
     """
     checked_choice("method", method, DEFAULTS)
     checked_choice("estimator", estimator, ESTIMATORS)
@@ -193,7 +207,7 @@ def estimate_log_evidence(
     n_particles = checked_integer("n_particles", n_particles, 1)
     cores = checked_integer("cores", cores, 1)
     n_moves = checked_integer("n_moves", n_moves, 1)
-    n_draws, n_tune = checked_integer("n_draws", n_draws, 10), checked_integer("n_tune", n_tune, 0)
+    draws, tune = checked_integer("draws", draws, 10), checked_integer("tune", tune, 0)
     start = time.perf_counter()
     path = AnnealingPath(prior, likelihood, _checked_sites(sites, prior, likelihood))
     pilot, *generators = np.random.default_rng(random_seed).spawn(n_particles + 1)
@@ -214,8 +228,8 @@ def estimate_log_evidence(
         log_weights = path.log_normaliser + seen @ np.diff(betas)
         found, more = importance_sampling(log_weights), {"pareto_k": pareto_k(log_weights)}
     else:
-        replicates = [(*common, generator, n_draws, n_tune) for generator in generators]
-        runs = run_tasks(temper, replicates, total=n_particles * (n_draws + n_tune), **options)
+        replicates = [(*common, generator, draws, tune) for generator in generators]
+        runs = run_tasks(temper, replicates, total=n_particles * (draws + tune), **options)
         found, log_weights, more = _from_replicates(runs, path.log_normaliser, betas, estimator)
     report = EvidenceReport(
         betas=betas,
@@ -224,8 +238,10 @@ def estimate_log_evidence(
         n_evaluations=np.concatenate([run.n_evaluations for run in runs]),
         **more,
     )
-    evidence = Evidence(
-        **found._asdict(),
+    evidence = MarginalLikelihood(
+        log_marginal_likelihood=found.log_evidence,
+        standard_error=found.standard_error,
+        effective_size=found.effective_size,
         log_weights=log_weights,
         draws=np.concatenate([run.draws for run in runs]),
         seconds=time.perf_counter() - start,
@@ -267,7 +283,7 @@ def _from_replicates(runs: list[Run], log_normaliser, betas, estimator):
 # warnings -----------------------------------------------------------------------------------------
 
 
-def _warn_of(evidence: Evidence):
+def _warn_of(evidence: MarginalLikelihood):
     report = evidence.report
     if report.swap_acceptance is None:
         _warn_of_weights(evidence, report.pareto_k)
@@ -294,7 +310,7 @@ def _warn_of_weights(evidence, k):
         f"The {n} weights of annealed importance sampling are worth {size:.1f} particles{tail}: "
         f"log Z and its standard error of {evidence.standard_error:.2g} are unreliable, log Z is "
         f"probably too small. Take more n_temperatures (now {len(evidence.report.betas)}) or "
-        "n_moves, and begin at the sites of expectation propagation (start='ep')."
+        "n_moves, and begin at the sites of expectation propagation (approximation='ep')."
     )
 
 

@@ -212,7 +212,7 @@ class RiemannianOutcome(NamedTuple):
     n_fixed_point: float
     not_converged: float
     not_reversible: float
-    diverged: float
+    diverging: bool
 
 
 def transition(
@@ -262,7 +262,7 @@ def transition(
         n_fixed_point=iterations / n_leapfrog,
         not_converged=float(isinstance(failure, NotConverged)),
         not_reversible=float(isinstance(failure, NotReversible)),
-        diverged=float(isinstance(failure, Diverged)),
+        diverging=isinstance(failure, Diverged),
     )
 
 

@@ -31,7 +31,12 @@ from pymc_kameleon.mcmc.bridge.address import BY_ADDRESS, machine_code
 from pymc_kameleon.model.forks import refuse_lost_threads
 from pymc_kameleon.model.guarded_call import GuardedCall, Outcome, ParallelCalls, TimedCall
 from pymc_kameleon.model.operations import converted, described, wanted
-from pymc_kameleon.validation import checked_integer, checked_number, names_close_arguments
+from pymc_kameleon.validation import (
+    checked_integer,
+    checked_number,
+    names_close_arguments,
+    renamed,
+)
 
 __all__ = ["black_box"]
 
@@ -42,6 +47,7 @@ VECTORIZED = 8
 """Points that a chain asks a vectorized function for at once, some of them in vain."""
 
 
+@renamed(workers="cores")
 @names_close_arguments
 def black_box(
     function: Callable | None = None,
@@ -51,7 +57,7 @@ def black_box(
     store: Any = None,
     shape: int | Sequence[int] | None = None,
     name: str | None = None,
-    workers: int = 1,
+    cores: int = 1,
     vectorized: bool = False,
 ) -> Any:
     """Make a Python function a term of PyMC models, called with their variables.
@@ -63,7 +69,7 @@ def black_box(
         with, and returns one number, a log-likelihood for ``pymc.Potential``, or an array of
         numbers, a curve for an ordinary likelihood of PyMC. A list, an int or a float32 will do.
         One of ``numba.njit`` that returns a number or an array is called by compiled transitions,
-        with none of the options `failures`, `timeout`, `store`, `workers` and `vectorized`.
+        with none of the options `failures`, `timeout`, `store`, `cores` and `vectorized`.
     failures : exception class or several
         What the function raises where it cannot run. There the posterior is 0: such points are
         rejected, and counted, and a warning says how many and where the first was. Other exceptions
@@ -80,11 +86,11 @@ def black_box(
     name : str, optional
         What messages and the store call it, by default its own. The store does not tell two
         functions of one name apart.
-    workers : int
+    cores : int
         Calls of each chain that run at once, each in a process beside it. `SurrogateHMCStep`,
         `surrogate_posterior` and, after tuning, the random walks ask for several points at once:
         those that are known beforehand, and those where a chain will probably go. Draws are the
-        same as with one worker.
+        same as with one.
     vectorized : bool
         The function takes several points at once: every argument, data too, gets one more axis, the
         first one, of as many points, and so has what it returns. It runs where the chain runs. An
@@ -131,7 +137,7 @@ def black_box(
         store=store,
         shape=shape,
         name=name,
-        workers=workers,
+        cores=cores,
         vectorized=vectorized,
     )
     return make if function is None else make(function)
@@ -148,7 +154,7 @@ class BlackBox:
         store=None,
         shape=None,
         name=None,
-        workers=1,
+        cores=1,
         vectorized=False,
     ):
         if not callable(function):
@@ -159,14 +165,14 @@ class BlackBox:
         if store is not None and not hasattr(store, "wrap"):
             raise TypeError(f"store={store!r}: take an EvaluationStore.")
         self.shape = _checked_shape(shape, store)
-        workers = checked_integer("workers", workers, 1)
-        if vectorized and workers > 1:
+        cores = checked_integer("cores", cores, 1)
+        if vectorized and cores > 1:
             raise ValueError(
-                f"workers={workers} with vectorized=True: such a function takes all points in one "
+                f"cores={cores} with vectorized=True: such a function takes all points in one "
                 "call. Leave one of both out."
             )
         self.vectorized = bool(vectorized)
-        self.n_at_once = VECTORIZED if vectorized else workers
+        self.n_at_once = VECTORIZED if vectorized else cores
         self.function, self.store = function, store
         named = function
         while isinstance(named, functools.partial):
@@ -178,8 +184,8 @@ class BlackBox:
         self.key = self.name, os.getpid(), next(_numbers)
         self._process = os.getpid()
         call = GuardedCall(function, self.failures)
-        if workers > 1:
-            self._call = ParallelCalls(call, timeout, workers)
+        if cores > 1:
+            self._call = ParallelCalls(call, timeout, cores)
         else:
             self._call = call if timeout is None else TimedCall(call, timeout)
         self._known: dict[tuple, tuple[Outcome | Exception, float]] = {}
@@ -187,7 +193,7 @@ class BlackBox:
         self.may_fail = bool(self.failures) or timeout is not None
         needs_python = self.may_fail or store is not None or self.n_at_once > 1
         self._is_for_numba = BY_ADDRESS and is_jitted(function) and not needs_python
-        self._options = failures, timeout, store, shape, name, workers, vectorized
+        self._options = failures, timeout, store, shape, name, cores, vectorized
         self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
 
     def __repr__(self):

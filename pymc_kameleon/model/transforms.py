@@ -171,14 +171,19 @@ def _from_result(result, model, target, largest):
     return np.array([np.concatenate([np.ravel(v) for v in point]) for point in points])
 
 
-def warm_scaling(warm_start, present: set[str], absent: set[str]) -> float | None:
+def warm_scaling(warm_start, statistic: str, present: set[str], absent: set[str]) -> float | None:
     """Scaling that an earlier run of the same kind of step ended with, the median over its chains.
+
+    `statistic` is where such a run keeps it: a name that has never meant anything else, since a
+    number does not say what it is a factor of.
 
     `present` and `absent` are sampler statistics that tell such a run from those of other steps;
     None if the points do not come from one, or from several steps at once.
     """
     statistics = group_dataset(warm_start, "sample_stats") if is_result(warm_start) else None
-    if statistics is None or not present <= set(statistics) or absent & set(statistics):
+    if statistics is None:
         return None
-    last = statistics["scaling"].isel(draw=-1)
+    if not {statistic, *present} <= set(statistics) or absent & set(statistics):
+        return None
+    last = statistics[statistic].isel(draw=-1)
     return float(last.median()) if last.dims == ("chain",) else None

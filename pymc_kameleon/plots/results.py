@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from pymc_kameleon._compat import group_dataset, is_result, stacked
-from pymc_kameleon.latent_gp.latent_evidence import Evidence
+from pymc_kameleon.latent_gp.latent_evidence import MarginalLikelihood
 from pymc_kameleon.plots.common import (
     COLORS,
     INK,
@@ -280,7 +280,7 @@ def _squared_errors(name, variable, posterior, reference):
 
 
 def plot_evidence(
-    runs: Mapping[str, Evidence | Sequence[Evidence]],
+    runs: Mapping[str, MarginalLikelihood | Sequence[MarginalLikelihood]],
     *,
     references: Mapping[str, float] | None = None,
     n_standard_errors: float = 2.0,
@@ -292,7 +292,7 @@ def plot_evidence(
 
     Parameters
     ----------
-    runs : mapping of str to Evidence or sequence of Evidence
+    runs : mapping of str to MarginalLikelihood or sequence of MarginalLikelihood
         Results by the name of what made them; those of one name, for more and more temperatures or
         particles say, have one colour and marker, and a line that joins them.
     references : mapping of str to float, optional
@@ -309,7 +309,7 @@ def plot_evidence(
     Raises
     ------
     TypeError
-        If `runs` is no mapping, or something in it is no `Evidence`.
+        If `runs` is no mapping, or something in it is no `MarginalLikelihood`.
     ValueError
         If there is nothing to draw.
 
@@ -325,7 +325,7 @@ def plot_evidence(
             errors = n_standard_errors * np.array([result.standard_error for result in group])
             ax.errorbar(
                 [result.seconds for result in group],
-                [result.log_evidence for result in group],
+                [result.log_marginal_likelihood for result in group],
                 # A single particle has an infinite error: no bar rather than an endless one.
                 yerr=np.where(np.isfinite(errors), errors, 0.0),
                 markersize=5.5,
@@ -355,18 +355,18 @@ def _checked_runs(runs):
     if not isinstance(runs, Mapping):
         raise TypeError(
             f"runs is of type {type(runs).__name__}: take a mapping of names to what "
-            'log_evidence returned, as in {"slice": [few, many]}.'
+            'log_marginal_likelihood returned, as in {"slice": [few, many]}.'
         )
     groups = {
-        name: [group] if isinstance(group, Evidence) else list(group)
+        name: [group] if isinstance(group, MarginalLikelihood) else list(group)
         for name, group in runs.items()
     }
     for name, group in groups.items():
         for result in group:
-            if not isinstance(result, Evidence):
+            if not isinstance(result, MarginalLikelihood):
                 raise TypeError(
-                    f"runs[{name!r}] holds a {type(result).__name__}: take what log_evidence "
-                    "returned."
+                    f"runs[{name!r}] holds a {type(result).__name__}: take what "
+                    "log_marginal_likelihood returned."
                 )
     if not any(groups.values()):
         raise ValueError("runs is empty: take at least one result.")

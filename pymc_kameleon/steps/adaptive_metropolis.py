@@ -1,5 +1,6 @@
 """Adaptive Metropolis as a PyMC step method: SM, AM-FS and AM-LS."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,10 @@ from numpy.typing import ArrayLike
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import renamed
 
 
 @with_shared_parameters
@@ -28,8 +31,9 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
     Parameters
     ----------
     %(vars)s
-    scaling : float, optional
-        :math:`\lambda`, which multiplies the covariance; default :math:`2.38^2/d`.
+    covariance_scaling : float, optional
+        :math:`\lambda`, which multiplies the covariance; default that of the warm start, or
+        :math:`2.38^2/d`.
     learn_scaling : bool
         Learn :math:`\lambda` while tuning, towards `target_accept`.
     covariance : "learned", "identity" or array, shape (d, d)
@@ -44,6 +48,7 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
     %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
+    %(store)s
     %(warm_start)s
     %(pymc)s
 
@@ -54,9 +59,13 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
 
     Notes
     -----
-    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (:math:`\lambda`),
-    `n_evals`, `n_nonfinite`, as for `KameleonStep`. The proposal is symmetric and, after tuning,
-    fixed, so the target is exactly invariant.
+    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling`
+    (:math:`\sqrt\lambda`, which multiplies standard deviations, as in all random walks),
+    `covariance_scaling` (:math:`\lambda`), `n_evals`, `n_nonfinite`, as for `KameleonStep`. The
+    proposal is symmetric and, after tuning, fixed, so the target is exactly invariant.
+
+    Results of versions up to 0.2.0 have :math:`\lambda` as their `scaling`, and no
+    `covariance_scaling`. As `warm_start` they teach the covariance; the scaling is learnt anew.
 
     References
     ----------
@@ -72,12 +81,17 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
     """
 
     name = "adaptive_metropolis"
+    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
+        "covariance_scaling"
+    )
+    warm_statistic = "covariance_scaling"
 
+    @renamed(scaling="covariance_scaling")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        scaling: float | None = None,
+        covariance_scaling: float | None = None,
         learn_scaling: bool = True,
         covariance: str = "learned",
         initial_covariance: ArrayLike | None = None,
@@ -86,10 +100,15 @@ class AdaptiveMetropolisStep(MetropolisHastingsStep):
         super().__init__(
             vars,
             learner=MomentsLearner(
-                scaling=scaling,
+                scaling=covariance_scaling,
+                called="covariance_scaling",
                 learn_scaling=learn_scaling,
                 covariance=covariance,
                 initial_covariance=initial_covariance,
             ),
             **options,
         )
+
+    def _learnt_statistics(self, n_evals):
+        statistics = super()._learnt_statistics(n_evals)
+        return statistics | {"covariance_scaling": math.exp(self.learner.scaling.log[0])}

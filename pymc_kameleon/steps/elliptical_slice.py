@@ -18,9 +18,9 @@ from pymc_kameleon.latent_gp.tempered_target import TemperedTarget, elliptical_s
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.validation import checked_choice, checked_integer
+from pymc_kameleon.validation import checked_choice, checked_integer, renamed
 
-CENTERS = ("prior", "laplace", "ep")
+APPROXIMATIONS = ("prior", "laplace", "ep")
 
 SHARE_OF_PRECISION = 0.85
 """Share of the sites' precision that the centre keeps. On eleven probit posteriors it gave -1 to
@@ -57,8 +57,9 @@ class EllipticalSliceStep(LatentFunctionStep):
     Parameters
     ----------
     %(latent_vars)s
-    center : {"ep", "laplace", "prior"}
-        Which Gaussian the ellipse is of. "ep" and "laplace" need the likelihood's derivatives.
+    approximation : {"ep", "laplace", "prior"}
+        Gaussian that the ellipses are of: expectation propagation's or Laplace's approximation of
+        the posterior, or the prior. "ep" and "laplace" need the likelihood's derivatives.
     steps_per_draw : int
         Transitions for each draw that is kept. Two cost hardly more than the draw itself.
     %(pymc)s
@@ -68,7 +69,7 @@ class EllipticalSliceStep(LatentFunctionStep):
     ValueError
         If no Gaussian prior or no factorising likelihood is found, saying which and why.
     NotImplementedError
-        If `center` needs a gradient that the likelihood does not have.
+        If `approximation` needs a gradient that the likelihood does not have.
 
     Notes
     -----
@@ -76,7 +77,7 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     ============= =====================================================================
     `n_evals`     likelihood evaluations in the draw
-    `n_center`    times that the Gaussian's sites were fitted so far in the chain
+    `n_refits`    times that the Gaussian's sites were fitted so far in the chain
     `log_ratio`   log of likelihood over sites at the draw, without a constant
     ============= =====================================================================
 
@@ -100,26 +101,30 @@ class EllipticalSliceStep(LatentFunctionStep):
     """
 
     name = "elliptical_slice"
-    stats_dtypes_shapes: dict = draw_statistics("n_evals", "n_center", "log_ratio")
+    stats_dtypes_shapes: dict = draw_statistics("n_evals", "n_refits", "log_ratio")
     default_tune_steps = 200
     _state_class = EllipticalSliceState
 
+    @renamed(center="approximation")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        center: Literal["ep", "laplace", "prior"] = "ep",
+        approximation: Literal["ep", "laplace", "prior"] = "ep",
         steps_per_draw: int = 2,
         **options: Any,
     ) -> None:
-        self.center = checked_choice("center", center, CENTERS)
+        self.approximation = checked_choice("approximation", approximation, APPROXIMATIONS)
         self.steps_per_draw = checked_integer("steps_per_draw", steps_per_draw, 1)
         super().__init__(
             vars,
-            configuration={"center": center, "steps_per_draw": self.steps_per_draw},
+            configuration={
+                "approximation": approximation,
+                "steps_per_draw": self.steps_per_draw,
+            },
             **options,
         )
-        if center != "prior":
+        if approximation != "prior":
             self.function.likelihood.require_gradient()
 
     def _begin_learning(self):
@@ -150,7 +155,7 @@ class EllipticalSliceStep(LatentFunctionStep):
         )
         return x, {
             "n_evals": 1.0 + n_evaluations,
-            "n_center": self.n_fits,
+            "n_refits": self.n_fits,
             "log_ratio": value,
         }
 
@@ -162,11 +167,11 @@ class EllipticalSliceStep(LatentFunctionStep):
         """Return the target as a Gaussian and the rest of the likelihood."""
         prior, likelihood = self.function.prior.gaussian, self.function.likelihood
         is_due = self.next_fit is not None and self.draw >= self.next_fit
-        is_due &= self.center != "prior"
+        is_due &= self.approximation != "prior"
         if is_due:
             self._fit(prior, likelihood)
             self._target = None
-        if self._target is None and self.center == "prior":
+        if self._target is None and self.approximation == "prior":
             self._target = TemperedTarget(prior, likelihood)
         elif self._target is None:
             sites = Sites(self.site_precision, self.site_shift)
@@ -190,7 +195,7 @@ class EllipticalSliceStep(LatentFunctionStep):
 
     def _fit(self, prior, likelihood):
         """Fit the sites, from prior and likelihood and not from the function's values."""
-        sites, reason = _sites(self.center, prior, likelihood)
+        sites, reason = _sites(self.approximation, prior, likelihood)
         if reason is not None:
             self._warn_once(
                 "center",
@@ -206,19 +211,19 @@ class EllipticalSliceStep(LatentFunctionStep):
         return {"n_evals": ("Evals", "0.1f"), "log_ratio": ("Log ratio", "0.1f")}
 
 
-def _widened(approximation) -> Sites:
+def _widened(found) -> Sites:
     """Sites of a little less precision, about the same mean.
 
     A centre with lighter tails than the posterior holds a chain far out for long.
     """
-    sites, mean = approximation.sites, approximation.posterior.mean
+    sites, mean = found.sites, found.posterior.mean
     lost = (1.0 - SHARE_OF_PRECISION) * sites.precision
     return Sites(sites.precision - lost, sites.shift - lost * mean)
 
 
-def _sites(center, prior, likelihood):
+def _sites(approximation, prior, likelihood):
     """Sites of an approximation, and why it is a poor one (None if it is not)."""
-    fit = expectation_propagation_approximation if center == "ep" else laplace_approximation
+    fit = expectation_propagation_approximation if approximation == "ep" else laplace_approximation
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:

@@ -10,6 +10,10 @@ from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import as_published, only_published
+
+PUBLISHED = ("learning_rate", "learning_decay")
+"""Arguments of published settings alone."""
 
 
 @with_shared_parameters
@@ -71,11 +75,8 @@ class FastKameleonStep(MetropolisHastingsStep):
     %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
+    %(store)s
     %(warm_start)s
-    learning_rate : float
-        Factor of the steps of the recursion for :math:`\log\eta`.
-    learning_decay : float
-        Power of the number of kernel moves so far by which these steps fall.
     %(pymc)s
 
     Raises
@@ -125,6 +126,7 @@ class FastKameleonStep(MetropolisHastingsStep):
         "bandwidth", "rank"
     )
 
+    @only_published(*PUBLISHED, constructor="thesis")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
@@ -174,7 +176,13 @@ class FastKameleonStep(MetropolisHastingsStep):
         Parameters
         ----------
         vars, bandwidth, gamma, **kwargs
-            As for `FastKameleonStep`.
+            As for `FastKameleonStep`, and:
+
+            learning_rate : float
+                Factor of the steps of the recursion for :math:`\log\eta`, 1.
+            learning_decay : float
+                Power of the number of kernel moves so far by which these steps fall, 1.
+                `FastKameleonStep` has 0.5.
         """
         settings = {
             "n_features": 300,
@@ -185,4 +193,5 @@ class FastKameleonStep(MetropolisHastingsStep):
             "target_accept": 0.234,
             "adapt_after_tune": True,
         }
-        return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))
+        settings = as_published(PUBLISHED, settings | kwargs)
+        return cls(vars, bandwidth=bandwidth, gamma=gamma, **settings)

@@ -15,6 +15,7 @@ from pymc_kameleon.mcmc.saved_state import name_of
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import as_published, only_published
 
 
 class KernelLearner(SubsampleLearner):
@@ -61,6 +62,10 @@ class KernelLearner(SubsampleLearner):
         self._rescale(rng)
 
 
+PUBLISHED = ("adaptation", "learning_rate", "learning_decay")
+"""Arguments of published settings alone."""
+
+
 @with_shared_parameters
 class KameleonStep(MetropolisHastingsStep):
     r"""Kernel Adaptive Metropolis-Hastings: proposals that follow the local shape of the posterior.
@@ -101,9 +106,6 @@ class KameleonStep(MetropolisHastingsStep):
     learn_scaling : bool
         Learn :math:`\nu` while tuning, from kernel moves.
     %(target_accept)s
-    adaptation : callable, optional
-        Probability, as a function of the number of transitions so far, that a new subsample is
-        drawn before the next one. By default one is drawn at transition counts that grow by 10 %.
     %(adapt_after_tune)s
     %(standardize)s
     %(global_share)s
@@ -112,12 +114,8 @@ class KameleonStep(MetropolisHastingsStep):
     %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
+    %(store)s
     %(warm_start)s
-    learning_rate : float
-        Factor of the steps of the recursion for :math:`\log\nu`; 0.5 is the recursion for
-        :math:`\log\nu^2` of the published runs.
-    learning_decay : float
-        Power of the number of kernel moves so far by which these steps fall.
     %(pymc)s
 
     Raises
@@ -160,6 +158,7 @@ class KameleonStep(MetropolisHastingsStep):
     name = "kameleon"
     stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics("bandwidth")
 
+    @only_published(*PUBLISHED, constructor="paper")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
@@ -207,7 +206,17 @@ class KameleonStep(MetropolisHastingsStep):
         Parameters
         ----------
         vars, bandwidth, gamma, **kwargs
-            As for `KameleonStep`.
+            As for `KameleonStep`, and:
+
+            learning_rate : float
+                Factor of the steps of the recursion for :math:`\log\nu`, 0.5: that is the
+                recursion for :math:`\log\nu^2`. `KameleonStep` has 1.
+            learning_decay : float
+                Power of the number of kernel moves so far by which these steps fall, 0.5.
+            adaptation : callable, optional
+                Probability, as a function of the number of transitions so far, that a new subsample
+                is drawn before the next one. None, as in `KameleonStep`: one is drawn at transition
+                counts that grow by 10 %.
         """
         settings = {
             "n_subsample": 1000,
@@ -218,7 +227,8 @@ class KameleonStep(MetropolisHastingsStep):
             "target_accept": 0.234,
             "adaptation": _after_five_hundred,
         }
-        return cls(vars, bandwidth=bandwidth, gamma=gamma, **(settings | kwargs))
+        settings = as_published(PUBLISHED, settings | kwargs)
+        return cls(vars, bandwidth=bandwidth, gamma=gamma, **settings)
 
     @staticmethod
     def competence(var, has_grad):

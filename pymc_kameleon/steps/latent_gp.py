@@ -95,13 +95,14 @@ class LatentGPStep(LatentGPTuning):
     ================= =================================================================
     `accept`          mean acceptance probability of hyperparameters; 1 if there are none
     `accepted`        share of accepted moves; 1 if there are none
-    `scaling`         of the proposal
+    `scaling`         of the random walk, a factor of standard deviations; the step size where a
+                      surrogate of log p(theta | y) has been learnt
     `surrogate_share` share of moves that a surrogate of log p(theta | y) proposes
     `learnt_sites`    1 if sites are a function of the hyperparameters, 0 if constant
     `n_evals`         likelihood evaluations in the draw
     `n_failed`        proposals at which a covariance was not positive definite
-    `n_center`        times that the sites were fitted so far in the chain
-    `log_likelihood`  of the draw
+    `n_refits`        times that the sites were fitted so far in the chain
+    `loglik`          log-likelihood of the draw
     ================= =================================================================
 
     The posterior is invariant for any sites that are a function of the hyperparameters alone.
@@ -142,8 +143,8 @@ class LatentGPStep(LatentGPTuning):
         "learnt_sites",
         "n_evals",
         "n_failed",
-        "n_center",
-        "log_likelihood",
+        "n_refits",
+        "loglik",
     )
     default_tune_steps = 500
     _computed = ("_seen_version", "_seen_prior", "_point")
@@ -295,8 +296,8 @@ class LatentGPStep(LatentGPTuning):
             "learnt_sites": float(len(self.sites.precision) > 1),
             "n_evals": float(chain.counts[EVALUATIONS] + n_slice_evaluations),
             "n_failed": float(target.n_failed),
-            "n_center": self.n_fits,
-            "log_likelihood": self._point.log_likelihood,
+            "n_refits": self.n_fits,
+            "loglik": self._point.log_likelihood,
         }
         self._count_failures(target.n_failed)
         chain.counts[:] = 0

@@ -65,7 +65,7 @@ class LatentGPTuning(LatentFunctionStep):
 
     _state_class = LatentGPState
 
-    moments, taught = MomentsLearner(), EvidenceLearner(max_centers=300)
+    moments, taught = MomentsLearner(), EvidenceLearner(max_points=300)
     """Learners before and after the first refit, each without a chain."""
 
     def _begin_learning(self):

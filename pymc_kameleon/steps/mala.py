@@ -1,5 +1,6 @@
 """Preconditioned MALA as a PyMC step method (Roberts & Stramer 2002), and GP-MALA."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,10 @@ from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.mcmc.proposals.langevin import Langevin
-from pymc_kameleon.steps.chain.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics, without_scaling
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.validation import renamed
 
 COORDINATE_SHARE = 0.1
 """Share of one-coordinate moves while tuning, after the initial phase of nothing else: far out,
@@ -35,8 +37,8 @@ class MALAStep(MetropolisHastingsStep):
     Parameters
     ----------
     %(vars)s
-    scaling : float, optional
-        Step size :math:`\delta`; default :math:`1.65^2 d^{-1/3}`.
+    step_size : float, optional
+        :math:`\delta`; default that of the warm start, or :math:`1.65^2 d^{-1/3}`.
     learn_scaling : bool
         Learn :math:`\delta` while tuning, towards `target_accept`.
     covariance : "learned", "identity" or array, shape (d, d)
@@ -54,6 +56,7 @@ class MALAStep(MetropolisHastingsStep):
     surrogate : GPSurrogate, optional
         Delayed acceptance: a Gaussian process of the log-likelihood and its gradient screens
         proposals, and a second stage keeps the posterior exact.
+    %(store)s
     %(warm_start)s
     %(pymc)s
 
@@ -66,9 +69,9 @@ class MALAStep(MetropolisHastingsStep):
 
     Notes
     -----
-    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` and `step_size` (both
-    :math:`\delta`), `n_evals` (value and gradient together are one), `n_nonfinite`, as for
-    `KameleonStep`. Preconditioner and step size are fixed after tuning, so the target is exactly
+    Sampler statistics, float64, per draw: `accept`, `accepted`, `step_size` (:math:`\delta`),
+    `n_evals` (value and gradient together are one), `n_nonfinite`, as for `KameleonStep`.
+    Preconditioner and step size are fixed after tuning, so the target is exactly
     invariant.
 
     References
@@ -86,14 +89,16 @@ class MALAStep(MetropolisHastingsStep):
 
     name = "mala"
     takes_gradients = True
-    _not_arguments = ("learner", "store", "pseudo_marginal")
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics("step_size")
+    _not_arguments = ("learner", "pseudo_marginal")
+    stats_dtypes_shapes = without_scaling(MetropolisHastingsStep) | draw_statistics("step_size")
+    warm_statistic = "step_size"
 
+    @renamed(scaling="step_size")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        scaling: float | None = None,
+        step_size: float | None = None,
         learn_scaling: bool = True,
         covariance: str = "learned",
         initial_covariance: ArrayLike | None = None,
@@ -103,11 +108,12 @@ class MALAStep(MetropolisHastingsStep):
         super().__init__(
             vars,
             learner=MomentsLearner(
-                scaling=scaling,
+                scaling=step_size,
+                called="step_size",
                 learn_scaling=learn_scaling,
                 covariance=covariance,
                 initial_covariance=initial_covariance,
-                default_scaling=_step_size,
+                default_scaling=_default_step_size,
                 proposal_class=Langevin,
                 coordinate_share=COORDINATE_SHARE,
             ),
@@ -118,9 +124,8 @@ class MALAStep(MetropolisHastingsStep):
         _ = self.target.with_gradients  # raises an error where there is none
 
     def _learnt_statistics(self, n_evals):
-        statistics = super()._learnt_statistics(n_evals)
-        return statistics | {"step_size": statistics["scaling"]}
+        return {"step_size": math.exp(self.learner.scaling.log[0])}
 
 
-def _step_size(dim: int) -> float:
+def _default_step_size(dim: int) -> float:
     return 1.65**2 * dim ** (-1 / 3)

@@ -41,6 +41,7 @@ from pymc_kameleon.steps.chain.sampler import ChainSampler, evaluator_of
 from pymc_kameleon.steps.chain.screening import screening
 from pymc_kameleon.steps.chain.start import Start, StartSearch, checked_start
 from pymc_kameleon.store.evaluation_store import EvaluationStore
+from pymc_kameleon.store.stored_density import chosen_store
 from pymc_kameleon.surrogate import GPSurrogate
 from pymc_kameleon.surrogate.delayed_acceptance import FirstStage
 from pymc_kameleon.validation import checked_integer, checked_share
@@ -87,8 +88,11 @@ class MetropolisHastingsStep(Step):
     _state_class = MetropolisHastingsState
     default_tune_steps = 2000
 
-    _not_arguments: tuple[str, ...] = ("learner", "store")
+    _not_arguments: tuple[str, ...] = ("learner",)
     """Arguments that are not those of the users of a subclass."""
+
+    warm_statistic = "scaling"
+    """Statistic of earlier draws that a chain with `warm_start` takes the scaling from."""
 
     takes_gradients = False
     """Whether gradients of prior and likelihood follow the terms of the log density."""
@@ -147,13 +151,14 @@ class MetropolisHastingsStep(Step):
         if self.pseudo_marginal:
             kept_estimate.require_one(type(self).__name__, self.target)
         screened = screening(surrogate, self.target, self.pseudo_marginal, self.takes_gradients)
+        store = chosen_store(store, screened.store, is_estimated)
         self.target_accept = (
             target_acceptance(self.dim) if target_accept is None else float(target_accept)
         )
         gradients = self.takes_gradients
         looks_ahead = self.can_look_ahead and not (self.pseudo_marginal or gradients)
         self.sampler = self.sampler_class(
-            evaluator_of(self.target, screened.store or store, gradients, looks_ahead),
+            evaluator_of(self.target, store, gradients, looks_ahead),
             screened,
             learner,
             target_accept=self.target_accept,
@@ -187,10 +192,10 @@ class MetropolisHastingsStep(Step):
         self.warm = None
         if warm_start is not None:
             own = set(self.stats_dtypes_shapes) - {"warning"}
-            others = {"bandwidth", "rank", "component", "step_size"} - own
+            others = {"bandwidth", "rank", "component", "step_size", "covariance_scaling"} - own
             self.warm = WarmStart(
                 warm_points(warm_start, model, self.target, learner.history_capacity),
-                warm_scaling(warm_start, own, others),
+                warm_scaling(warm_start, self.warm_statistic, own, others),
             )
         if self.runs_compiled:  # once, before PyMC forks a process for each chain
             self.evaluator.function.compiled()

@@ -30,7 +30,7 @@ from pymc_kameleon.steps.parallel_tempering import ParallelTemperingStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.steps.surrogate_hmc import SurrogateHMCStep
 from pymc_kameleon.store.evaluation_store import EvaluationStore
-from pymc_kameleon.validation import checked_integer, checked_number
+from pymc_kameleon.validation import checked_integer, checked_number, renamed
 
 N_KEPT, MAX_CENTRES = 2000, 300
 """Evaluations that the difference of two levels is learnt from, the last ones, and its centres."""
@@ -364,7 +364,7 @@ class MultilevelLearner(Learner):
     def statistics(self):  # noqa: D102
         return {
             "coarse_evals": float(self.taken_evaluations()),
-            "length": float(self.length),
+            "subchain_length": float(self.length),
             "coarse_error": self.error,
         }
 
@@ -420,7 +420,7 @@ class MultilevelStep(MetropolisHastingsStep):
     ::
 
         c: log density of the coarse model, plus what was learnt of the difference
-        x* = x after `length` transitions of `step` that leave exp(c) invariant
+        x* = x after `subchain_length` transitions of `step` that leave exp(c) invariant
         evaluate the log density p of the fine model at x*
         accept with probability min(1, exp(p(x*) - p(x) + c(x) - c(x*)))
         three models and more: the transitions that leave exp(c) invariant are made likewise
@@ -438,7 +438,7 @@ class MultilevelStep(MetropolisHastingsStep):
     cost_ratio : float or sequence of floats
         How many evaluations of a coarse model one evaluation of the next finer model costs, for
         each coarse model. Subchains are longer where it is large.
-    length : int or sequence of ints, optional
+    subchain_length : int or sequence of ints, optional
         Transitions of each coarse level that make a proposal. By default chosen while tuning, from
         the autocorrelation of the coarse chain and the costs.
     %(vars)s
@@ -468,7 +468,7 @@ class MultilevelStep(MetropolisHastingsStep):
     =============== ====================================================================
     n_evals         evaluations of the fine model
     coarse_evals    evaluations of all coarse models
-    length          transitions of the next coarser level that make a proposal
+    subchain_length transitions of the next coarser level that make a proposal
     coarse_error    log density at the last evaluated proposal, minus the corrected
                     coarse one (a constant does not matter)
     =============== ====================================================================
@@ -499,8 +499,8 @@ class MultilevelStep(MetropolisHastingsStep):
     sampler_class = MultilevelSampler
     can_look_ahead = False
     stats_dtypes_shapes = draw_statistics(
-        "accept", "accepted", "n_evals", "n_nonfinite", "n_transitions", "coarse_evals", "length",
-        "coarse_error",
+        "accept", "accepted", "n_evals", "n_nonfinite", "n_transitions", "coarse_evals",
+        "subchain_length", "coarse_error",
     )  # fmt: skip
     default_tune_steps = 200
     _not_arguments = (
@@ -511,6 +511,7 @@ class MultilevelStep(MetropolisHastingsStep):
         "surrogate",
     )
 
+    @renamed(length="subchain_length")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
@@ -518,7 +519,7 @@ class MultilevelStep(MetropolisHastingsStep):
         coarse: Sequence[Model],
         step: Callable[..., MetropolisHastingsStep] = KameleonStep,
         cost_ratio: float | ArrayLike = 16.0,
-        length: int | Sequence[int] | None = None,
+        subchain_length: int | Sequence[int] | None = None,
         steps_per_draw: int = 1,
         disperse: bool = True,
         start: str = "here",
@@ -530,7 +531,7 @@ class MultilevelStep(MetropolisHastingsStep):
         if not callable(step):
             raise TypeError(f"step={step!r}: pass a class, as in step=KameleonStep.")
         ratios = _one_each("cost_ratio", cost_ratio, coarse, partial(checked_number, above=0))
-        lengths = _one_each("length", length, coarse, _checked_length)
+        lengths = _one_each("subchain_length", subchain_length, coarse, _checked_length)
         on_lowest = {"disperse": disperse, "start": start, "warm_start": warm_start}
         more = {k: v for k, v in options.items() if k == "compile_kwargs"}
         if len(coarse) == 1:
@@ -541,7 +542,7 @@ class MultilevelStep(MetropolisHastingsStep):
                 coarse=coarse[:-1],
                 step=step,
                 cost_ratio=ratios[:-1],
-                length=lengths[:-1],
+                subchain_length=lengths[:-1],
                 model=coarse[-1],
                 **on_lowest,
                 **more,
@@ -599,7 +600,7 @@ class MultilevelStep(MetropolisHastingsStep):
             WarningType.BAD_ACCEPTANCE,
             f"The acceptance of {', '.join(self.target.names)} ended tuning at "
             f"{self.report.acceptance:.3f}: the coarse model is a poor guide to it. A finer "
-            "coarse model, shorter subchains (length=1) or longer tuning may help.",
+            "coarse model, shorter subchains (subchain_length=1) or longer tuning may help.",
         )
 
     def proposal_covariance(self, x: ArrayLike) -> np.ndarray:

@@ -12,6 +12,7 @@ from pymc_kameleon.adaptation.ladder import MOST_TEMPERATURES, TemperingLearner
 from pymc_kameleon.mcmc.proposals.tempering import SCANS, TRIPS
 from pymc_kameleon.model.initial_points import prior_sampler
 from pymc_kameleon.model.log_density import LogDensity
+from pymc_kameleon.steps.chain.life_cycle import without_scaling
 from pymc_kameleon.steps.chain.sampler import ChainSampler
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
@@ -77,6 +78,8 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         Scans (moves of all replicas, and swaps) a draw. By default 5, where the model compiles, and
         else 1.
     %(disperse)s
+    %(store)s
+        All variables are this step's then.
     %(pymc)s
 
     Raises
@@ -131,7 +134,6 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     can_look_ahead = can_be_tempered = False
     _not_arguments = (
         "learner",
-        "store",
         "pseudo_marginal",
         "surrogate",
         "warm_start",
@@ -139,9 +141,7 @@ class ParallelTemperingStep(MetropolisHastingsStep):
         "target_accept",
         "start",
     )
-    stats_dtypes_shapes = {
-        k: v for k, v in MetropolisHastingsStep.stats_dtypes_shapes.items() if k != "scaling"
-    } | {
+    stats_dtypes_shapes = without_scaling(MetropolisHastingsStep) | {
         "swapped": (np.float64, []),
         "n_temperatures": (np.float64, []),
         "barrier": (np.float64, []),
@@ -168,6 +168,13 @@ class ParallelTemperingStep(MetropolisHastingsStep):
                 "KameleonStep(pseudo_marginal=True)."
             )
         learner.target = learner.hot_target = self.target
+        if self.stored is not None and self.target.shared:
+            others = ", ".join(variable.name for variable in self.target.shared)
+            raise ValueError(
+                f"store=: ParallelTemperingStep has one for a whole model alone, and another step "
+                f"moves {others}. Leave store out, or give this step all variables."
+            )
+        learner.stored = self.stored
         if self.target.shared:
             learner.hot_target = LogDensity(
                 self.target.model,

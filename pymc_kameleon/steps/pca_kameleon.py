@@ -62,6 +62,7 @@ class PCAKameleonStep(MetropolisHastingsStep):
     %(start)s
     %(pseudo_marginal)s
     %(surrogate)s
+    %(store)s
     warm_start : result of `pm.sample` or array (n, d), optional
         Earlier draws of this model (or raveled unconstrained points) to learn from at every chain
         start. The scalings are learnt anew.

@@ -21,9 +21,15 @@ from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
 from pymc_kameleon.steps.latent_function import LatentFunctionState, LatentFunctionStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
-from pymc_kameleon.validation import checked_integer, checked_number, checked_share
+from pymc_kameleon.validation import (
+    as_published,
+    checked_integer,
+    checked_number,
+    checked_share,
+    only_published,
+)
 
-FAILURES = ("not_converged", "not_reversible", "diverged")
+FAILURES = ("not_converged", "not_reversible", "diverging")
 
 SHARE_OF_FAILURES = 0.1
 """Share of failed trajectories after tuning above which a chain warns."""
@@ -39,7 +45,7 @@ NOWHERE_TO_GO = RiemannianOutcome(
     n_fixed_point=0.0,
     not_converged=0.0,
     not_reversible=0.0,
-    diverged=1.0,
+    diverging=True,
 )
 """Outcome of a transition from where there is no metric."""
 
@@ -51,6 +57,10 @@ class RiemannianHMCState(LatentFunctionState):
     averaging: DualAveraging
     step_size: float
     trajectories: int
+
+
+PUBLISHED = ("n_fixed_point", "random_length")
+"""Arguments of published settings alone."""
 
 
 @with_shared_parameters
@@ -77,15 +87,10 @@ class RiemannianHMCStep(LatentFunctionStep):
         the step size throughout with `adapt_step_size=False`.
     n_steps : int
         Largest number of steps of a trajectory; it is uniform on 1 to `n_steps`.
-    n_fixed_point : int or None
-        Fixed-point iterations of each implicit equation, without any check, as in the paper; then
-        the target is only nearly invariant. None solves them and checks the way back.
     target_accept : float
         Acceptance probability that the step size is learnt for, failures counted as 0.
     adapt_step_size : bool
         Learn the step size while tuning, towards `target_accept`.
-    random_length : bool
-        Draw the number of steps of each trajectory; False makes `n_steps` every time.
     soft_floor : float or None
         Lower bound of the metric's curvature, smoothed, for a likelihood that is not log-concave. 0
         is none. None finds out whether it is needed.
@@ -100,7 +105,7 @@ class RiemannianHMCStep(LatentFunctionStep):
 
     Notes
     -----
-    Sampler statistics, all float64:
+    Sampler statistics, float64 but for the last:
 
     ================ ==================================================================
     `accept`         acceptance probability, 0 for a trajectory that failed
@@ -111,7 +116,7 @@ class RiemannianHMCStep(LatentFunctionStep):
     `n_fixed_point`  iterations of a step, mean of the trajectory
     `not_converged`  1 if an implicit equation was not solved
     `not_reversible` 1 if the way back did not return
-    `diverged`       1 if the energy or the likelihood was lost
+    `diverging`      whether the energy or the likelihood was lost, bool
     ================ ==================================================================
 
     The target is invariant for a fixed step size: the integrator, checked, is reversible and keeps
@@ -143,12 +148,12 @@ class RiemannianHMCStep(LatentFunctionStep):
         "n_fixed_point",
         "not_converged",
         "not_reversible",
-        "diverged",
-    )
+    ) | {"diverging": (bool, [])}
     default_tune_steps = 500
     _state_class = RiemannianHMCState
     _computed = (*LatentFunctionStep._computed, "_geometry", "soft_floor")
 
+    @only_published(*PUBLISHED, constructor="paper")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
@@ -195,23 +200,32 @@ class RiemannianHMCStep(LatentFunctionStep):
         *,
         step_size: float = 0.1,
         n_steps: int = 10,
-        n_fixed_point: int = 5,
+        n_fixed_point: int | None = 5,
         **kwargs,
     ) -> "RiemannianHMCStep":
         """Make a step with the settings of Paquet & Fraccaro: nothing learnt, nothing checked.
 
         Five iterations do not solve the implicit equations, so that the draws are not exact; at a
         step size of 0.1 the error is small.
+
+        Parameters
+        ----------
+        vars, step_size, n_steps, **kwargs
+            As for `RiemannianHMCStep`. Every trajectory has `n_steps` steps, unless
+            ``random_length=True``: then it is uniform on 1 to `n_steps`, as there.
+        n_fixed_point : int or None
+            Fixed-point iterations of each implicit equation, without any check; then the target is
+            only nearly invariant. None solves them and checks the way back, as
+            `RiemannianHMCStep` does.
         """
-        return cls(
-            vars,
-            step_size=step_size,
-            n_steps=n_steps,
-            n_fixed_point=n_fixed_point,
-            adapt_step_size=False,
-            random_length=False,
-            **kwargs,
-        )
+        settings = {
+            "step_size": step_size,
+            "n_steps": n_steps,
+            "n_fixed_point": n_fixed_point,
+            "adapt_step_size": False,
+            "random_length": False,
+        }
+        return cls(vars, **as_published(PUBLISHED, settings | kwargs))
 
     def _begin_learning(self):
         self.averaging = DualAveraging(self.first_step_size, self.target_accept)
@@ -282,7 +296,7 @@ class RiemannianHMCStep(LatentFunctionStep):
                 "trajectories",
                 WarningType.BAD_PARAMS,
                 f"{failures:.0%} of the trajectories of {self.function.name} failed (see the "
-                "statistics not_converged, not_reversible and diverged) and were rejected. Take a "
+                "statistics not_converged, not_reversible and diverging) and were rejected. Take a "
                 f"step_size below {self.step_size:.3g}, or tune longer.",
             )
         elif self.adapt_step_size and not 0.3 < report.acceptance / self.target_accept < 1.24:

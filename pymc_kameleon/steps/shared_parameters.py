@@ -57,6 +57,11 @@ surrogate : GPSurrogate, optional
     Delayed acceptance, for likelihoods that cost milliseconds or more: a Gaussian process of
     the log-likelihood screens proposals, and a second stage keeps the posterior exact. With
     `pseudo_marginal` it learns from the estimates, and how noisy they are.""",
+    "store": """\
+store : EvaluationStore, optional
+    Keeps every log-likelihood in a file, and evaluates none again that is known there, of an
+    earlier run or another chain. Nothing is learnt from it, so that draws are the same without;
+    `GPSurrogate(store=...)` learns too. A step with a store runs in Python.""",
     "warm_start": """\
 warm_start : result of `pm.sample` or array (n, d), optional
     Earlier draws of this model (or raveled unconstrained points) to learn from at every chain

@@ -10,11 +10,11 @@ from pytensor.graph.basic import Variable
 
 from pymc_kameleon.gp.mean import n_coefficients
 from pymc_kameleon.steps.chain import kept_estimate
-from pymc_kameleon.steps.chain.life_cycle import draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import draw_statistics, without_scaling
 from pymc_kameleon.steps.chain.surrogate_sampler import (
     ADVICE_BESIDE,
     MANY_DIMENSIONS,
-    MAX_CENTERS,
+    MAX_POINTS,
     TARGET_ACCEPT,
     SurrogateSampler,
     check_learnable,
@@ -23,6 +23,7 @@ from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.surrogate.learner import TrajectoryLearner
+from pymc_kameleon.validation import renamed
 
 
 @with_shared_parameters
@@ -49,9 +50,9 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     Parameters
     ----------
     %(vars)s
-    max_centers : int
-        Largest number of radial basis functions of the surrogate, 1000 by default. Time of a
-        leapfrog step and memory grow with it.
+    max_points : int
+        Points held by the surrogate, each with a radial basis function, 1000 by default: of more
+        evaluations, the most informative ones. Time of a leapfrog step and memory grow with it.
     target_accept : float
         Acceptance on the surrogate that the step size is chosen for. That of the chain is lower by
         the surrogate's error.
@@ -82,14 +83,14 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     Notes
     -----
-    Sampler statistics, float64, per draw: `accept`, `accepted`, `scaling` (the step size),
-    `n_evals`, `n_nonfinite`, `n_transitions`, as for `KameleonStep`; `n_leapfrog` (steps on the
-    surrogate), `n_centers`, `surrogate_error` (log density minus surrogate where the model was last
-    evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the draw is nearest
-    to, the largest is 0; NaN while tuning), `evidence_ratio` (log density minus that of the
-    normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning, and where the
-    evidence has no meaning), `calls_made` (evaluations of the chain so far, without those that a
-    store knew).
+    Sampler statistics, float64, per draw: `accept`, `accepted`, `n_evals`, `n_nonfinite`,
+    `n_transitions`, as for `KameleonStep`; `step_size` and `n_leapfrog` (leapfrog steps on the
+    surrogate), `n_points` (that it holds), `surrogate_error` (log density minus surrogate where the
+    model was last evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the
+    draw is nearest to, the largest is 0; NaN while tuning), `evidence_ratio` (log density minus
+    that of the normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning, and
+    where the evidence has no meaning), `calls_made` (evaluations of the chain so far, without those
+    that a store knew).
 
     After tuning surrogate, mass matrix, step size and length are frozen, so the target is exactly
     invariant whatever the surrogate is; with a poor one many proposals are rejected, and a warning
@@ -114,15 +115,18 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     sampler: SurrogateSampler
     sampler_class = SurrogateSampler
     _not_arguments = ("learner", "surrogate", "adapt_after_tune")
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
-        "n_leapfrog", "n_centers", "surrogate_error", "mode", "evidence_ratio", "calls_made"
+    stats_dtypes_shapes = without_scaling(MetropolisHastingsStep) | draw_statistics(
+        *("step_size", "n_leapfrog", "n_points", "surrogate_error", "mode", "evidence_ratio"),
+        "calls_made",
     )
+    warm_statistic = "step_size"
 
+    @renamed(max_centers="max_points")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        max_centers: int = MAX_CENTERS,
+        max_points: int = MAX_POINTS,
         target_accept: float = TARGET_ACCEPT,
         gradients: bool = False,
         start: str | None = None,
@@ -143,7 +147,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         super().__init__(
             vars,
             learner=TrajectoryLearner(
-                max_centers=max_centers, gradients=self.takes_gradients, is_noisy=is_noisy
+                max_points=max_points, gradients=self.takes_gradients, is_noisy=is_noisy
             ),
             target_accept=target_accept,
             steps_per_draw=steps_per_draw,

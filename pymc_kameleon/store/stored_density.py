@@ -21,6 +21,24 @@ class FromOthers(NamedTuple):
     log_densities: np.ndarray
 
 
+def chosen_store(store, of_surrogate, is_estimated: bool) -> EvaluationStore | None:
+    """Return the store of a step: its argument `store`, or that of its surrogate."""
+    if store is None:
+        return of_surrogate
+    if is_estimated:
+        raise ValueError(
+            "store= with a likelihood that is an estimate (pseudo_marginal=True, or an "
+            "estimated_loglikelihood): a store keeps one value of a point, and an estimate is "
+            "another one each time. Leave store out."
+        )
+    if of_surrogate is not None and of_surrogate.path != getattr(store, "path", None):
+        raise ValueError(
+            "store= and GPSurrogate(store=...) are two stores: write "
+            "GPSurrogate(store=...) alone, and the step keeps its evaluations there."
+        )
+    return store
+
+
 class StoredDensity:
     """Terms of the log density `target`; a log-likelihood that is known is not evaluated again.
 

@@ -101,7 +101,7 @@ class FitOptions(NamedTuple):
     learnt; and the acceptance on the surrogate that the step size of trajectories is chosen for.
     """
 
-    max_centers: int
+    max_points: int
     is_noisy: bool
     learns_support: bool
     target_accept: float
@@ -330,7 +330,7 @@ def _regress(known, past, previous, options, coordinates, typical):
         points,
         known.values,
         coordinates,
-        options.max_centers,
+        options.max_points,
         previous.gp.hyperparameters if previous.is_fitted else None,
         known.log_prior,
         learnt,

@@ -23,7 +23,10 @@ from pymc_kameleon.validation import (
     checked_integer,
     checked_number,
     checked_share,
+    warn_of_old_name,
 )
+
+OLD_KERNELS = {"squared_exponential": "gaussian", "matern52": "matern"}
 
 MEANS = ("quadratic", "constant", "current")
 
@@ -52,8 +55,8 @@ class GPSurrogate:
 
     Parameters
     ----------
-    kernel : {"squared_exponential", "matern52", "rational_quadratic"}
-        Matern 5/2 for log-likelihoods that are less smooth.
+    kernel : {"gaussian", "matern", "rational_quadratic"}
+        "matern" is Matern 5/2, for log-likelihoods that are less smooth.
     mean : {"quadratic", "constant", "current"}
         Prior mean, fitted by least squares: a concave quadratic, or a constant. "current" is that
         of the paper, the log-likelihood of the chain's current point: then the surrogate depends on
@@ -88,7 +91,7 @@ class GPSurrogate:
     ================= ===================================================================
     surrogate_accept  mean probability of passing the first stage (NaN: it was not used)
     surrogate_sd      mean standard deviation of the surrogate at the proposals
-    n_points          evaluations that it has learnt from
+    n_points          points that it holds, at most `max_points`
     calls_made        log-density evaluations of the chain so far, tuning included; not
                       those that a store knew
     calls_saved       transitions without one
@@ -111,7 +114,7 @@ class GPSurrogate:
     >>> mean, variance = fitted.predict(X[:5], return_variance=True)
     """
 
-    kernel: str = "squared_exponential"
+    kernel: str = "gaussian"
     mean: str = "quadratic"
     n_initial: int | None = None
     max_points: int | None = None
@@ -121,6 +124,11 @@ class GPSurrogate:
     store: Any = None
 
     def __post_init__(self):
+        new = OLD_KERNELS.get(self.kernel) if isinstance(self.kernel, str) else None
+        if new is not None:
+            old = self.kernel
+            warn_of_old_name(f"GPSurrogate(kernel={old!r})", f"GPSurrogate(kernel={new!r})")
+            object.__setattr__(self, "kernel", new)
         for name, known in (("kernel", tuple(COVARIANCES)), ("mean", MEANS)):
             checked_choice(name, getattr(self, name), known)
         checked = {

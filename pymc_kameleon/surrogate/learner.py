@@ -106,10 +106,10 @@ class TrajectoryLearner(Learner):
         "log_normaliser",
     )
 
-    def __init__(self, *, max_centers: int, gradients: bool = False, is_noisy: bool = False):
-        self.max_centers = checked_integer("max_centers", max_centers, 1)
+    def __init__(self, *, max_points: int, gradients: bool = False, is_noisy: bool = False):
+        self.max_points = checked_integer("max_points", max_points, 1)
         self.gradients, self.is_noisy = gradients, is_noisy
-        self.options = {"max_centers": self.max_centers, "gradients": gradients}
+        self.options = {"max_points": self.max_points, "gradients": gradients}
 
     def _begin(self, position, rng, warm):
         dim = self.dim
@@ -235,7 +235,7 @@ class TrajectoryLearner(Learner):
             known,
             self._past(known),
             self.fitted,
-            FitOptions(self.max_centers, self.is_noisy, self.learns_support, self.target_accept),
+            FitOptions(self.max_points, self.is_noisy, self.learns_support, self.target_accept),
             self.log_prior,
             rng,
         )
@@ -301,7 +301,7 @@ class TrajectoryLearner(Learner):
         n_leapfrog = float(integrator.n_steps[0])
         integrator.n_steps[0] = 0.0
         return {
-            "scaling": float(integrator.step_size[0]),
+            "step_size": float(integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
-            "n_centers": float(self.fitted.gp.weights.size),
+            "n_points": float(self.fitted.gp.weights.size),
         }

@@ -308,7 +308,7 @@ def _sites_into(coordinates, radius, pilots, precision, shift, has_means, x, u, 
 def _radial(u, pilots):
     """Squared-exponential basis functions (n, P) of the columns of `u` (d, n)."""
     out = np.empty((u.shape[1], 1, pilots.shape[1]))
-    basis_functions(COVARIANCES["squared_exponential"], u / LENGTHSCALE, pilots, out)
+    basis_functions(COVARIANCES["gaussian"], u / LENGTHSCALE, pilots, out)
     return out[:, 0]
 
 

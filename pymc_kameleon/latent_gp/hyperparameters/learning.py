@@ -203,7 +203,7 @@ class EvidenceLearner(TrajectoryLearner):
         """Return the share of surrogate transitions, beside the scaling."""
         found = super().statistics()
         surrogate = 1.0 - self.difference_share if self.has_learnt else 0.0
-        return {"scaling": found["scaling"], "surrogate_share": surrogate}
+        return {"scaling": found["step_size"], "surrogate_share": surrogate}
 
 
 class Lesson(NamedTuple):

@@ -18,7 +18,7 @@ from pymc_kameleon._compat import Averaged, CalledByPyMC
 from pymc_kameleon.mcmc.saved_state import check_like
 from pymc_kameleon.model.log_density import continuous_variables
 from pymc_kameleon.steps.chain.main_guard import require_main_guard
-from pymc_kameleon.validation import unknown_argument
+from pymc_kameleon.validation import hidden_arguments, unknown_argument
 
 REAL = "biuf"
 """Kinds of types that are real numbers."""
@@ -33,6 +33,11 @@ STUCK_AFTER = 1000
 def draw_statistics(*names: str) -> dict:
     """Types and shapes, as PyMC takes them, of sampler statistics: numbers, and a warning."""
     return {name: (np.float64, []) for name in names} | {"warning": (SamplerWarning, None)}
+
+
+def without_scaling(cls) -> dict:
+    """Return the statistics of a step for one that learns a step size, which is no scaling."""
+    return {k: v for k, v in cls.stats_dtypes_shapes.items() if k != "scaling"}
 
 
 @contextmanager
@@ -97,7 +102,8 @@ class Step(CalledByPyMC, ArrayStepShared):
                 f"model: {cls.__name__} needs one. Create it inside `with model:`, or pass model=."
             ) from error
         known = inspect.signature(cls).parameters
-        unknown = [name for name in kwargs if name not in known]
+        taken = {*known, *hidden_arguments(cls.__init__)}
+        unknown = [name for name in kwargs if name not in taken]
         if unknown and "__signature__" in cls.__dict__:
             raise unknown_argument(cls.__name__, unknown[0], known)
         vars = args[0] if args else kwargs.get("vars")

@@ -26,8 +26,8 @@ one more fit."""
 
 NO_ESTIMATE = Estimate(float("nan"), float("nan"), 0.0)
 
-MAX_CENTERS, TARGET_ACCEPT = 1000, 0.9
-"""Largest number of radial basis functions, and acceptance on the surrogate, by default."""
+MAX_POINTS, TARGET_ACCEPT = 1000, 0.9
+"""Largest number of points that a surrogate holds, and acceptance on the surrogate, by default."""
 
 MANY_DIMENSIONS = 30
 """Dimensions from which a surrogate takes more evaluations than it saves."""

@@ -38,7 +38,7 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
-from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_posterior
+from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_joint
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.steps import latent_gp_tuning
 
@@ -144,9 +144,9 @@ def test_density_is_that_of_the_model(build):
         point = {name: v + 0.3 * rng.standard_normal(v.shape) for name, v in start.items()}
         begin(step, tune=0)
         step._arrive(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
-        found.append(log_posterior(step._point) - log_density(point))
+        found.append(log_joint(step._point) - log_density(point))
         proposed = JointTarget(step.joint, step.sites).point(step._point.x, step.position)
-        np.testing.assert_allclose(log_posterior(proposed), log_posterior(step._point), rtol=1e-12)
+        np.testing.assert_allclose(log_joint(proposed), log_joint(step._point), rtol=1e-12)
         again = proposed.variable.to_variable(step.position)
         np.testing.assert_allclose(again, point[step.function.value_variable.name], rtol=1e-6)
     np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
@@ -225,7 +225,7 @@ def test_new_data_in_the_middle_of_a_chain():
         with model:
             pm.set_data({"observed": data})
         point, _ = step.step(point)
-        found.append(log_posterior(step._point) - log_density(point))
+        found.append(log_joint(step._point) - log_density(point))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-8)
 
 

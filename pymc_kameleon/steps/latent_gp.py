@@ -11,7 +11,7 @@ from pymc.exceptions import SamplingError
 from pymc.stats.convergence import WarningType
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.latent_gp.hyperparameters.block_conditional import conditional_of
+from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
 from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointPoint,
@@ -21,7 +21,6 @@ from pymc_kameleon.latent_gp.hyperparameters.target import (
     trajectory,
 )
 from pymc_kameleon.latent_gp.reader.linear_predictor import element_names
-from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
 from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, EVALUATIONS
 from pymc_kameleon.mcmc.history import record
 from pymc_kameleon.steps.chain.life_cycle import all_or_nothing, draw_statistics
@@ -258,7 +257,7 @@ class LatentGPStep(LatentGPTuning):
         self.joint.recompute()
         prior = self.function.prior.at
         conditional = conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks)
-        drawn = conditional.drawn(self.rng)
+        drawn = conditional.draw(self.rng)
         is_possible = np.isfinite(self.joint.likelihood.value(conditional.predictors(drawn)))
         self.position = drawn if is_possible else conditional.mean
         return x, prior
@@ -314,9 +313,7 @@ class LatentGPStep(LatentGPTuning):
     def _move_function(self, target):
         """Move the function at fixed hyperparameters; return the number of evaluations."""
         n_slices, n_more = self.n_slices, 0
-        if isinstance(self._point.conditional, PrecisionConditional) and (
-            self.joint.likelihood.has_gradient
-        ):
+        if self._point.conditional.has_adjoint and self.joint.likelihood.has_gradient:
             # One of thousands of values is not changed by slices of which all change.
             n_slices = 1
             self._point, acceptance, n_more = trajectory(target, self._point, self.rng, self.angle)

@@ -9,7 +9,6 @@ from pymc.step_methods.state import dataclass_state
 from pymc_kameleon.adaptation.learner import LearnerState
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.gp.typical_set import around_the_mode
-from pymc_kameleon.latent_gp.hyperparameters.conditional import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.hyperparameters.learning import (
     EvidenceLearner,
     Pilots,
@@ -17,7 +16,8 @@ from pymc_kameleon.latent_gp.hyperparameters.learning import (
     learn,
     no_pilots,
 )
-from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_posterior, point_of_draw
+from pymc_kameleon.latent_gp.hyperparameters.site_function import SiteFunction, constant_sites
+from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_joint, point_of_draw
 from pymc_kameleon.mcmc.chain import Chain, new_chain
 from pymc_kameleon.mcmc.history import History, new_history
 from pymc_kameleon.mcmc.scalings import target_acceptance
@@ -207,5 +207,5 @@ class LatentGPTuning(LatentFunctionStep):
         """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
         point = self._point
         drawn = point_of_draw(self.joint, point, self.rng)
-        if log_posterior(drawn) > log_posterior(point):
+        if log_joint(drawn) > log_joint(point):
             self._point = drawn

@@ -6,18 +6,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.gp.typical_set import typical_depth
+from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
+    BlockApproximation,
     GaussianApproximation,
     expectation_propagation_approximation,
     laplace_approximation,
+    laplace_in_blocks,
 )
-from pymc_kameleon.latent_gp.hyperparameters.block_conditional import (
-    NewtonApproximation,
-    conditional_of,
-    newton_laplace,
-)
-from pymc_kameleon.latent_gp.hyperparameters.conditional import (
+from pymc_kameleon.latent_gp.hyperparameters.site_function import (
     SiteFunction,
     constant_sites,
     fit_sites,
@@ -33,7 +31,7 @@ least probable go."""
 TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17
 """Of expectation propagation: the sites are exact enough long before they have converged."""
 
-MOST_TOLD = 1e12
+MOST_INFORMATION = 1e12
 """Precision of a site, in units of the prior's, beyond which log evidences are lost to rounding."""
 
 
@@ -115,12 +113,12 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
         is_logit = getattr(model.likelihood, "logit_labels", None) is not None
         is_curved = getattr(model.likelihood, "has_curvature", True)
         blocks = getattr(model.likelihood, "blocks", None)
-        by_newton = blocks is not None or isinstance(prior, PrecisionAt)
-        if by_newton:
+        in_blocks = blocks is not None or isinstance(prior, PrecisionAt)
+        if in_blocks:
             method = "laplace"
         for name in dict.fromkeys([method, "laplace"] if is_curved else ["ep"]):
             try:
-                found: GaussianApproximation | NewtonApproximation
+                found: GaussianApproximation | BlockApproximation
                 if name == "ep":
                     found = expectation_propagation_approximation(
                         prior,
@@ -131,8 +129,8 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
                         moment_tolerance=TOLERANCE,
                         sites=start,
                     )
-                elif by_newton:
-                    found = newton_laplace(prior, model.likelihood, tolerance=1e-3)
+                elif in_blocks:
+                    found = laplace_in_blocks(prior, model.likelihood, tolerance=1e-3)
                 else:
                     found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
             except (ArithmeticError, ValueError, NotImplementedError):
@@ -144,8 +142,8 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
 
 
 def _are_usable(sites: Sites, prior: Gaussian | PrecisionAt) -> bool:
-    told = sites.precision * prior.variances
-    return bool(np.all(told < MOST_TOLD) and np.all(np.isfinite(sites.shift)))
+    information = sites.precision * prior.variances
+    return bool(np.all(information < MOST_INFORMATION) and np.all(np.isfinite(sites.shift)))
 
 
 COSINE = 0.7

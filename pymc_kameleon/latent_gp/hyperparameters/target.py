@@ -27,14 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
+from pymc_kameleon.latent_gp.gaussian.conditional import Conditional, conditional_in_place
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
-from pymc_kameleon.latent_gp.hyperparameters.block_conditional import (
-    BlockConditional,
-    conditional_in_place,
-)
-from pymc_kameleon.latent_gp.hyperparameters.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
-from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
 from pymc_kameleon.latent_gp.reader.prior import FreeVariables
 from pymc_kameleon.latent_gp.tempered_target import MOST_EVALUATIONS, TemperedTarget, slices_along
 from pymc_kameleon.mcmc.bridge.jit import jit
@@ -49,7 +44,7 @@ class JointPoint(NamedTuple):
     x: np.ndarray
     function: np.ndarray
     variable: FreeVariables
-    conditional: ConditionalGaussian | BlockConditional | PrecisionConditional
+    conditional: Conditional
     log_prior: float
     log_likelihood: float
 
@@ -59,9 +54,9 @@ def log_density_terms(point: JointPoint) -> tuple[float, float, float]:
     return point.log_prior, point.log_likelihood, point.conditional.log_ratio(point.function)
 
 
-def log_posterior(point: JointPoint) -> float:
+def log_joint(point: JointPoint) -> float:
     """Log density of theta and v, without a constant."""
-    v = point.conditional.whitened(point.function)
+    v = point.conditional.whiten(point.function)
     return point.log_prior + point.log_likelihood - 0.5 * float(v @ v)
 
 
@@ -81,7 +76,7 @@ class JointTarget:
 
     def hold(self, point: JointPoint, rng: np.random.Generator) -> None:
         """Draw an eta of a point, and fix it."""
-        self.eta = point.conditional.standardised(point.function, rng)
+        self.eta = point.conditional.to_eta(point.function, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the terms of the log density at `x` (d,), eta fixed; -inf if there is none."""
@@ -96,7 +91,7 @@ class JointTarget:
             self.n_failed += 1
             return
         log_prior += variable.log_integral
-        f = conditional.restored(self.eta)
+        f = conditional.from_eta(self.eta)
         likelihood = self.model.likelihood.value(conditional.predictors(f))
         self.proposed = JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
         value[:3] = log_density_terms(self.proposed)
@@ -147,7 +142,7 @@ def move_hyperparameters(
 
 def point_of_draw(model: JointModel, point: JointPoint, rng: np.random.Generator) -> JointPoint:
     """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
-    f = point.conditional.drawn(rng)
+    f = point.conditional.draw(rng)
     likelihood = model.likelihood.value(point.conditional.predictors(f))
     return point._replace(function=f, log_likelihood=likelihood)
 
@@ -171,7 +166,7 @@ def slices(
     value = point.log_likelihood - float(sites.elementwise(u).sum())
     # The conditional has what slices take of a Gaussian, without a matrix.
     moved, _, n_evaluations, angles = slices_along(
-        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),  # type: ignore[arg-type]
+        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),
         u,
         value,
         conditional.images(normals),
@@ -180,7 +175,7 @@ def slices(
     if moved is u:
         return point, n_evaluations
     _turn(target.eta, normals, angles)
-    f = conditional.restored_after(moved, target.eta)
+    f = conditional.at_predictors(moved, target.eta)
     value = likelihood.value(conditional.predictors(f))
     return point._replace(function=f, log_likelihood=value), n_evaluations + 1
 
@@ -202,7 +197,7 @@ def trajectory(
 
     def slope(u):
         by_likelihood = likelihood.slope(u)
-        return conditional.pulled(by_likelihood - sites.shift + sites.times(u))
+        return conditional.adjoint(by_likelihood - sites.shift + sites.times(u))
 
     def energy(u, value, eta, momentum):
         kinetic = 0.5 * float(np.sum(momentum**2) + np.sum(eta**2))
@@ -218,7 +213,7 @@ def trajectory(
     for _ in range(n_turns):
         momentum = momentum + 0.5 * step * pull
         eta, momentum = cosine * eta + sine * momentum, cosine * momentum - sine * eta
-        f = conditional.restored(eta)
+        f = conditional.from_eta(eta)
         u = conditional.predictors(f)
         pull = slope(u)
         momentum = momentum + 0.5 * step * pull

@@ -28,7 +28,7 @@ from pymc_kameleon.latent_gp.gaussian.blocks import Blocks
 from pymc_kameleon.latent_gp.gaussian.sites import (
     cholesky_overwriting,
     factorised,
-    solve_root,
+    solve_lower,
 )
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import covariance_times
 from pymc_kameleon.latent_gp.reader.affine_graph import AffineGraph, places_of, split_vector
@@ -66,7 +66,7 @@ class Design:
         """Return A x."""
         return self._matrix @ x
 
-    def pulled(self, y: np.ndarray) -> np.ndarray:
+    def transpose_times(self, y: np.ndarray) -> np.ndarray:
         """Return A^T y."""
         return self._matrix.T @ y
 
@@ -159,15 +159,15 @@ class VectorAt:
         ]
         others = None if self._others is None else self._others.draw(rng)
         apart = u - self._times(draws, others)
-        pull = solve_root(self._root, solve_root(self._root, apart), transposed=True)
+        weights = solve_lower(self._root, solve_lower(self._root, apart), transposed=True)
         free, natural = [], []
         for draw, design, function, (_, variable) in zip(
             draws, self._designs, self._functions, self._roots, strict=True
         ):
-            natural.append(draw + function.covariance @ design.pulled(pull))
+            natural.append(draw + function.covariance @ design.transpose_times(weights))
             free.append(variable.to_variable(natural[-1]))
         if self._others is not None:
-            moved = others + covariance_times(self._others.root, self._matrix.T @ pull)
+            moved = others + covariance_times(self._others.root, self._matrix.T @ weights)
             natural.append(moved)
             free.append(moved)
         return np.concatenate(free), np.concatenate(natural)

@@ -21,7 +21,7 @@ from pymc_kameleon.latent_gp.gaussian.sites import (
     cholesky_of,
     cholesky_overwriting,
     factorised,
-    solve_root,
+    solve_lower,
 )
 from pymc_kameleon.latent_gp.reader.linear_predictor import (
     cholesky_factors,
@@ -63,7 +63,7 @@ class FreeVariable:
         if self.matrix is None:
             return f.copy()
         if self.is_triangular:
-            return solve_root(self.matrix, f - self.offset)
+            return solve_lower(self.matrix, f - self.offset)
         if not self._decomposition:
             self._decomposition.append(lu_factor(self.matrix, check_finite=False))
         return lu_solve(self._decomposition[0], f - self.offset, check_finite=False)

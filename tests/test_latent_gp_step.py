@@ -40,7 +40,7 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
 from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
 from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_joint
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
-from pymc_kameleon.steps import latent_gp_tuning
+from pymc_kameleon.steps import latent_gp as step_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
 
@@ -360,16 +360,16 @@ def test_a_start_without_a_covariance():
 
 
 @pytest.mark.numerics
-def test_lessons_come_at_doubling_transitions(monkeypatch):
+def test_refits_come_at_doubling_transitions(monkeypatch):
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED, steps_per_draw=10)
-    taken, learn = [], latent_gp_tuning.learn
+    taken, refit = [], step_module.refit
 
     def spy(*arguments):
         taken.append(step.transition)
-        return learn(*arguments)
+        return refit(*arguments)
 
-    monkeypatch.setattr(latent_gp_tuning, "learn", spy)
+    monkeypatch.setattr(step_module, "refit", spy)
     begin(step)
     drive(step, model.initial_point(), 60, tune=-1)
     assert taken == [0, 500]
@@ -383,7 +383,7 @@ def test_failed_approximations_are_no_pilots(monkeypatch):
     """A chain without any goes on with what it has, and says so."""
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
-    monkeypatch.setattr(latent_gp_tuning, "approximate", lambda *_: None)
+    monkeypatch.setattr(step_module, "approximate", lambda *_: None)
     monkeypatch.setattr(
         "pymc_kameleon.latent_gp.hyperparameters.learning.approximate", lambda *_: None
     )

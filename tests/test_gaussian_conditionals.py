@@ -47,7 +47,7 @@ def dense_prior():
 
 
 def unfactorised():
-    return UnfactorisedPrior(MEAN, COVARIANCE.copy(), is_root=True)
+    return UnfactorisedPrior(MEAN, COVARIANCE.copy(), is_whitened=True)
 
 
 def by_precision(together):

@@ -65,7 +65,7 @@ class ClosedFormModel:
 
     def unfactorised_prior(self):
         gaussian = self.prior().gaussian
-        return UnfactorisedPrior(gaussian.mean, gaussian.covariance.copy(), is_root=True)
+        return UnfactorisedPrior(gaussian.mean, gaussian.covariance.copy(), is_whitened=True)
 
     def draw_hyperparameters(self, rng):
         return rng.normal(self.mean, self.sd)
@@ -196,7 +196,7 @@ def test_calibration_sees_sites_that_differ_between_directions():
     assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
-def taught_learner(model, rng):
+def surrogate_learner(model, rng):
     """Moves on a surrogate that is narrower than the prior, and beside its middle."""
     learner = EvidenceLearner(max_centers=300).start(model.mean, rng, 0.9)
     middle, sd = model.mean + 0.5 * model.sd, 0.6 * model.sd
@@ -212,7 +212,7 @@ def taught_learner(model, rng):
 @pytest.fixture(scope="module")
 def surrogate_move():
     """What it knows depends on no data set."""
-    learner = taught_learner(poisson_model()[0], np.random.default_rng(4))
+    learner = surrogate_learner(poisson_model()[0], np.random.default_rng(4))
 
     def move(target, point, chain, _, rng, adapts):
         return move_hyperparameters(target, point, chain, learner, rng, adapts)
@@ -320,7 +320,7 @@ def test_slices_turn_eta_with_the_function():
     assert moved.log_likelihood == model.likelihood.value(moved.function)
 
 
-def test_standardised_functions_are_standard_normal(product):
+def test_eta_is_standard_normal(product):
     """1e4 draws of f and eta: Kolmogorov-Smirnov for each of 18, and their correlations."""
     found, rng = conditional_of(*product, None), np.random.default_rng(11)
     draws = []

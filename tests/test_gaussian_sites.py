@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from latent_likelihoods import squared_exponential
 
+from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.gaussian.sites import (
     Gaussian,
     SiteFactor,
@@ -19,7 +20,6 @@ from pymc_kameleon.latent_gp.gaussian.sites import (
     Sites,
     with_sites,
 )
-from pymc_kameleon.latent_gp.hyperparameters.conditional import ConditionalGaussian
 from pymc_kameleon.latent_gp.riemannian_metric import Metric
 from pymc_kameleon.pseudo_marginal.gp_classification import ImportanceDensity
 
@@ -177,14 +177,14 @@ def of_with_sites(prior, sites):
 
 
 def of_conditional(prior, sites):
-    found = ConditionalGaussian.of(prior, sites)
+    found = conditional_of(prior, sites, None)
     units = np.eye(2 * prior.size).reshape(-1, 2, prior.size).transpose(1, 0, 2)
     images = found.images(np.ascontiguousarray(units))
-    f = found.restored(np.random.default_rng(1).standard_normal((2, prior.size)))
+    f = found.from_eta(np.random.default_rng(1).standard_normal((2, prior.size)))
     return {
         "offset": found.mean - prior.mean,
         "covariance": images.T @ images,
-        "half_log_determinant": -found.log_root_determinant,
+        "half_log_determinant": -found.log_jacobian,
         "log_ratio": found.log_ratio(prior.mean),
         "log_ratio_at": (f, found.log_ratio(f)),
     }

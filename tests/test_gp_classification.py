@@ -127,7 +127,7 @@ def test_plain_weights_of_equal_inputs_have_no_variance():
     assert np.all(direction > 0) or np.all(direction < 0)
     # Far out along it a plain weight has no bound.
     far = 12.0 * vectors[:, -1:] * np.sign(direction[0])
-    standardised = density.standardised(far)
+    standardised = density.whiten(far)
     assert density.log_ratio(far, standardised)[0] < -10.0
     weights = np.exp([one.estimate(density, 1, np.random.default_rng(k)) for k in range(2000)])
     assert weights.max() <= 1 / 0.02

@@ -17,14 +17,11 @@ from scipy.special import logsumexp
 
 from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.gp.typical_set import typical_depth
+from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.hyperparameters import target as target_module
-from pymc_kameleon.latent_gp.hyperparameters.conditional import (
-    ConditionalGaussian,
-    constant_sites,
-    fit_sites,
-)
 from pymc_kameleon.latent_gp.hyperparameters.learning import EvidenceLearner, approximate
+from pymc_kameleon.latent_gp.hyperparameters.site_function import constant_sites, fit_sites
 from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointTarget,
     log_density_terms,
@@ -68,7 +65,7 @@ class ClosedFormModel:
 
     def unfactorised_prior(self):
         gaussian = self.prior().gaussian
-        return UnfactorisedPrior(gaussian.mean, gaussian.covariance.copy(), is_root=True)
+        return UnfactorisedPrior(gaussian.mean, gaussian.covariance.copy(), is_whitened=True)
 
     def draw_hyperparameters(self, rng):
         return rng.normal(self.mean, self.sd)
@@ -172,7 +169,7 @@ def test_frozen_transitions_leave_exact_draws_exact(name, make_sites):
 def test_calibration_sees_a_missing_determinant(monkeypatch):
     def without(point):
         log_prior, log_likelihood, last = log_density_terms(point)
-        return log_prior, log_likelihood, last - point.conditional.log_root_determinant
+        return log_prior, log_likelihood, last - point.conditional.log_jacobian
 
     monkeypatch.setattr(target_module, "log_density_terms", without)
     p_values = calibration_p_values("probit")
@@ -199,7 +196,7 @@ def test_calibration_sees_sites_that_differ_between_directions():
     assert min(p_values.values()) < FALSE_ALARM, p_values
 
 
-def taught_learner(model, rng):
+def surrogate_learner(model, rng):
     """Moves on a surrogate that is narrower than the prior, and beside its middle."""
     learner = EvidenceLearner(max_points=300).start(model.mean, rng, 0.9)
     middle, sd = model.mean + 0.5 * model.sd, 0.6 * model.sd
@@ -215,7 +212,7 @@ def taught_learner(model, rng):
 @pytest.fixture(scope="module")
 def surrogate_move():
     """What it knows depends on no data set."""
-    learner = taught_learner(poisson_model()[0], np.random.default_rng(4))
+    learner = surrogate_learner(poisson_model()[0], np.random.default_rng(4))
 
     def move(target, point, chain, _, rng, adapts):
         return move_hyperparameters(target, point, chain, learner, rng, adapts)
@@ -301,10 +298,10 @@ def product(request):
 def test_functions_and_eta_there_and_back(product):
     """Mean and determinant are in the table of `test_gaussian_sites`."""
     prior, sites = product
-    found, f = ConditionalGaussian.of(prior, sites), np.random.default_rng(7).standard_normal(9)
-    np.testing.assert_allclose(prior.mean + prior.cholesky @ found.whitened(f), f, rtol=1e-10)
-    eta = found.standardised(f, np.random.default_rng(8))
-    np.testing.assert_allclose(found.restored(eta), f, rtol=1e-9, atol=1e-12)
+    found, f = conditional_of(prior, sites, None), np.random.default_rng(7).standard_normal(9)
+    np.testing.assert_allclose(prior.mean + prior.cholesky @ found.whiten(f), f, rtol=1e-10)
+    eta = found.to_eta(f, np.random.default_rng(8))
+    np.testing.assert_allclose(found.from_eta(eta), f, rtol=1e-9, atol=1e-12)
     expected = prior.log_density(f) - with_sites(prior, sites)[0].log_density(f)
     np.testing.assert_allclose(found.log_ratio(f), expected, rtol=1e-8)
 
@@ -319,16 +316,16 @@ def test_slices_turn_eta_with_the_function():
     target.hold(point, rng)
     moved, n_evaluations = slices(target, point, rng, 3)
     assert n_evaluations >= 3 and np.abs(moved.function - f).max() > 0.01
-    np.testing.assert_allclose(moved.conditional.restored(target.eta), moved.function, rtol=1e-8)
+    np.testing.assert_allclose(moved.conditional.from_eta(target.eta), moved.function, rtol=1e-8)
     assert moved.log_likelihood == model.likelihood.value(moved.function)
 
 
-def test_standardised_functions_are_standard_normal(product):
+def test_eta_is_standard_normal(product):
     """1e4 draws of f and eta: Kolmogorov-Smirnov for each of 18, and their correlations."""
-    found, rng = ConditionalGaussian.of(*product), np.random.default_rng(11)
+    found, rng = conditional_of(*product, None), np.random.default_rng(11)
     draws = []
     for direction in found.images(rng.standard_normal((2, 10_000, 9))):
-        draws.append(found.standardised(found.mean + direction, rng).ravel())
+        draws.append(found.to_eta(found.mean + direction, rng).ravel())
     draws = np.array(draws)
     assert min(stats.kstest(column, "norm").pvalue for column in draws.T) > FALSE_ALARM
     assert np.all(np.abs(np.corrcoef(draws.T) - np.eye(18)) < 0.06)

@@ -38,9 +38,9 @@ from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
 from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
-from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_posterior
+from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_joint
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
-from pymc_kameleon.steps import latent_gp_tuning
+from pymc_kameleon.steps import latent_gp as step_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected variables likely created by GP objects")
 
@@ -144,9 +144,9 @@ def test_density_is_that_of_the_model(build):
         point = {name: v + 0.3 * rng.standard_normal(v.shape) for name, v in start.items()}
         begin(step, tune=0)
         step._arrive(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
-        found.append(log_posterior(step._point) - log_density(point))
+        found.append(log_joint(step._point) - log_density(point))
         proposed = JointTarget(step.joint, step.sites).point(step._point.x, step.position)
-        np.testing.assert_allclose(log_posterior(proposed), log_posterior(step._point), rtol=1e-12)
+        np.testing.assert_allclose(log_joint(proposed), log_joint(step._point), rtol=1e-12)
         again = proposed.variable.to_variable(step.position)
         np.testing.assert_allclose(again, point[step.function.value_variable.name], rtol=1e-6)
     np.testing.assert_allclose(found, np.full(3, found[0]), rtol=1e-9)
@@ -225,7 +225,7 @@ def test_new_data_in_the_middle_of_a_chain():
         with model:
             pm.set_data({"observed": data})
         point, _ = step.step(point)
-        found.append(log_posterior(step._point) - log_density(point))
+        found.append(log_joint(step._point) - log_density(point))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-8)
 
 
@@ -360,16 +360,16 @@ def test_a_start_without_a_covariance():
 
 
 @pytest.mark.numerics
-def test_lessons_come_at_doubling_transitions(monkeypatch):
+def test_refits_come_at_doubling_transitions(monkeypatch):
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED, steps_per_draw=10)
-    taken, learn = [], latent_gp_tuning.learn
+    taken, refit = [], step_module.refit
 
     def spy(*arguments):
         taken.append(step.transition)
-        return learn(*arguments)
+        return refit(*arguments)
 
-    monkeypatch.setattr(latent_gp_tuning, "learn", spy)
+    monkeypatch.setattr(step_module, "refit", spy)
     begin(step)
     drive(step, model.initial_point(), 60, tune=-1)
     assert taken == [0, 500]
@@ -383,7 +383,7 @@ def test_failed_approximations_are_no_pilots(monkeypatch):
     """A chain without any goes on with what it has, and says so."""
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
-    monkeypatch.setattr(latent_gp_tuning, "approximate", lambda *_: None)
+    monkeypatch.setattr(step_module, "approximate", lambda *_: None)
     monkeypatch.setattr(
         "pymc_kameleon.latent_gp.hyperparameters.learning.approximate", lambda *_: None
     )

@@ -3,15 +3,17 @@
 Minka (2001) for the latter, in the notation of Rasmussen & Williams (2006), sections 3.4 and 3.6.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import factorial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import LinAlgError
 
 from pymc_kameleon._warnings import warn_user
+from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.gaussian.sites import (
     Gaussian,
     SiteFactor,
@@ -150,6 +152,57 @@ def approximation_of(
 SMALLEST_STEP = 2.0**-40
 """Share of a Newton step below which the line search gives up."""
 
+MOST_STEPS = 100
+"""Newton steps to a mode where values go together."""
+
+
+class NewtonPoint(NamedTuple):
+    """Where Newton's method ended: a `position`, with the log density `value` there.
+
+    `step` is the last that was computed, `residual` its length in standard deviations, and `local`
+    what else was computed with it: at this position, if the method has converged.
+    """
+
+    position: np.ndarray
+    value: float
+    step: np.ndarray
+    residual: float
+    n_iterations: int
+    local: Any
+
+
+def newton(
+    position: np.ndarray,
+    value_at: Callable[[np.ndarray], float],
+    step_at: Callable[[np.ndarray], tuple[np.ndarray, float, Any]],
+    tolerance: float,
+    max_iterations: int,
+) -> NewtonPoint:
+    """Search the mode of a log density by Newton's method, each step halved until it goes uphill.
+
+    `step_at` returns a step, its length in standard deviations, and whatever is wanted of it at the
+    end. The search ends where a step is shorter than `tolerance`, or none goes uphill.
+    """
+    value, residual, n_iterations = value_at(position), np.inf, 0
+    while n_iterations < max_iterations:
+        step, residual, local = step_at(position)
+        if residual < tolerance:
+            break
+        n_iterations += 1
+        share = 1.0
+        while True:
+            new = position + share * step
+            new_value = value_at(new)
+            # At the mode a step gains less than what rounding takes.
+            is_uphill = new_value >= value - 1e-10 * (1.0 + abs(value))
+            if is_uphill or share < SMALLEST_STEP:
+                break
+            share *= 0.5
+        if not is_uphill:
+            break
+        position, value = new, new_value
+    return NewtonPoint(position, value, step, residual, n_iterations, local)
+
 
 def laplace_approximation(
     prior: Gaussian,
@@ -179,15 +232,17 @@ def laplace_approximation(
         start = checked_array("start", start, (prior.size,), "a latent function to begin at")
         offset = start - prior.mean
         weights = -prior.score(start)
-    if not np.isfinite(_log_posterior(prior, likelihood, weights, offset)):
+    if not np.isfinite(_log_joint(prior, likelihood, weights, offset)):
         raise ValueError(
             "The log-likelihood is not finite at the "
             f"{'prior mean' if start is None else 'start'}: give a start where it is."
         )
     found = newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations)
+    weights, offset = found.position
+    mode = prior.mean + offset
     converged = found.residual < tolerance
     if not converged:
-        if not np.any(likelihood.terms(prior.mean + found.offset)[2]):
+        if not np.any(likelihood.terms(mode)[2]):
             raise ArithmeticError(
                 "The log-likelihood has kinks, as -|y - f| has, and no curvature beside them, so "
                 "that Laplace's approximation does not exist. Use expectation propagation."
@@ -197,7 +252,6 @@ def laplace_approximation(
             f"the next one is {found.residual:.2g} standard deviations long (tolerance "
             f"{tolerance:g}). Take more max_iterations, another start, or expectation propagation."
         )
-    mode = prior.mean + found.offset
     values, slope, second, _ = likelihood.terms(mode)
     sites = Sites(-second, slope - second * mode)
     try:
@@ -209,7 +263,7 @@ def laplace_approximation(
             "positive). Begin elsewhere (start), or use expectation propagation, or the prior."
         ) from error
     # By a = K^-1 (f - m) and not l', whose error at this f is of first order.
-    log_evidence = values.sum() - 0.5 * found.weights @ found.offset - product.half_log_determinant
+    log_evidence = values.sum() - 0.5 * weights @ offset - product.half_log_determinant
     return approximation_of(
         prior,
         likelihood,
@@ -223,61 +277,85 @@ def laplace_approximation(
     )
 
 
-class NewtonMode(NamedTuple):
-    """Posterior mode of the latent function as Newton's method has left it.
-
-    At f = m + `offset`, where `weights` = K^-1 (f - m), the next step would add the steps;
-    `residual` is its length in standard deviations of the approximation.
-    """
-
-    offset: np.ndarray
-    weights: np.ndarray
-    next_step: np.ndarray
-    next_weights_step: np.ndarray
-    residual: float
-    n_iterations: int
-
-
-def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -> NewtonMode:
+def newton_mode(prior, likelihood, weights, offset, tolerance, max_iterations) -> NewtonPoint:
     """Search the posterior mode by Newton's method from f = m + `offset`, offset = K weights.
 
-    K may be singular: the prior's Cholesky factor is not needed. It raises LinAlgError if I + W^1/2
-    K W^1/2 is not positive definite, because K is no covariance.
+    Position and step of the result have shape (2, N): those of the weights and of the offset. K may
+    be singular: the prior's Cholesky factor is not needed. It raises LinAlgError if I + W^1/2 K
+    W^1/2 is not positive definite, because K is no covariance.
     """
     covariance = prior.covariance
-    value = _log_posterior(prior, likelihood, weights, offset)
-    residual, n_iterations = np.inf, 0
-    while n_iterations < max_iterations:
+
+    def value_at(position):
+        return _log_joint(prior, likelihood, *position)
+
+    def step_at(position):
+        weights, offset = position
         _, slope, second, _ = likelihood.terms(prior.mean + offset)
-        inner = SiteFactor(covariance, np.maximum(-second, 0.0))
+        factor = SiteFactor(covariance, np.maximum(-second, 0.0))
         gradient = slope - weights
         # b - W^1/2 B^-1 W^1/2 K b - a, with b = W K a + l', is the same for the gradient alone.
-        step = gradient - inner.roots * inner.solved(inner.roots * (covariance @ gradient))
+        step = gradient - factor.roots * factor.solved(factor.roots * (covariance @ gradient))
         offset_step = covariance @ step
         residual = float(np.sqrt(max(gradient @ offset_step, 0.0)))
-        if residual < tolerance:
-            break
-        n_iterations += 1
-        share = 1.0
-        while True:
-            new_weights, new_offset = weights + share * step, offset + share * offset_step
-            new_value = _log_posterior(prior, likelihood, new_weights, new_offset)
-            # At the mode a step gains less than what rounding takes.
-            is_uphill = new_value >= value - 1e-10 * (1.0 + abs(value))
-            if is_uphill or share < SMALLEST_STEP:
-                break
-            share *= 0.5
-        if not is_uphill:
-            break
-        weights, offset, value = new_weights, new_offset, new_value
-    return NewtonMode(offset, weights, offset_step, step, residual, n_iterations)
+        return np.array([step, offset_step]), residual, None
+
+    start = np.array([weights, offset])
+    return newton(start, value_at, step_at, tolerance, max_iterations)
 
 
-def _log_posterior(prior, likelihood, weights, offset):
+def _log_joint(prior, likelihood, weights, offset):
     """Return log p(y | f) - (f - m)^T K^-1 (f - m) / 2 for f = m + offset, offset = K weights."""
     with np.errstate(all="ignore"):
         total = likelihood.value(prior.mean + offset) - 0.5 * weights @ offset
     return total if np.isfinite(total) else -np.inf
+
+
+@dataclass(frozen=True)
+class BlockApproximation:
+    """Laplace's approximation: sites, `packed` if there are blocks, and log p(y | theta)."""
+
+    sites: Sites
+    log_evidence: float
+    converged: bool
+
+
+def laplace_in_blocks(prior, likelihood, tolerance: float) -> BlockApproximation:
+    """Laplace's approximation where values go together, or the prior is known by its precision.
+
+    A step goes from f to the mean of the Gaussian given the sites there, whose curvature is floored
+    where it is not positive.
+    """
+
+    def value_at(f):
+        v = prior.whiten(f)
+        return likelihood.value(prior.predictors(f)) - 0.5 * float(v @ v)
+
+    def step_at(f):
+        sites = _sites_at(likelihood, prior.predictors(f))
+        conditional = conditional_of(prior, sites, likelihood.blocks)
+        residual = float(np.linalg.norm(conditional.to_eta(f)))
+        return conditional.mean - f, residual, (sites, conditional.log_jacobian)
+
+    found = newton(prior.mean, value_at, step_at, tolerance, MOST_STEPS)
+    sites, log_jacobian = found.local
+    log_evidence = float(found.value + log_jacobian)
+    return BlockApproximation(sites, log_evidence, found.residual < tolerance)
+
+
+def _sites_at(likelihood, u):
+    """Sites with the slope and the floored curvature of a log likelihood at predictors `u` (N,)."""
+    blocks = likelihood.blocks
+    if blocks is None:
+        _, slope, curvature, _ = likelihood.terms(u)
+        precision = np.maximum(-curvature, 0.0)
+        return Sites(precision, slope + precision * u)
+    slope, curvature = likelihood.block_terms(u)
+    values, vectors = np.linalg.eigh(-curvature)
+    precision = (vectors * np.maximum(values, 0.0)[:, None, :]) @ vectors.transpose(0, 2, 1)
+    sites = blocks.packed(precision, np.zeros(u.size))
+    shift = slope + blocks.unpacked(sites).times(u)
+    return Sites(sites.precision, np.concatenate([shift, sites.shift[u.size :]]))
 
 
 SMALLEST_SHARE = 1e-3

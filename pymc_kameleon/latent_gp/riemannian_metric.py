@@ -5,7 +5,7 @@ from functools import cached_property
 import numpy as np
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, SiteFactor, solve_root
+from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, SiteFactor, solve_lower
 from pymc_kameleon.latent_gp.tempered_target import TemperedTarget
 
 ROUNDING = 1e-9
@@ -109,7 +109,7 @@ class Metric(SiteFactor):
 
     def momentum(self, noise: np.ndarray) -> np.ndarray:
         """Turn independent standard normals (2, N) into a momentum (N,) of covariance G exactly."""
-        return self.roots * noise[0] + solve_root(self.base.cholesky, noise[1], transposed=True)
+        return self.roots * noise[0] + solve_lower(self.base.cholesky, noise[1], transposed=True)
 
     @cached_property
     def leverage(self) -> np.ndarray:

@@ -175,7 +175,7 @@ class ImportanceDensity:
         squares = np.einsum("ij,ij->j", v, v) - np.einsum("ij,ij->j", z, z)
         return 0.5 * squares + self.log_determinant
 
-    def standardised(self, v: np.ndarray) -> np.ndarray:
+    def whiten(self, v: np.ndarray) -> np.ndarray:
         """Return the z (N, n) of which `draw` makes v (N, n)."""
         return self.factor.T @ (v - self.centre[:, None])
 
@@ -318,7 +318,7 @@ class GPClassificationEstimator:
         v = density.draw(z)
         if n_prior:
             of_prior = drawn[:, n_drawn:]
-            z = np.concatenate([z, density.standardised(of_prior)], axis=1)
+            z = np.concatenate([z, density.whiten(of_prior)], axis=1)
             v = np.concatenate([v, of_prior], axis=1)
         log_ratio = density.log_ratio(v, z)
         if share > 0:
@@ -331,7 +331,7 @@ class GPClassificationEstimator:
         zero = np.zeros(prior.size)
         found = newton_mode(prior, self.likelihood, zero, zero, NEWTON_TOLERANCE, MAX_NEWTON_STEPS)
         is_near = found.residual < NEWTON_TOLERANCE
-        mode = found.offset + found.next_step if is_near else found.offset
+        mode = (found.position + found.step if is_near else found.position)[1]
         _, slope, second, _ = self.likelihood.terms(mode)
         precision = np.maximum(-second, 0.0)
         return Sites(precision, slope + precision * mode)

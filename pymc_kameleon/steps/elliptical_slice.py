@@ -232,5 +232,5 @@ def _sites(approximation, prior, likelihood):
             return Sites.flat(prior.size), error
     if not (np.all(np.isfinite(sites.precision)) and np.all(np.isfinite(sites.shift))):
         return Sites.flat(prior.size), "its sites are not finite."
-    told = [w.message for w in caught if issubclass(w.category, UserWarning)]
-    return sites, told[0] if told else None
+    messages = [w.message for w in caught if issubclass(w.category, UserWarning)]
+    return sites, messages[0] if messages else None

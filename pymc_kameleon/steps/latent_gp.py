@@ -9,25 +9,41 @@ import numpy as np
 from pymc.blocking import RaveledVars
 from pymc.exceptions import SamplingError
 from pymc.stats.convergence import WarningType
+from pymc.step_methods.state import dataclass_state
 from pytensor.graph.basic import Variable
 
-from pymc_kameleon.latent_gp.hyperparameters.block_conditional import conditional_of
+from pymc_kameleon.adaptation.learner import LearnerState
+from pymc_kameleon.adaptation.moments import MomentsLearner
+from pymc_kameleon.gp.typical_set import around_the_mode
 from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
+from pymc_kameleon.latent_gp.hyperparameters.learning import (
+    EvidenceLearner,
+    Pilots,
+    PilotSearch,
+    approximate,
+    no_pilots,
+    refit,
+)
+from pymc_kameleon.latent_gp.hyperparameters.site_function import SiteFunction, constant_sites
 from pymc_kameleon.latent_gp.hyperparameters.target import (
-    JointPoint,
     JointTarget,
-    move_hyperparameters,
-    slices,
-    trajectory,
+    log_joint,
+    point_of_draw,
+    transition,
 )
 from pymc_kameleon.latent_gp.reader.linear_predictor import element_names
-from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
-from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, EVALUATIONS
-from pymc_kameleon.mcmc.history import record
+from pymc_kameleon.mcmc.chain import ACCEPTANCE, ACCEPTED, EVALUATIONS, Chain, new_chain
+from pymc_kameleon.mcmc.history import History, new_history, record
+from pymc_kameleon.mcmc.scalings import target_acceptance
 from pymc_kameleon.steps.chain.life_cycle import all_or_nothing, draw_statistics
-from pymc_kameleon.steps.latent_function import OtherVariables
-from pymc_kameleon.steps.latent_gp_tuning import LatentGPTuning
+from pymc_kameleon.steps.chain.start import FIRST_SHARE, point_near_mode, search_from
+from pymc_kameleon.steps.latent_function import (
+    LatentFunctionState,
+    LatentFunctionStep,
+    OtherVariables,
+)
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
+from pymc_kameleon.surrogate.learner import N_HISTORY
 from pymc_kameleon.validation import checked_choice, checked_integer, checked_share
 
 APPROXIMATIONS = ("ep", "laplace")
@@ -39,9 +55,39 @@ TURN_ACCEPT, LEAST_ANGLE = 0.85, 0.05
 """Acceptance of trajectories of the function that the length of their turns is learnt for, and the
 shortest."""
 
+ACCEPT_ON_SURROGATE = 0.9
+"""Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
+
+FIRST_REFIT, MORE = 150, 50
+"""Transitions before the first refit from pilots, plus this many per hyperparameter, if there was
+none before the chain; later ones are at twice, four times, ... as many."""
+
+PILOTS, MORE_PILOTS = 10, 5
+"""Pilots of a refit where the chain was, plus this many per hyperparameter."""
+
+N_EXPECTED = 200
+"""Draws of the Gaussian around the mode that stand for the chain's past in the refit before it."""
+
+
+@dataclass_state
+class LatentGPState(LatentFunctionState):
+    """All that the next transition of a chain needs."""
+
+    chain: Chain | None
+    learner: LearnerState | None
+    sites: SiteFunction | None
+    history: History | None
+    pilots: Pilots | None
+    method: str
+    transition: int
+    angle: float
+    next_fit: int | None
+    next_refit: int
+    n_fits: float
+
 
 @with_shared_parameters
-class LatentGPStep(LatentGPTuning):
+class LatentGPStep(LatentFunctionStep):
     r"""Latent Gaussian variables and their hyperparameters, moved together.
 
     For functions (`pm.gp.Latent`, `pm.MvNormal`), areas (`pm.CAR`, `pm.ICAR`), random walks and
@@ -147,7 +193,11 @@ class LatentGPStep(LatentGPTuning):
         "loglik",
     )
     default_tune_steps = 500
+    _state_class = LatentGPState
     _computed = ("_seen_version", "_seen_prior", "_point")
+
+    moments, on_surrogate = MomentsLearner(), EvidenceLearner(max_points=300)
+    """Learners before and after the first refit, each without a chain."""
 
     def __init__(
         self,
@@ -203,6 +253,79 @@ class LatentGPStep(LatentGPTuning):
 
     # the life of a chain --------------------------------------------------------------------------
 
+    def _begin_learning(self):
+        self.chain = self.learner = self.sites = None
+        self.history = self.pilots = None
+        self.method = self.approximation
+        self.transition = 0
+        self.angle = 0.5 * math.pi
+        self.next_fit = 0
+        self.next_refit = FIRST_REFIT + MORE * self.joint.dim
+        self.n_fits = 0.0
+
+    def _begin_at(self, x):
+        self.chain = new_chain(x)
+        self.learner = self._new_learner(x)
+        self.sites = constant_sites(self.joint.flat_sites(), x.size)
+        self.history = new_history(N_HISTORY, x.size)
+        self.pilots = no_pilots(x.size, self.joint.flat_sites())
+        self.learner.begin_with_scales(FIRST_SHARE * self.joint.scales)
+        if self.tune and self.joint.likelihood.has_gradient and self.joint.dim:
+            self._search(x)
+
+    def _search(self, x):
+        """Move the chain to a random point around a mode of the approximated p(theta | y).
+
+        A chain that begins far out would learn the shape there, and be slow to reach the
+        posterior's mass.
+        """
+        log_density = PilotSearch(self.joint)
+        search_from(x, FIRST_SHARE * self.joint.scales, log_density)
+        if np.isfinite(log_density.values).sum() < x.size + 2:
+            return
+        known = np.array(log_density.points), np.array(log_density.values)
+        gaussian = around_the_mode(*known)
+        point_near_mode(gaussian, *known, log_density, self.rng)
+        self.learner.begin_with(gaussian, self.rng)
+        self.chain.position[:] = log_density.points[-1]
+        self.sites = constant_sites(log_density.pilots[-1].sites, x.size)
+        normals = self.rng.standard_normal((x.size, N_EXPECTED))
+        self.history.begin_with(gaussian.unwhiten(normals))
+        self._refit()
+
+    def _fresh_state(self):
+        dim = self.joint.dim
+        return super()._fresh_state() | {
+            "chain": new_chain(np.zeros(dim)),
+            "sites": constant_sites(self.joint.flat_sites(), dim),
+            "history": new_history(N_HISTORY, dim),
+            "pilots": no_pilots(dim, self.joint.flat_sites()),
+        }
+
+    def _set_state(self, state):
+        if state.learner is None:
+            return super()._set_state(state)
+        x, has_surrogate = np.zeros(self.joint.dim), state.learner.kind == EvidenceLearner.__name__
+        new_learner = self._surrogate_learner if has_surrogate else self._new_learner
+        fresh, self.learner = new_learner(x), new_learner(x)
+        super()._set_state(state)
+        self.learner.check_state(fresh)
+
+    def _new_learner(self, x):
+        accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept
+        return self.moments.start(x, self.rng, accept)
+
+    def _surrogate_learner(self, x):
+        return self.on_surrogate.start(x, self.rng, ACCEPT_ON_SURROGATE)
+
+    def _end_tuning(self):
+        if self.learner is not None:
+            with all_or_nothing(self.learner):
+                self.learner.end_tuning(self.chain.position, self.rng)
+        # Without pilots, sites that cost more than those of tuning are worth their time now.
+        self.next_fit = None if isinstance(self.learner, EvidenceLearner) else self.draw
+        self.history = self.pilots = None
+
     def _model_changed(self, prior_changed):
         self._point = None
 
@@ -249,7 +372,7 @@ class LatentGPStep(LatentGPTuning):
             if not np.array_equal(self.chain.position, x):
                 x, prior = self._moved_start()
         self.chain.position[:] = x
-        self._settle(x, prior)
+        self._point = JointTarget(self.joint, self.sites).point(x, self.position, prior)
         self.learner.invalidate()
 
     def _moved_start(self):
@@ -258,35 +381,33 @@ class LatentGPStep(LatentGPTuning):
         self.joint.set_hyperparameters(x)
         self.joint.recompute()
         prior = self.function.prior.at
-        conditional = conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks)
-        drawn = conditional.drawn(self.rng)
+        conditional = JointTarget(self.joint, self.sites).conditional(x, prior)
+        drawn = conditional.draw(self.rng)
         is_possible = np.isfinite(self.joint.likelihood.value(conditional.predictors(drawn)))
         self.position = drawn if is_possible else conditional.mean
         return x, prior
-
-    def _settle(self, x, prior):
-        """Keep what is known of the model at theta = `x`, where its prior is `prior`."""
-        conditional = conditional_of(prior.gaussian, self.sites(x), self.joint.likelihood.blocks)
-        self._point = JointPoint(
-            x.copy(),
-            self.position,
-            prior.variable,
-            conditional,
-            self.joint.log_prior(x) + prior.variable.log_integral,
-            self.joint.likelihood.value(conditional.predictors(self.position)),
-        )
 
     def _transitions(self):
         self._learn()
         target = JointTarget(self.joint, self.sites)
         target.hold(self._point, self.rng)
-        n_slice_evaluations = 0
+        chain, n_evaluations = self.chain, 0
         for _ in range(self.steps_per_draw):
-            if self.joint.dim:
-                self._move_hyperparameters(target)
+            self._update_proposal()
+            self._point, outcome = transition(
+                target,
+                self._point,
+                chain,
+                self.learner,
+                self.rng,
+                self.tune,
+                self.n_slices,
+                self.angle,
+            )
             self.transition += 1
-            n_slice_evaluations += self._move_function(target)
-        chain = self.chain
+            n_evaluations += outcome.n_evaluations
+            if self.tune:
+                self._learn_from(outcome)
         accepted = chain.outcome / self.steps_per_draw if self.joint.dim else np.ones(2)
         statistics = {
             "accept": accepted[ACCEPTANCE],
@@ -294,7 +415,7 @@ class LatentGPStep(LatentGPTuning):
             "surrogate_share": 0.0,
             **self.learner.statistics(),
             "learnt_sites": float(len(self.sites.precision) > 1),
-            "n_evals": float(chain.counts[EVALUATIONS] + n_slice_evaluations),
+            "n_evals": float(chain.counts[EVALUATIONS] + n_evaluations),
             "n_failed": float(target.n_failed),
             "n_refits": self.n_fits,
             "loglik": self._point.log_likelihood,
@@ -303,29 +424,22 @@ class LatentGPStep(LatentGPTuning):
         chain.counts[:] = 0
         return self._point.function, statistics
 
-    def _move_hyperparameters(self, target):
-        learner, chain, rng = self.learner, self.chain, self.rng
-        if self.tune and learner.transitions_before_update(self.transition, 1, rng) == 0:
+    def _update_proposal(self):
+        learner, rng = self.learner, self.rng
+        if not (self.tune and self.joint.dim):
+            return
+        if learner.transitions_before_update(self.transition, 1, rng) == 0:
             with all_or_nothing(learner):
-                learner.update(chain.position, True, rng)
-        self._point = move_hyperparameters(target, self._point, chain, learner, rng, self.tune)
-        if self.tune and self.history is not None:
-            record(self.history, chain.position)
+                learner.update(self.chain.position, True, rng)
 
-    def _move_function(self, target):
-        """Move the function at fixed hyperparameters; return the number of evaluations."""
-        n_slices, n_more = self.n_slices, 0
-        if isinstance(self._point.conditional, PrecisionConditional) and (
-            self.joint.likelihood.has_gradient
-        ):
-            # One of thousands of values is not changed by slices of which all change.
-            n_slices = 1
-            self._point, acceptance, n_more = trajectory(target, self._point, self.rng, self.angle)
-            if self.tune:
-                self.angle *= math.exp((acceptance - TURN_ACCEPT) / math.sqrt(1 + self.transition))
-                self.angle = min(max(self.angle, LEAST_ANGLE), 0.5 * math.pi)
-        self._point, n = slices(target, self._point, self.rng, n_slices)
-        return n + n_more
+    def _learn_from(self, outcome):
+        """Keep theta for the first refit, and learn how far the function turns at a time."""
+        if self.joint.dim and self.history is not None:
+            record(self.history, self.chain.position)
+        if outcome.turn_acceptance is not None:
+            excess = outcome.turn_acceptance - TURN_ACCEPT
+            self.angle *= math.exp(excess / math.sqrt(1 + self.transition))
+            self.angle = min(max(self.angle, LEAST_ANGLE), 0.5 * math.pi)
 
     def _drawn(self, dtype):
         """Return theta, the free variables and the predictions as `pm.sample` has them."""
@@ -342,6 +456,68 @@ class LatentGPStep(LatentGPTuning):
         """Return theta (d,) and the free variables (M,) of what `_drawn` returned."""
         theta, free, _ = self._where
         return q[theta], q[free]
+
+    # what tuning learns ---------------------------------------------------------------------------
+
+    def _learn(self):
+        """Fit the sites if that is due, to where theta has been and not to the function."""
+        if not self.joint.likelihood.has_gradient:
+            return
+        sites = self.sites
+        if self.tune and self.joint.dim and self.transition >= self.next_refit:
+            self._refit()
+        elif self.next_fit is not None and self.draw >= self.next_fit:
+            self._fit()
+        if self.sites is sites:
+            return
+        self.n_fits += 1.0
+        target, point = JointTarget(self.joint, self.sites), self._point
+        self._point = target.point(point.x, point.function)
+        if self.tune:
+            self._leave_tails()
+
+    def _refit(self):
+        """Fit surrogate and sites to pilots; from the first time on, the surrogate proposes."""
+        learner = self.learner
+        if not isinstance(learner, EvidenceLearner):
+            learner = self._surrogate_learner(self.chain.position)
+            learner.history = self.history
+        n_pilots = PILOTS + MORE_PILOTS * self.joint.dim
+        fitted = refit(self.joint, learner, self.pilots, self.method, self.rng, n_pilots)
+        self.pilots, self.method = fitted.pilots, fitted.method
+        self.next_refit *= 2
+        if fitted.sites is not None:
+            self.sites, self.next_fit = fitted.sites, None
+        if fitted.is_surrogate_fitted:
+            self.learner, self.history = learner, None
+
+    def _fit(self):
+        """Fit constant sites at the mean of where the chain has been."""
+        self.next_fit = max(1, 2 * self.draw) if self.tune else None
+        normal = self.learner.normal()
+        x = self._point.x if normal is None else normal[0].copy()
+        start = self.sites(x) if self.n_fits else None
+        # While tuning Laplace's, which are cheap, and are soon others.
+        method = "laplace" if self.tune else self.approximation
+        pilot = approximate(self.joint, x, method, start)
+        if pilot is None and normal is not None:
+            pilot = approximate(self.joint, self._point.x, method)
+        if pilot is not None:
+            self.sites = constant_sites(pilot.sites, self.joint.dim)
+        elif not self.n_fits:
+            self._warn_once(
+                "center",
+                WarningType.BAD_PARAMS,
+                f"No Gaussian was found that is like the posterior of {self.function.name}, so "
+                "hyperparameters move at a fixed whitened function: slowly, where data say much.",
+            )
+
+    def _leave_tails(self):
+        """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
+        point = self._point
+        drawn = point_of_draw(self.joint, point, self.rng)
+        if log_joint(drawn) > log_joint(point):
+            self._point = drawn
 
     # warnings and progress ------------------------------------------------------------------------
 

@@ -99,19 +99,19 @@ class BlockSites:
     root: np.ndarray
     shift: np.ndarray
 
-    def pulled(self, lower: np.ndarray) -> np.ndarray:
+    def transpose_times(self, lower: np.ndarray) -> np.ndarray:
         """Return S^T C for a lower triangular C (N, N) in C order, not read above the diagonal."""
         entries, rows, columns = self.blocks.links
         out = np.zeros(lower.shape)
-        _pulled_into(self.root[entries], rows, columns, lower, out)
+        _transpose_times_into(self.root[entries], rows, columns, lower, out)
         return out
 
     def times(self, x: np.ndarray) -> np.ndarray:
         """Return W x for `x` (N,)."""
         entries, rows, columns = self.blocks.links
         root = self.root[entries]
-        pulled = np.bincount(columns, root * x[rows], minlength=x.size)
-        return np.bincount(rows, root * pulled[columns], minlength=x.size)
+        by_column = np.bincount(columns, root * x[rows], minlength=x.size)
+        return np.bincount(rows, root * by_column[columns], minlength=x.size)
 
     def coupled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the diagonal of W (N,), and pairs (k, 2) of values with their entries (k,)."""
@@ -128,7 +128,7 @@ class BlockSites:
 
 
 @jit(fastmath=SIMD)
-def _pulled_into(entries, rows, columns, lower, out):
+def _transpose_times_into(entries, rows, columns, lower, out):
     for k in range(entries.size):
         for j in range(rows[k] + 1):
             out[columns[k], j] += entries[k] * lower[rows[k], j]

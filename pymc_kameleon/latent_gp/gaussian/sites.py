@@ -24,8 +24,8 @@ from scipy.linalg.blas import dtrmm, dtrmv, dtrsv
 
 from pymc_kameleon.mcmc.bridge.jit import SIMD, jit
 
-LEAST_TOLD = 1e-6
-"""Share of its precision that a site has, from which 1 - (1 - share) keeps 10 digits."""
+LEAST_LEVERAGE = 1e-6
+"""Share of a site in the precision of its value, from which 1 - (1 - share) keeps 10 digits."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Gaussian:
         """Return what observations depend on, which is `f` (N,)."""
         return f
 
+    def whiten(self, x: np.ndarray) -> np.ndarray:
+        """Return z (N,), standard normal, for `x` (N,)."""
+        return solve_lower(self.cholesky, x - self.mean)
+
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Draw from the Gaussian: an array (N,)."""
         return self.mean + self.cholesky @ rng.standard_normal(self.size)
@@ -65,13 +69,12 @@ class Gaussian:
 
     def log_density(self, x: np.ndarray) -> float:
         """Normalised log density at `x` (N,)."""
-        z = solve_root(self.cholesky, x - self.mean)
+        z = self.whiten(x)
         return -0.5 * float(z @ z + self.log_determinant + self.size * np.log(2 * np.pi))
 
     def score(self, x: np.ndarray) -> np.ndarray:
         """Gradient (N,) of the log density at `x` (N,)."""
-        whitened = solve_root(self.cholesky, x - self.mean)
-        return -solve_root(self.cholesky, whitened, transposed=True)
+        return -solve_lower(self.cholesky, self.whiten(x), transposed=True)
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,11 @@ def _factor(matrix, **options):
     return upper.T
 
 
-def solve_root(root: np.ndarray, x: np.ndarray, transposed: bool = False) -> np.ndarray:
+def solve_lower(cholesky: np.ndarray, x: np.ndarray, transposed: bool = False) -> np.ndarray:
     """Return L^-1 x, or L^-T x, (N,) for a lower triangular L as it lies in memory."""
-    if root.flags.f_contiguous:
-        return dtrsv(root, x, lower=1, trans=int(transposed))
-    return dtrsv(root.T, x, lower=0, trans=int(not transposed))
+    if cholesky.flags.f_contiguous:
+        return dtrsv(cholesky, x, lower=1, trans=int(transposed))
+    return dtrsv(cholesky.T, x, lower=0, trans=int(not transposed))
 
 
 def factorised(mean, covariance, name: str = "the latent function") -> Gaussian:
@@ -168,7 +171,7 @@ def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
     """
     if np.any(sites.precision < 0):
         raise ValueError("A site has a negative precision: the product may not be a Gaussian.")
-    factor, half_log_determinant = _product_root(prior, sites)
+    factor, half_log_determinant = _product_cholesky(prior, sites)
     whitened = factor.T @ (sites.shift - sites.precision * prior.mean)
     log_integral = sites.elementwise(prior.mean).sum() + 0.5 * whitened @ whitened
     product = Gaussian(prior.mean + factor @ whitened, factor @ factor.T, factor)
@@ -177,18 +180,18 @@ def with_sites(prior: Gaussian, sites: Sites) -> tuple[Gaussian, float]:
 
 def whitened_precision(prior: Gaussian, sites: Sites) -> np.ndarray:
     """B = I + L^T diag(precision) L, an array (N, N) in C order, with K = L L^T."""
-    precision, root = sites.precision, prior.cholesky
-    positive = np.sqrt(np.maximum(precision, 0.0))[:, None] * root
+    precision, cholesky = sites.precision, prior.cholesky
+    positive = np.sqrt(np.maximum(precision, 0.0))[:, None] * cholesky
     inner = positive.T @ positive
     is_negative = precision < 0
     if np.any(is_negative):
-        negative = np.sqrt(-precision[is_negative])[:, None] * root[is_negative]
+        negative = np.sqrt(-precision[is_negative])[:, None] * cholesky[is_negative]
         inner -= negative.T @ negative
     inner[np.diag_indices_from(inner)] += 1.0
     return inner
 
 
-def _product_root(prior, sites):
+def _product_cholesky(prior, sites):
     """Lower triangular factor (N, N) of the product's covariance, and log |I + K W| / 2."""
     # Reversed, a lower triangular factor is an upper triangular one.
     upper = cholesky_of(whitened_precision(prior, sites)[::-1, ::-1])[::-1, ::-1]
@@ -202,7 +205,7 @@ def _product_root(prior, sites):
 class SiteFactor:
     """A = I + S K S factorised, for a covariance K and precisions W = S^2, none of them negative.
 
-    `roots` (N,) are S, and `told` (N,) is diag(S K S): what each site says beside the prior.
+    `roots` (N,) are S, and `information` (N,) is diag(S K S): precisions in units of the prior's.
     `lower` is the Cholesky factor of A, and what is above its diagonal is not zero;
     `half_log_determinant` is log |A| / 2 = log |I + K W| / 2. It raises LinAlgError if the factor
     is not finite.
@@ -212,8 +215,8 @@ class SiteFactor:
         # Symmetric, so that the transpose of what is in Fortran order is the same in C order.
         covariance = covariance if covariance.flags.c_contiguous else covariance.T
         inner = np.empty(covariance.shape)
-        self.roots, self.told = np.empty((2, precision.size))
-        _inner_into(covariance, precision, self.roots, self.told, inner)
+        self.roots, self.information = np.empty((2, precision.size))
+        _inner_into(covariance, precision, self.roots, self.information, inner)
         self.lower = cholesky_overwriting(inner)
         self.half_log_determinant = _log_diagonal(self.lower)
         if not math.isfinite(self.half_log_determinant):
@@ -221,7 +224,7 @@ class SiteFactor:
 
     def solved(self, x: np.ndarray) -> np.ndarray:
         """A^-1 x for a vector `x` (N,)."""
-        return solve_root(self.lower, solve_root(self.lower, x), transposed=True)
+        return solve_lower(self.lower, solve_lower(self.lower, x), transposed=True)
 
     def inverse_root(self, overwrites: bool = False) -> np.ndarray:
         """Return R (N, N), A^-1 = R R^T, in Fortran order; what is below its diagonal is not zero.
@@ -248,14 +251,14 @@ def _log_diagonal(factor):
 
 
 @jit(fastmath=SIMD)
-def _inner_into(covariance, precision, roots, told, out):
+def _inner_into(covariance, precision, roots, information, out):
     """Write S, the diagonal of S K S, and the lower triangle of A into that of `out`."""
     for i in range(roots.size):
         roots[i] = math.sqrt(precision[i])
         for j in range(i):
             out[i, j] = roots[i] * covariance[i, j] * roots[j]
-        told[i] = roots[i] * covariance[i, i] * roots[i]
-        out[i, i] = 1.0 + told[i]
+        information[i] = roots[i] * covariance[i, i] * roots[i]
+        out[i, i] = 1.0 + information[i]
 
 
 @jit
@@ -284,7 +287,7 @@ class SiteProduct:
         precision, covariance = sites.precision, prior.covariance
         shift = sites.shift - precision * prior.mean
         if np.any(precision < 0.0):
-            factor, self.half_log_determinant = _product_root(prior, sites)
+            factor, self.half_log_determinant = _product_cholesky(prior, sites)
             self.mean = prior.mean + factor @ (factor.T @ shift)
             self.slope = sites.shift - precision * self.mean
             self.variance = np.einsum("ij,ij->i", factor, factor)
@@ -295,7 +298,7 @@ class SiteProduct:
         scale, inverse = inner.roots, inner.inverse_root(overwrites=True)
         self.shares = np.empty(prior.size)
         _row_squares_into(inverse, self.shares)
-        is_precise = inner.told > 1.0
+        is_precise = inner.information > 1.0
         t = np.where(is_precise, shift / np.where(is_precise, scale, 1.0), 0.0)
         u = np.where(is_precise, 0.0, shift)
         solved = dtrmv(inverse, dtrmv(inverse, t - scale * (covariance @ u), trans=1))
@@ -303,14 +306,14 @@ class SiteProduct:
         # Of a precise site K a loses what the site itself says.
         by_site = (shift - self.slope) / np.where(is_precise, precision, 1.0)
         self.mean = prior.mean + np.where(is_precise, by_site, covariance @ self.slope)
-        told = 1.0 - self.shares
-        is_told = told > LEAST_TOLD
-        self.variance = told / np.where(is_told, precision, 1.0)
-        if not np.all(is_told):
-            columns = covariance[:, ~is_told]
+        leverage = 1.0 - self.shares
+        is_large = leverage > LEAST_LEVERAGE
+        self.variance = leverage / np.where(is_large, precision, 1.0)
+        if not np.all(is_large):
+            columns = covariance[:, ~is_large]
             explained = dtrmm(1.0, inverse, scale[:, None] * columns, trans_a=1)
-            left = np.diagonal(covariance)[~is_told] - np.einsum("ij,ij->j", explained, explained)
-            self.variance[~is_told] = left
+            left = np.diagonal(covariance)[~is_large] - np.einsum("ij,ij->j", explained, explained)
+            self.variance[~is_large] = left
 
     def cavities(self) -> tuple[np.ndarray, np.ndarray]:
         """Means (N,) and variances (N,) of the marginals without their own site."""

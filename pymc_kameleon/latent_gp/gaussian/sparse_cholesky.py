@@ -33,7 +33,7 @@ class Root(Protocol):
     def drawn(self, rows: np.ndarray) -> np.ndarray:
         """Return F^-T x for the rows x of an array (n, M)."""
 
-    def pulled(self, x: np.ndarray) -> np.ndarray:
+    def transpose_times(self, x: np.ndarray) -> np.ndarray:
         """Return F^T x for `x` (M,)."""
 
 
@@ -107,7 +107,7 @@ class WholeRoot:
         """Return F^-T x for each row."""
         return dtrsm(1.0, self._root.T, rows.T, lower=0).T
 
-    def pulled(self, x: np.ndarray) -> np.ndarray:
+    def transpose_times(self, x: np.ndarray) -> np.ndarray:
         """Return F^T x."""
         return dtrmv(self._root.T, x, lower=0)
 
@@ -134,7 +134,7 @@ class SparseRoot:
         _solve_transposed(*self._lower, out)
         return out[:, self._order]
 
-    def pulled(self, x: np.ndarray) -> np.ndarray:
+    def transpose_times(self, x: np.ndarray) -> np.ndarray:
         """Return F^T x."""
         out = np.empty(x.size)
         out[self._order] = x
@@ -171,9 +171,9 @@ class UpdatedRoot:
     def _less_along(self, rows):
         return rows + ((rows @ self._basis) @ self._less) @ self._basis.T
 
-    def pulled(self, x: np.ndarray) -> np.ndarray:
+    def transpose_times(self, x: np.ndarray) -> np.ndarray:
         """Return F^T x."""
-        z = self._root.pulled(x)
+        z = self._root.transpose_times(x)
         return z + self._basis @ (self._more @ (self._basis.T @ z))
 
 

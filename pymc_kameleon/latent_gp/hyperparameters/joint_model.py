@@ -75,8 +75,10 @@ class JointModel:
             "drawn from them": self.predicted,
             "left to other steps": list(self.others),
         }
-        told = [f"{k} {', '.join(v.name for v in values)}" for k, values in parts.items() if values]
-        return f"LatentGPStep: {self.function.size} linear predictors, {'; '.join(told)}"
+        given = [
+            f"{k} {', '.join(v.name for v in values)}" for k, values in parts.items() if values
+        ]
+        return f"LatentGPStep: {self.function.size} linear predictors, {'; '.join(given)}"
 
     @property
     def predicted(self) -> list:
@@ -117,11 +119,11 @@ class JointModel:
         return self.function.prior.evaluate()
 
     def unfactorised_prior(self) -> UnfactorisedPrior | VectorAt:
-        """Return the same before its covariance is factorised, whose memory is the caller's."""
+        """Return the prior before its covariance is factorised, which the caller may overwrite."""
         return self.function.prior.unfactorised()
 
     def flat_sites(self) -> Sites:
-        """Sites that say nothing."""
+        """Sites without information."""
         size, blocks = self.function.size, self.likelihood.blocks
         n_shifts = size if blocks is None else blocks.n_parameters
         return Sites(np.zeros(size), np.zeros(n_shifts))
@@ -185,8 +187,8 @@ def named_variables(model, vars, start):
     The last are None if none was named beside the others, which means all that belong to them.
     """
     if vars is None:
-        told = set(ancestors([*model.observed_RVs, *model.potentials]))
-        free = [rv for rv in model.free_RVs if rv in told]
+        behind_data = set(ancestors([*model.observed_RVs, *model.potentials]))
+        free = [rv for rv in model.free_RVs if rv in behind_data]
         functions = [rv for rv in free if _is_function(model, rv)]
         processes = [rv for rv in free if is_process(model, rv, start)]
         if not functions and not processes:

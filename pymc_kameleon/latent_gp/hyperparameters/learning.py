@@ -6,18 +6,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.gp.typical_set import typical_depth
+from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites
 from pymc_kameleon.latent_gp.gaussian_approximations import (
+    BlockApproximation,
     GaussianApproximation,
     expectation_propagation_approximation,
     laplace_approximation,
+    laplace_in_blocks,
 )
-from pymc_kameleon.latent_gp.hyperparameters.block_conditional import (
-    NewtonApproximation,
-    conditional_of,
-    newton_laplace,
-)
-from pymc_kameleon.latent_gp.hyperparameters.conditional import (
+from pymc_kameleon.latent_gp.hyperparameters.site_function import (
     SiteFunction,
     constant_sites,
     fit_sites,
@@ -33,7 +31,7 @@ least probable go."""
 TOLERANCE, MAX_SWEEPS, N_NODES = 1e-3, 40, 17
 """Of expectation propagation: the sites are exact enough long before they have converged."""
 
-MOST_TOLD = 1e12
+MOST_INFORMATION = 1e12
 """Precision of a site, in units of the prior's, beyond which log evidences are lost to rounding."""
 
 
@@ -115,12 +113,12 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
         is_logit = getattr(model.likelihood, "logit_labels", None) is not None
         is_curved = getattr(model.likelihood, "has_curvature", True)
         blocks = getattr(model.likelihood, "blocks", None)
-        by_newton = blocks is not None or isinstance(prior, PrecisionAt)
-        if by_newton:
+        in_blocks = blocks is not None or isinstance(prior, PrecisionAt)
+        if in_blocks:
             method = "laplace"
         for name in dict.fromkeys([method, "laplace"] if is_curved else ["ep"]):
             try:
-                found: GaussianApproximation | NewtonApproximation
+                found: GaussianApproximation | BlockApproximation
                 if name == "ep":
                     found = expectation_propagation_approximation(
                         prior,
@@ -131,8 +129,8 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
                         moment_tolerance=TOLERANCE,
                         sites=start,
                     )
-                elif by_newton:
-                    found = newton_laplace(prior, model.likelihood, tolerance=1e-3)
+                elif in_blocks:
+                    found = laplace_in_blocks(prior, model.likelihood, tolerance=1e-3)
                 else:
                     found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
             except (ArithmeticError, ValueError, NotImplementedError):
@@ -144,8 +142,27 @@ def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -
 
 
 def _are_usable(sites: Sites, prior: Gaussian | PrecisionAt) -> bool:
-    told = sites.precision * prior.variances
-    return bool(np.all(told < MOST_TOLD) and np.all(np.isfinite(sites.shift)))
+    information = sites.precision * prior.variances
+    return bool(np.all(information < MOST_INFORMATION) and np.all(np.isfinite(sites.shift)))
+
+
+class PilotSearch:
+    """Log p(theta | y) by Laplace's approximation, as a function of theta that keeps its pilots.
+
+    `points`, `values` and `pilots` are those so far: -inf and None where there is no Gaussian.
+    """
+
+    def __init__(self, model):
+        self.model, self.points, self.values, self.pilots = model, [], [], []
+
+    def __call__(self, x: np.ndarray) -> float:
+        """Approximate at `x` (d,), beginning at the sites of the last pilot."""
+        nearby = next((p.sites for p in reversed(self.pilots) if p is not None), None)
+        pilot = approximate(self.model, x, "laplace", nearby)
+        self.points.append(x.copy())
+        self.pilots.append(pilot)
+        self.values.append(-np.inf if pilot is None else pilot.log_density)
+        return self.values[-1]
 
 
 COSINE = 0.7
@@ -206,8 +223,8 @@ class EvidenceLearner(TrajectoryLearner):
         return {"scaling": found["step_size"], "surrogate_share": surrogate}
 
 
-class Lesson(NamedTuple):
-    """What was learnt; `method` is that of the refits to come, sites are None without pilots."""
+class Refit(NamedTuple):
+    """What was fitted; `method` is that of the refits to come, sites are None without pilots."""
 
     pilots: Pilots
     sites: SiteFunction | None
@@ -215,14 +232,14 @@ class Lesson(NamedTuple):
     method: str
 
 
-def learn(
+def refit(
     model,
     learner: EvidenceLearner,
     pilots: Pilots,
     method: str,
     rng: np.random.Generator,
     n_pilots: int,
-) -> Lesson:
+) -> Refit:
     """Approximate at points where the chain was and where the surrogate is uncertain, and fit.
 
     `n_pilots` new ones are where the chain was, by the history of the learner. In each of several
@@ -244,22 +261,22 @@ def learn(
         pilots = _approximated(model, learner, pilots, unknown, scale, method)
         fitted = learner.fit(rng) or fitted
     if len(pilots.values) == 0:
-        return Lesson(pilots, None, fitted is not None, method)
+        return Refit(pilots, None, fitted is not None, method)
     best = pilots.among_the_best(typical_depth(model.dim))
     centre = best.sites_near(best.points.mean(axis=0), scale)
     constant = constant_sites(centre, model.dim)  # type: ignore[arg-type]  # there are pilots
     if fitted is None:
-        return Lesson(pilots, constant, False, method)
+        return Refit(pilots, constant, False, method)
     coordinates = learner.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
     highest, sites = _acceptance(model, constant, halves[1], rng), constant
     have_blocks = best.precision.shape != best.shift.shape
     for has_means in (False,) if have_blocks else (False, True):
-        learnt = _fitted(halves[0], coordinates, has_means)
-        acceptance = 0.0 if learnt is None else _acceptance(model, learnt, halves[1], rng)
+        candidate = _fitted(halves[0], coordinates, has_means)
+        acceptance = 0.0 if candidate is None else _acceptance(model, candidate, halves[1], rng)
         if acceptance > highest:
             highest, sites = acceptance, _fitted(best, coordinates, has_means)
-    return Lesson(pilots, sites, True, method)
+    return Refit(pilots, sites, True, method)
 
 
 def _agree(model, points):
@@ -284,7 +301,7 @@ def _fitted(pilots, coordinates, has_means):
 
 
 def _approximated(model, learner, pilots, points, scale, method):
-    """Add approximations at the rows of `points` to the pilots, and teach the learner."""
+    """Add approximations at the rows of `points` to the pilots, and to the learner's densities."""
     found: list[Pilot] = []
     for x in points:
         nearby = Pilots(*pilots).joined(found) if len(pilots.values) == 0 else pilots

@@ -27,15 +27,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.latent_gp.gaussian.sites import Sites
-from pymc_kameleon.latent_gp.hyperparameters.block_conditional import (
-    BlockConditional,
+from pymc_kameleon.latent_gp.gaussian.conditional import (
+    Conditional,
     conditional_in_place,
+    conditional_of,
 )
-from pymc_kameleon.latent_gp.hyperparameters.conditional import ConditionalGaussian
+from pymc_kameleon.latent_gp.gaussian.sites import Sites
 from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
-from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
-from pymc_kameleon.latent_gp.reader.prior import FreeVariables
+from pymc_kameleon.latent_gp.reader.prior import FreeVariables, PriorAt
 from pymc_kameleon.latent_gp.tempered_target import MOST_EVALUATIONS, TemperedTarget, slices_along
 from pymc_kameleon.mcmc.bridge.jit import jit
 from pymc_kameleon.mcmc.chain import ACCEPTED, Chain
@@ -49,7 +48,7 @@ class JointPoint(NamedTuple):
     x: np.ndarray
     function: np.ndarray
     variable: FreeVariables
-    conditional: ConditionalGaussian | BlockConditional | PrecisionConditional
+    conditional: Conditional
     log_prior: float
     log_likelihood: float
 
@@ -59,16 +58,16 @@ def log_density_terms(point: JointPoint) -> tuple[float, float, float]:
     return point.log_prior, point.log_likelihood, point.conditional.log_ratio(point.function)
 
 
-def log_posterior(point: JointPoint) -> float:
-    """Log density of theta and v, without a constant."""
-    v = point.conditional.whitened(point.function)
+def log_joint(point: JointPoint) -> float:
+    """Log joint density of theta, v and the data, without a constant."""
+    v = point.conditional.whiten(point.function)
     return point.log_prior + point.log_likelihood - 0.5 * float(v @ v)
 
 
 class JointTarget:
     """The density of theta at a fixed eta, as `mcmc.loop` evaluates it in plain Python.
 
-    The Gaussian `sites` are a function of theta alone. `eta` (2, N) is the standardised function;
+    The Gaussian `sites` are a function of theta alone. `eta` (k, N) are standard normals under q;
     `proposed` the point of the last evaluation that succeeded; `n_failed` counts those at which a
     covariance was not positive definite.
     """
@@ -81,7 +80,7 @@ class JointTarget:
 
     def hold(self, point: JointPoint, rng: np.random.Generator) -> None:
         """Draw an eta of a point, and fix it."""
-        self.eta = point.conditional.standardised(point.function, rng)
+        self.eta = point.conditional.to_eta(point.function, rng)
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the terms of the log density at `x` (d,), eta fixed; -inf if there is none."""
@@ -95,23 +94,74 @@ class JointTarget:
         except ValueError:  # of which LinAlgError is one
             self.n_failed += 1
             return
-        log_prior += variable.log_integral
-        f = conditional.restored(self.eta)
-        likelihood = self.model.likelihood.value(conditional.predictors(f))
-        self.proposed = JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
+        f = conditional.from_eta(self.eta)
+        self.proposed = self._point(x, f, variable, conditional, log_prior)
         value[:3] = log_density_terms(self.proposed)
 
-    def point(self, x: np.ndarray, f: np.ndarray) -> JointPoint:
-        """Return the point of hyperparameters `x` (d,) and function `f` (N,)."""
-        variable, conditional = self._gaussians(x)
-        log_prior = self.model.log_prior(x) + variable.log_integral
-        likelihood = self.model.likelihood.value(conditional.predictors(f))
-        return JointPoint(x.copy(), f, variable, conditional, log_prior, likelihood)
+    def point(self, x: np.ndarray, f: np.ndarray, prior: PriorAt | None = None) -> JointPoint:
+        """Return the point of hyperparameters `x` (d,) and function `f` (N,).
+
+        `prior` is the one there, if it is known; theta is set to `x` then.
+        """
+        if prior is None:
+            variable, conditional = self._gaussians(x)
+        else:
+            variable, conditional = prior.variable, self.conditional(x, prior)
+        return self._point(x, f, variable, conditional, self.model.log_prior(x))
+
+    def conditional(self, x: np.ndarray, prior: PriorAt) -> Conditional:
+        """Return the Gaussian of the function given the sites at `x` (d,), where its prior is."""
+        return conditional_of(prior.gaussian, self.sites(x), self._blocks)
+
+    def _point(self, x, f, variable, conditional, log_prior):
+        log_prior += variable.log_integral
+        log_likelihood = self.model.likelihood.value(conditional.predictors(f))
+        return JointPoint(x.copy(), f, variable, conditional, log_prior, log_likelihood)
 
     def _gaussians(self, x):
         self.model.set_hyperparameters(x)
-        blocks = getattr(self.model.likelihood, "blocks", None)
-        return conditional_in_place(self.model.unfactorised_prior(), self.sites(x), blocks)
+        return conditional_in_place(self.model.unfactorised_prior(), self.sites(x), self._blocks)
+
+    @property
+    def _blocks(self):
+        return getattr(self.model.likelihood, "blocks", None)
+
+
+class Outcome(NamedTuple):
+    """What a transition took: evaluations of the likelihood in moves of the function alone.
+
+    `turn_acceptance` is the acceptance probability of the trajectory, None if there was none.
+    """
+
+    n_evaluations: int
+    turn_acceptance: float | None
+
+
+def transition(
+    target: JointTarget,
+    point: JointPoint,
+    chain: Chain,
+    learner: Learner,
+    rng: np.random.Generator,
+    adapts: bool,
+    n_slices: int,
+    angle: float,
+) -> tuple[JointPoint, Outcome]:
+    """Move hyperparameters, if there are any, with the function, and then the function alone.
+
+    `target` holds an eta of the point, and then of the one that is returned; `chain` is at its
+    theta. The function moves by `n_slices` elliptical slices, or, where a gradient can be carried
+    to eta, by a trajectory of turns of at most `angle` and one slice.
+    """
+    if point.x.size:
+        point = move_hyperparameters(target, point, chain, learner, rng, adapts)
+    if not (point.conditional.has_adjoint and target.model.likelihood.has_gradient):
+        point, n_evaluations = slices(target, point, rng, n_slices)
+        return point, Outcome(n_evaluations, None)
+    # Slices change all of thousands of values at a time, and none by much.
+    point, acceptance, n_turns = trajectory(target, point, rng, angle)
+    point, n_evaluations = slices(target, point, rng, 1)
+    return point, Outcome(n_turns + n_evaluations, acceptance)
 
 
 def move_hyperparameters(
@@ -146,8 +196,8 @@ def move_hyperparameters(
 
 
 def point_of_draw(model: JointModel, point: JointPoint, rng: np.random.Generator) -> JointPoint:
-    """Return the point of a draw of the conditional Gaussian, at the same theta, which is set."""
-    f = point.conditional.drawn(rng)
+    """Draw the function from its conditional Gaussian, at the same theta, which the model has."""
+    f = point.conditional.draw(rng)
     likelihood = model.likelihood.value(point.conditional.predictors(f))
     return point._replace(function=f, log_likelihood=likelihood)
 
@@ -171,7 +221,7 @@ def slices(
     value = point.log_likelihood - float(sites.elementwise(u).sum())
     # The conditional has what slices take of a Gaussian, without a matrix.
     moved, _, n_evaluations, angles = slices_along(
-        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),  # type: ignore[arg-type]
+        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),
         u,
         value,
         conditional.images(normals),
@@ -180,7 +230,7 @@ def slices(
     if moved is u:
         return point, n_evaluations
     _turn(target.eta, normals, angles)
-    f = conditional.restored_after(moved, target.eta)
+    f = conditional.at_predictors(moved, target.eta)
     value = likelihood.value(conditional.predictors(f))
     return point._replace(function=f, log_likelihood=value), n_evaluations + 1
 
@@ -194,7 +244,7 @@ def trajectory(
     sites: r changes the momentum, and a turn of eta and momentum, which no r would change, is
     exact (Neal 2010, section 5.5.1). A turn is at most `angle`, give or take a quarter of it.
     `target` holds an eta of the point, and then of the one that is returned, with the acceptance
-    probability and the number of evaluations. For a `conditional` that pulls slopes back.
+    probability and the number of evaluations. The `conditional` has an adjoint.
     """
     target.model.set_hyperparameters(point.x)
     conditional, likelihood = point.conditional, target.model.likelihood
@@ -202,7 +252,7 @@ def trajectory(
 
     def slope(u):
         by_likelihood = likelihood.slope(u)
-        return conditional.pulled(by_likelihood - sites.shift + sites.times(u))
+        return conditional.adjoint(by_likelihood - sites.shift + sites.times(u))
 
     def energy(u, value, eta, momentum):
         kinetic = 0.5 * float(np.sum(momentum**2) + np.sum(eta**2))
@@ -214,14 +264,14 @@ def trajectory(
     step = (0.75 + 0.5 * share[0]) * 0.5 * math.pi / n_turns
     cosine, sine = math.cos(step), math.sin(step)
     start = energy(u, point.log_likelihood, eta, momentum)
-    pull = slope(u)
+    gradient = slope(u)
     for _ in range(n_turns):
-        momentum = momentum + 0.5 * step * pull
+        momentum = momentum + 0.5 * step * gradient
         eta, momentum = cosine * eta + sine * momentum, cosine * momentum - sine * eta
-        f = conditional.restored(eta)
+        f = conditional.from_eta(eta)
         u = conditional.predictors(f)
-        pull = slope(u)
-        momentum = momentum + 0.5 * step * pull
+        gradient = slope(u)
+        momentum = momentum + 0.5 * step * gradient
     value = likelihood.value(u)
     change = start - energy(u, value, eta, momentum)
     acceptance = math.exp(min(0.0, change)) if np.isfinite(change) else 0.0

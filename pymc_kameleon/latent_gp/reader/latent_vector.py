@@ -28,7 +28,7 @@ from pymc_kameleon.latent_gp.gaussian.blocks import Blocks
 from pymc_kameleon.latent_gp.gaussian.sites import (
     cholesky_overwriting,
     factorised,
-    solve_root,
+    solve_lower,
 )
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import covariance_times
 from pymc_kameleon.latent_gp.reader.affine_graph import AffineGraph, places_of, split_vector
@@ -66,7 +66,7 @@ class Design:
         """Return A x."""
         return self._matrix @ x
 
-    def pulled(self, y: np.ndarray) -> np.ndarray:
+    def transpose_times(self, y: np.ndarray) -> np.ndarray:
         """Return A^T y."""
         return self._matrix.T @ y
 
@@ -118,17 +118,17 @@ class VectorAt:
 
     def factorised_in_place(self) -> tuple[np.ndarray, "VectorAt"]:
         """Return the Cholesky factor of the covariance, in its place, and the free variables."""
-        self._root = cholesky_overwriting(self.covariance)
-        return self._root, self
+        self._cholesky = cholesky_overwriting(self.covariance)
+        return self._cholesky, self
 
     def factorised(self) -> PriorAt:
         """Return the prior of the predictors, and keep the covariance."""
         gaussian = factorised(self.mean, self.covariance, self._name)
-        self._root = gaussian.cholesky
+        self._cholesky = gaussian.cholesky
         return PriorAt(gaussian, self)
 
     @cached_property
-    def _roots(self) -> list[tuple[np.ndarray, FreeVariable]]:
+    def _factors(self) -> list[tuple[np.ndarray, FreeVariable]]:
         """Cholesky factor of each function's covariance, and its free variable."""
         found = []
         for function in self._functions:
@@ -139,8 +139,8 @@ class VectorAt:
     def to_function(self, v: np.ndarray) -> np.ndarray:
         """Linear predictors (N,) where the free variables are `v` (M,)."""
         functions, end = [], 0
-        for root, variable in self._roots:
-            begin, end = end, end + len(root)
+        for cholesky, variable in self._factors:
+            begin, end = end, end + len(cholesky)
             functions.append(variable.to_function(v[begin:end]))
         return self._times(functions, None if self._others is None else v[end:])
 
@@ -154,20 +154,20 @@ class VectorAt:
         They are returned with the functions and other variables that they stand for, x (M,).
         """
         draws = [
-            function.mean + dtrmv(root.T, rng.standard_normal(len(root)), lower=0, trans=1)
-            for function, (root, _) in zip(self._functions, self._roots, strict=True)
+            function.mean + dtrmv(cholesky.T, rng.standard_normal(len(cholesky)), lower=0, trans=1)
+            for function, (cholesky, _) in zip(self._functions, self._factors, strict=True)
         ]
         others = None if self._others is None else self._others.draw(rng)
         apart = u - self._times(draws, others)
-        pull = solve_root(self._root, solve_root(self._root, apart), transposed=True)
+        weights = solve_lower(self._cholesky, solve_lower(self._cholesky, apart), transposed=True)
         free, natural = [], []
         for draw, design, function, (_, variable) in zip(
-            draws, self._designs, self._functions, self._roots, strict=True
+            draws, self._designs, self._functions, self._factors, strict=True
         ):
-            natural.append(draw + function.covariance @ design.pulled(pull))
+            natural.append(draw + function.covariance @ design.transpose_times(weights))
             free.append(variable.to_variable(natural[-1]))
         if self._others is not None:
-            moved = others + covariance_times(self._others.root, self._matrix.T @ pull)
+            moved = others + covariance_times(self._others.root, self._matrix.T @ weights)
             natural.append(moved)
             free.append(moved)
         return np.concatenate(free), np.concatenate(natural)
@@ -263,7 +263,7 @@ class PredictorPrior(Prior):
         )
 
     def check_data(self) -> None:
-        """Check shapes for data that are new, and read the design anew."""
+        """Check shapes for data that are new, and read the design again."""
         for function in self.functions:
             function.check_data(np.zeros(function.dim), f"The prior of {self.name}")
         matrices = self._whole.matrices_about(self._shared)

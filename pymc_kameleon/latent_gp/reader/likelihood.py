@@ -39,7 +39,7 @@ class ModelLikelihood:
     graphs of `function` (N,), float64. It raises ValueError if the likelihood is not finite near
     `centre` (N,), the prior mean, or does not factorise. `has_curvature` is whether any second
     derivative is not 0: of -|y - f| all are, and Laplace's approximation knows nothing then.
-    `moving` are shared variables that change without a word; of others `data_changed` is told.
+    `moving` are shared variables that change at any time; after others `data_changed` is called.
     Where terms may depend on several values, no more than `most_together` that share none with
     others, there are `blocks` of them, and no third derivatives.
     """

@@ -290,12 +290,12 @@ def _is_affine_number(operation, node, positions):
 def predictions_of(model, linear: Linear) -> list[Variable]:
     """Return free variables that depend on Gaussian ones, and that nothing observed depends on."""
     ends = [*model.observed_RVs, *model.potentials]
-    told = set(ancestors(ends))
+    behind = set(ancestors(ends))
     leaves = set(linear.leaves)
     return [
         v
         for v in model.free_RVs
-        if v not in told and v not in leaves and leaves & set(ancestors([v]))
+        if v not in behind and v not in leaves and leaves & set(ancestors([v]))
     ]
 
 
@@ -350,11 +350,11 @@ def linear_part(
     Such a candidate is Gaussian a priori, and adds to a linear predictor that there is without it;
     where there is no function yet, the `first` make one. `start` is an initial point of the model.
     """
-    told = set(ancestors([*model.observed_RVs, *model.potentials]))
+    behind_data = set(ancestors([*model.observed_RVs, *model.potentials]))
     makers = set(ancestors([variable if f is None else f for variable, f in functions]))
     found = _with_nodes(model, Linear(functions, [], []))
     for variable in sorted(candidates, key=lambda v: (v not in first, -math.prod(shape_of(v)))):
-        if variable not in told or variable in makers:
+        if variable not in behind_data or variable in makers:
             continue
         trial = _with_nodes(model, found._replace(others=[*found.others, variable]))
         depends = any(variable in ancestors([node]) for node in trial.nodes)

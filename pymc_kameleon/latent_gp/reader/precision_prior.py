@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import LinAlgError
 
-from pymc_kameleon.latent_gp.gaussian.blocks import BlockSites
+from pymc_kameleon.latent_gp.gaussian.blocks import Blocks, BlockSites
+from pymc_kameleon.latent_gp.gaussian.conditional import Conditional
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import Pattern, Root, covariance_times
 from pymc_kameleon.latent_gp.reader.density_prior import Density
@@ -90,7 +91,7 @@ class Products:
         """Return A x."""
         return np.bincount(self.rows, matrix * x[self.columns], self.n)
 
-    def pulled(self, matrix: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def transpose_times(self, matrix: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return A^T y."""
         return np.bincount(self.columns, matrix * y[self.rows], self.pattern.size)
 
@@ -141,13 +142,17 @@ class PrecisionAt:
         """Return u = A x (N,)."""
         return self._products.times(self._design, x)
 
-    def pulled(self, y: np.ndarray) -> np.ndarray:
+    def transpose_times(self, y: np.ndarray) -> np.ndarray:
         """Return A^T y (M,)."""
-        return self._products.pulled(self._design, y)
+        return self._products.transpose_times(self._design, y)
 
-    def whitened(self, x: np.ndarray) -> np.ndarray:
+    def whiten(self, x: np.ndarray) -> np.ndarray:
         """Return R^T (x - m), where Q = R R^T."""
-        return self._density.root.pulled(x - self.mean)
+        return self._density.root.transpose_times(x - self.mean)
+
+    def with_sites(self, sites: Sites, blocks: Blocks | None) -> "PrecisionConditional":
+        """Multiply by sites, those of `Blocks.packed` if there are blocks."""
+        return PrecisionConditional(self, sites if blocks is None else blocks.unpacked(sites))
 
     def root_with(self, sites: Sites | BlockSites) -> Root:
         """Factorise P = Q + A^T W A."""
@@ -170,65 +175,51 @@ class PrecisionAt:
         return x, x
 
 
-class PrecisionConditional:
-    """N(x; m, Q^-1) times sites of u = A x, normalised: `ConditionalGaussian` by its precision."""
+class PrecisionConditional(Conditional):
+    """N(x; m, Q^-1) times sites of u = A x, normalised, by its precision."""
 
-    n_sets = 1
+    has_adjoint = True
 
     def __init__(self, prior: PrecisionAt, sites: Sites | BlockSites) -> None:
+        super().__init__(prior.mean)
         self._prior, self.sites = prior, sites
         self._root = prior.root_with(sites)
-        self.log_root_determinant = prior.half_log_determinant - self._root.half_log_determinant
-        pull = prior.pulled(sites.shift - sites.times(prior.predictors(prior.mean)))
-        self.mean = prior.mean + covariance_times(self._root, pull)
-
-    @property
-    def size(self) -> int:
-        """Number of variables, M."""
-        return self.mean.size
+        self.log_jacobian = prior.half_log_determinant - self._root.half_log_determinant
+        slope = sites.shift - sites.times(prior.predictors(prior.mean))
+        self.mean = prior.mean + covariance_times(self._root, prior.transpose_times(slope))
 
     @property
     def of_predictors(self) -> Predictors:
         """The Gaussian of the linear predictors."""
-        return Predictors(self._prior.predictors(self.mean))
+        return Predictors(self.predictors(self.mean))
 
     def predictors(self, x: np.ndarray) -> np.ndarray:
         """Linear predictors (N,) of `x` (M,)."""
         return self._prior.predictors(x)
 
-    def whitened(self, x: np.ndarray) -> np.ndarray:
+    def whiten(self, x: np.ndarray) -> np.ndarray:
         """Return x standardised by the prior (M,)."""
-        return self._prior.whitened(x)
+        return self._prior.whiten(x)
 
-    def log_ratio(self, x: np.ndarray) -> float:
-        """Log of the prior over this Gaussian at `x` (M,)."""
-        v, z = self.whitened(x), self._root.pulled(x - self.mean)
-        return 0.5 * float(z @ z - v @ v) + self.log_root_determinant
+    def _standardize(self, x, v):
+        return self._root.transpose_times(x - self.mean)
 
-    def standardised(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return eta, shape (1, M), of `x` (M,)."""
-        return self._root.pulled(x - self.mean)[None]
+    def from_eta(self, eta: np.ndarray) -> np.ndarray:
+        """Return x (M,) for standard normals `eta` (1, M)."""
+        return self.draws(eta[None])[0]
 
-    def restored(self, eta: np.ndarray) -> np.ndarray:
-        """Return x (M,) where it is `eta` (1, M) standardised."""
-        return self.mean + self._root.drawn(eta)[0]
-
-    def restored_after(self, u: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    def at_predictors(self, u: np.ndarray, eta: np.ndarray) -> np.ndarray:
         """Return x (M,) for the `eta` at which the predictors are `u` (N,)."""
-        return self.restored(eta)
-
-    def drawn(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw x (M,)."""
-        return self.restored(rng.standard_normal((1, self.size)))
+        return self.from_eta(eta)
 
     def draws(self, normals: np.ndarray) -> np.ndarray:
         """Return vectors x (n, M) of standard normals (1, n, M)."""
         return self.mean + self._root.drawn(normals[0])
 
-    def pulled(self, slope: np.ndarray) -> np.ndarray:
-        """Return the slope by eta (1, M) of what has the `slope` (N,) by the predictors."""
-        return self._root.solved(self._prior.pulled(slope)[None])
-
     def images(self, eta: np.ndarray) -> np.ndarray:
-        """Return changes (n, N) of the predictors by standardised `eta` (1, n, M)."""
-        return np.array([self._prior.predictors(x) for x in self._root.drawn(eta[0])])
+        """Return changes (n, N) of the predictors by standard normals `eta` (1, n, M)."""
+        return np.array([self.predictors(x) for x in self._root.drawn(eta[0])])
+
+    def adjoint(self, slope: np.ndarray) -> np.ndarray:
+        """Return the slope by eta (1, M) of what has the `slope` (N,) by the predictors."""
+        return self._root.solved(self._prior.transpose_times(slope)[None])

@@ -21,7 +21,7 @@ from pymc_kameleon.latent_gp.gaussian.sites import (
     cholesky_of,
     cholesky_overwriting,
     factorised,
-    solve_root,
+    solve_lower,
 )
 from pymc_kameleon.latent_gp.reader.linear_predictor import (
     cholesky_factors,
@@ -63,7 +63,7 @@ class FreeVariable:
         if self.matrix is None:
             return f.copy()
         if self.is_triangular:
-            return solve_root(self.matrix, f - self.offset)
+            return solve_lower(self.matrix, f - self.offset)
         if not self._decomposition:
             self._decomposition.append(lu_factor(self.matrix, check_finite=False))
         return lu_solve(self._decomposition[0], f - self.offset, check_finite=False)
@@ -106,23 +106,23 @@ class PriorAt(NamedTuple):
 
 
 class UnfactorisedPrior(NamedTuple):
-    """A prior whose covariance, C-ordered, is not factorised yet and may be overwritten.
+    """A prior before factorisation; the caller owns its C-ordered covariance and may overwrite it.
 
-    If it `is_root`, f = mean + C v for the free variable v, where C is the Cholesky factor; else f
+    If it `is_whitened`, f = mean + C v for the free variable v, with the Cholesky factor C; else f
     is v. Where the model has a factor of the covariance in some other form, all is `known`.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
-    is_root: bool = False
+    is_whitened: bool = False
     known: PriorAt | None = None
 
     def factorised_in_place(self) -> tuple[np.ndarray, FreeVariables]:
         """Return C (N, N), in place of the covariance on the diagonal and below, and v."""
         if self.known is not None:
             return self.known.gaussian.cholesky, self.known.variable
-        root = cholesky_overwriting(self.covariance)
-        return root, self._variable(root)
+        cholesky = cholesky_overwriting(self.covariance)
+        return cholesky, self._variable(cholesky)
 
     def factorised(self, name: str) -> PriorAt:
         """Return the prior of a function of this name, and keep the covariance."""
@@ -131,8 +131,9 @@ class UnfactorisedPrior(NamedTuple):
         gaussian = factorised(self.mean, self.covariance, name)
         return PriorAt(gaussian, self._variable(gaussian.cholesky))
 
-    def _variable(self, root):
-        return FreeVariable(*((self.mean, root, True) if self.is_root else (None, None, False)))
+    def _variable(self, cholesky):
+        known = (self.mean, cholesky, True) if self.is_whitened else (None, None, False)
+        return FreeVariable(*known)
 
 
 class Prior(ABC):
@@ -154,7 +155,7 @@ class Prior(ABC):
         return self.gaussian.predictors(self.gaussian.mean)
 
     def refresh(self) -> None:
-        """Compute the prior anew; ValueError if it is no Gaussian."""
+        """Compute the prior again; ValueError if it is no Gaussian."""
         try:
             self.at = self.evaluate()
         except LinAlgError as error:
@@ -193,16 +194,18 @@ class ModelPrior(Prior):
             pt.broadcast_to(mean, (self.size,)),
             pt.broadcast_to(spread, spread_shape).flatten(),
         ]
-        root = None if self._is_identity else _covariance_root(function, value, others, self.size)
-        self._takes_covariance = root is not None
+        factor = None
+        if not self._is_identity:
+            factor = _covariance_cholesky(function, value, others, self.size)
+        self._takes_covariance = factor is not None
         self._is_standard = _are_constants([mean, spread], [0.0, 1.0])
         if self._is_identity:
             affine = [value]
-        elif root is not None:
+        elif factor is not None:
             # The factor is computed here, once: it is not in what these depend on.
-            offset = clone_replace(function, {root: pt.zeros_like(root)}, rebuild_strict=False)
-            # Of this size, or new data are told of: nothing else compares it with v.
-            covariance = pt.specify_shape(root.owner.inputs[0], (self.size, self.size))
+            offset = clone_replace(function, {factor: pt.zeros_like(factor)}, rebuild_strict=False)
+            # Nothing else compares its size with that of v, where data are new.
+            covariance = pt.specify_shape(factor.owner.inputs[0], (self.size, self.size))
             affine = [offset, covariance.flatten()]
         else:
             affine = [function, jacobian(function, value, vectorize=True).flatten()]
@@ -223,7 +226,7 @@ class ModelPrior(Prior):
             covariance = self._own(spread).reshape(self.size, self.size)
             return UnfactorisedPrior(mean, covariance)
         if self._takes_covariance and self._is_standard:
-            return UnfactorisedPrior(offset, self._own(matrix), is_root=True)
+            return UnfactorisedPrior(offset, self._own(matrix), is_whitened=True)
         known = self._by_factors(mean, spread, offset, matrix)
         return UnfactorisedPrior(known.gaussian.mean, known.gaussian.covariance, known=known)
 
@@ -294,7 +297,7 @@ class ModelPrior(Prior):
 
     def _check_affine(self):
         if self._is_identity or self._takes_covariance:
-            return  # `_covariance_root` has compared values of the function
+            return  # `_covariance_cholesky` has compared values of the function
         v, w = np.random.default_rng(0).standard_normal((2, self.size))
         (_, _, at_v, matrix), (_, _, at_w, other) = self._evaluate(v), self._evaluate(w)
         if not np.all(np.isfinite(matrix)):
@@ -345,7 +348,7 @@ def _factorised_matrices(function, others):
     return [matrix.eval for matrix in replaced]
 
 
-def _covariance_root(function, value, others, size):
+def _covariance_cholesky(function, value, others, size):
     """Return L, the Cholesky factor of a matrix in the model, if f is offset + L v; else None.
 
     So it is for `pm.gp.Latent`, and the covariance of f is then known without a product.
@@ -353,13 +356,13 @@ def _covariance_root(function, value, others, size):
     factors = cholesky_factors([function])
     if len(factors) != 1 or value in ancestors(factors):
         return None
-    (root,) = factors
-    operation = getattr(root.owner.op, "core_op", root.owner.op)
-    if root.ndim != 2 or not operation.lower:
+    (cholesky,) = factors
+    operation = getattr(cholesky.owner.op, "core_op", cholesky.owner.op)
+    if cholesky.ndim != 2 or not operation.lower:
         return None
-    offset = clone_replace(function, {root: pt.zeros_like(root)}, rebuild_strict=False)
+    offset = clone_replace(function, {cholesky: pt.zeros_like(cholesky)}, rebuild_strict=False)
     compare = pytensor.function(
-        [value, *others], [function, offset, root], mode=IN_PYTHON, on_unused_input="ignore"
+        [value, *others], [function, offset, cholesky], mode=IN_PYTHON, on_unused_input="ignore"
     )
     rng = np.random.default_rng(0)
     v = rng.standard_normal(size).astype(value.dtype)
@@ -372,6 +375,6 @@ def _covariance_root(function, value, others, size):
         if np.all(np.isfinite(found)):
             scale = np.abs(factor).max(initial=1.0) * len(v)
             rtol = 1e-9 if found.dtype == np.float64 else 1e-4
-            is_root = np.allclose(found, start + factor @ v, rtol=rtol, atol=rtol * scale)
-            return root if is_root else None
+            is_factor = np.allclose(found, start + factor @ v, rtol=rtol, atol=rtol * scale)
+            return cholesky if is_factor else None
     return None

@@ -6,9 +6,8 @@ from typing import Any
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.feature_covariance import FeatureLearner
-from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
-from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import as_published, only_published
 
@@ -17,7 +16,7 @@ PUBLISHED = ("learning_rate", "learning_decay")
 
 
 @with_shared_parameters
-class FastKameleonStep(MetropolisHastingsStep):
+class FastKameleonStep(KernelAdaptiveStep):
     r"""Kernel Adaptive Metropolis-Hastings on the whole history, by random Fourier features.
 
     Where `KameleonStep` sums over a subsample of the history, this step keeps a running covariance
@@ -122,7 +121,10 @@ class FastKameleonStep(MetropolisHastingsStep):
     """
 
     name = "fast_kameleon"
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
+    learner_class = FeatureLearner
+    kernel_needs = "spectrum"
+    _not_arguments = (*KernelAdaptiveStep._not_arguments, *PUBLISHED)
+    stats_dtypes_shapes = KernelAdaptiveStep.stats_dtypes_shapes | draw_statistics(
         "bandwidth", "rank"
     )
 
@@ -131,36 +133,14 @@ class FastKameleonStep(MetropolisHastingsStep):
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        kernel: Kernel | str | None = None,
-        bandwidth: float | str = "median",
         n_features: int = 100,
         embedding: str = "pairs",
         rank_share: float = 0.95,
-        gamma: float | None = None,
-        scaling: float | None = None,
-        learn_scaling: bool = True,
-        standardize: bool = True,
-        global_share: float = 0.8,
-        learning_rate: float = 1.0,
-        learning_decay: float = 0.5,
         **options: Any,
     ) -> None:
         super().__init__(
             vars,
-            learner=FeatureLearner(
-                kernel=Gaussian() if kernel is None else as_kernel(kernel, needs="spectrum"),
-                bandwidth=bandwidth,
-                n_features=n_features,
-                embedding=embedding,
-                rank_share=rank_share,
-                gamma=gamma,
-                scaling=scaling,
-                learn_scaling=learn_scaling,
-                standardize=standardize,
-                global_share=global_share,
-                learning_rate=learning_rate,
-                learning_decay=learning_decay,
-            ),
+            own={"n_features": n_features, "embedding": embedding, "rank_share": rank_share},
             **options,
         )
 

@@ -9,11 +9,10 @@ from pymc.step_methods.compound import Competence
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.subsample import SubsampleLearner
-from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.mcmc.proposals.local_gaussian import KernelGaussian
 from pymc_kameleon.mcmc.saved_state import name_of
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
-from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.validation import as_published, only_published
 
@@ -67,7 +66,7 @@ PUBLISHED = ("adaptation", "learning_rate", "learning_decay")
 
 
 @with_shared_parameters
-class KameleonStep(MetropolisHastingsStep):
+class KameleonStep(KernelAdaptiveStep):
     r"""Kernel Adaptive Metropolis-Hastings: proposals that follow the local shape of the posterior.
 
     For models without gradients whose posterior is curved or badly scaled. Where a gradient exists,
@@ -156,43 +155,20 @@ class KameleonStep(MetropolisHastingsStep):
     """
 
     name = "kameleon"
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics("bandwidth")
+    learner_class = KernelLearner
+    _not_arguments = (*KernelAdaptiveStep._not_arguments, "learning_rate", "learning_decay")
+    stats_dtypes_shapes = KernelAdaptiveStep.stats_dtypes_shapes | draw_statistics("bandwidth")
 
     @only_published(*PUBLISHED, constructor="paper")
     def __init__(
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        kernel: Kernel | str | tuple[Callable, Callable] | None = None,
-        bandwidth: float | str = "median",
         n_subsample: int = 200,
-        gamma: float | None = None,
-        scaling: float | None = None,
-        learn_scaling: bool = True,
         adaptation: Callable[[int], float] | None = None,
-        standardize: bool = True,
-        global_share: float = 0.8,
-        learning_rate: float = 1.0,
-        learning_decay: float = 0.5,
         **options: Any,
     ) -> None:
-        super().__init__(
-            vars,
-            learner=KernelLearner(
-                kernel=Gaussian() if kernel is None else as_kernel(kernel),
-                bandwidth=bandwidth,
-                n_subsample=n_subsample,
-                gamma=gamma,
-                scaling=scaling,
-                learn_scaling=learn_scaling,
-                schedule=adaptation,
-                standardize=standardize,
-                global_share=global_share,
-                learning_rate=learning_rate,
-                learning_decay=learning_decay,
-            ),
-            **options,
-        )
+        super().__init__(vars, own={"n_subsample": n_subsample, "schedule": adaptation}, **options)
 
     @classmethod
     def paper(cls, vars=None, *, bandwidth="median", gamma=0.2, **kwargs):
@@ -233,7 +209,7 @@ class KameleonStep(MetropolisHastingsStep):
     @staticmethod
     def competence(var, has_grad):
         """Ideal where there is no gradient, once `register` has put the step on PyMC's list."""
-        competence = MetropolisHastingsStep.competence(var, has_grad)
+        competence = KernelAdaptiveStep.competence(var, has_grad)
         usable = competence == Competence.COMPATIBLE and not has_grad
         return Competence.IDEAL if usable else competence
 

@@ -1,19 +1,18 @@
 """PCA-Kameleon as a PyMC step method (Sejdinovic et al. 2014, appendix C)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytensor.graph.basic import Variable
 
 from pymc_kameleon.adaptation.principal_components import PrincipalComponentLearner
-from pymc_kameleon.kernels import Gaussian, Kernel, as_kernel
 from pymc_kameleon.steps.chain.life_cycle import draw_statistics
-from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
+from pymc_kameleon.steps.kernel_adaptive import KernelAdaptiveStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 
 
 @with_shared_parameters
-class PCAKameleonStep(MetropolisHastingsStep):
+class PCAKameleonStep(KernelAdaptiveStep):
     r"""PCA-Kameleon: moves along the principal eigenfunctions of the history's kernel matrix.
 
     Where `KameleonStep` draws from one Gaussian that mixes all directions, this step picks one
@@ -110,7 +109,8 @@ class PCAKameleonStep(MetropolisHastingsStep):
     """
 
     name = "pca_kameleon"
-    stats_dtypes_shapes = MetropolisHastingsStep.stats_dtypes_shapes | draw_statistics(
+    learner_class = PrincipalComponentLearner
+    stats_dtypes_shapes = KernelAdaptiveStep.stats_dtypes_shapes | draw_statistics(
         "bandwidth", "component", "component_scaling", "rank"
     )
 
@@ -118,33 +118,10 @@ class PCAKameleonStep(MetropolisHastingsStep):
         self,
         vars: Sequence[Variable] | None = None,
         *,
-        kernel: Kernel | str | tuple[Callable, Callable] | None = None,
-        bandwidth: float | str = "median",
         n_subsample: int = 200,
         n_components: int | float = 0.9,
-        gamma: float | None = None,
-        scaling: float | None = None,
-        learn_scaling: bool = True,
-        standardize: bool = True,
-        global_share: float = 0.8,
-        learning_rate: float = 1.0,
-        learning_decay: float = 0.5,
         **options: Any,
     ) -> None:
         super().__init__(
-            vars,
-            learner=PrincipalComponentLearner(
-                kernel=Gaussian() if kernel is None else as_kernel(kernel),
-                bandwidth=bandwidth,
-                n_subsample=n_subsample,
-                n_components=n_components,
-                gamma=gamma,
-                scaling=scaling,
-                learn_scaling=learn_scaling,
-                standardize=standardize,
-                global_share=global_share,
-                learning_rate=learning_rate,
-                learning_decay=learning_decay,
-            ),
-            **options,
+            vars, own={"n_subsample": n_subsample, "n_components": n_components}, **options
         )

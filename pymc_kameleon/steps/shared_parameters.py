@@ -81,15 +81,17 @@ rng, initial_point, blocked
 def with_shared_parameters(cls: Any) -> Any:
     """Put the entry of `ENTRIES` instead of each line ``%(name)s`` of a class's docstring.
 
-    Its signature shows what ``**options`` passes on to its base, without `cls._not_arguments`. A
+    Its signature shows what ``**options`` passes on to its bases, without `cls._not_arguments`. A
     name without an entry is a KeyError.
     """
     if cls.__doc__ is not None:  # as it is under python -OO
         cls.__doc__ = re.sub(r"^( *)%\((\w+)\)s$", _entry, cls.__doc__, flags=re.MULTILINE)
     own = dict(inspect.signature(cls.__init__).parameters)
-    if own.pop("options", None) is not None:
-        inherited = inspect.signature(cls.__base__.__init__).parameters
+    base = cls.__base__
+    while own.pop("options", None) is not None:
+        inherited = inspect.signature(base.__init__).parameters
         own |= {k: v for k, v in inherited.items() if k not in {*own, *cls._not_arguments}}
+        base = base.__base__
     own.pop("self")
     cls.__signature__ = inspect.Signature(list(own.values()))
     return cls

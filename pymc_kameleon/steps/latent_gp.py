@@ -394,7 +394,7 @@ class LatentGPStep(LatentFunctionStep):
         chain, n_evaluations = self.chain, 0
         for _ in range(self.steps_per_draw):
             self._update_proposal()
-            self._point, outcome = transition(
+            self._point, n_more, turn_acceptance = transition(
                 target,
                 self._point,
                 chain,
@@ -405,9 +405,9 @@ class LatentGPStep(LatentFunctionStep):
                 self.angle,
             )
             self.transition += 1
-            n_evaluations += outcome.n_evaluations
+            n_evaluations += n_more
             if self.tune:
-                self._learn_from(outcome)
+                self._learn_from(turn_acceptance)
         accepted = chain.outcome / self.steps_per_draw if self.joint.dim else np.ones(2)
         statistics = {
             "accept": accepted[ACCEPTANCE],
@@ -432,13 +432,12 @@ class LatentGPStep(LatentFunctionStep):
             with all_or_nothing(learner):
                 learner.update(self.chain.position, True, rng)
 
-    def _learn_from(self, outcome):
+    def _learn_from(self, turn_acceptance):
         """Keep theta for the first refit, and learn how far the function turns at a time."""
         if self.joint.dim and self.history is not None:
             record(self.history, self.chain.position)
-        if outcome.turn_acceptance is not None:
-            excess = outcome.turn_acceptance - TURN_ACCEPT
-            self.angle *= math.exp(excess / math.sqrt(1 + self.transition))
+        if turn_acceptance is not None:
+            self.angle *= math.exp((turn_acceptance - TURN_ACCEPT) / math.sqrt(1 + self.transition))
             self.angle = min(max(self.angle, LEAST_ANGLE), 0.5 * math.pi)
 
     def _drawn(self, dtype):

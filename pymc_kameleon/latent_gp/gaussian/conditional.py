@@ -83,11 +83,6 @@ class Conditional(ABC):
         """M."""
         return self._prior_mean.size
 
-    @property
-    def of_predictors(self) -> Any:
-        """The Gaussian of the predictors, with `mean` and `size`."""
-        return self
-
     def predictors(self, f: np.ndarray) -> np.ndarray:
         """Return what observations depend on (N,), where the function is `f` (M,)."""
         return f

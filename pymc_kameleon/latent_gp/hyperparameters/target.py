@@ -64,6 +64,17 @@ def log_joint(point: JointPoint) -> float:
     return point.log_prior + point.log_likelihood - 0.5 * float(v @ v)
 
 
+class PredictorMean(NamedTuple):
+    """What slices take of the Gaussian of the predictors: its `mean` (N,)."""
+
+    mean: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.mean.size
+
+
 class JointTarget:
     """The density of theta at a fixed eta, as `mcmc.loop` evaluates it in plain Python.
 
@@ -127,16 +138,6 @@ class JointTarget:
         return getattr(self.model.likelihood, "blocks", None)
 
 
-class Outcome(NamedTuple):
-    """What a transition took: evaluations of the likelihood in moves of the function alone.
-
-    `turn_acceptance` is the acceptance probability of the trajectory, None if there was none.
-    """
-
-    n_evaluations: int
-    turn_acceptance: float | None
-
-
 def transition(
     target: JointTarget,
     point: JointPoint,
@@ -146,22 +147,25 @@ def transition(
     adapts: bool,
     n_slices: int,
     angle: float,
-) -> tuple[JointPoint, Outcome]:
+) -> tuple[JointPoint, int, float | None]:
     """Move hyperparameters, if there are any, with the function, and then the function alone.
 
     `target` holds an eta of the point, and then of the one that is returned; `chain` is at its
     theta. The function moves by `n_slices` elliptical slices, or, where a gradient can be carried
     to eta, by a trajectory of turns of at most `angle` and one slice.
+
+    The other results are the evaluations of the likelihood in moves of the function alone, and the
+    acceptance probability of the trajectory, None if there was none.
     """
     if point.x.size:
         point = move_hyperparameters(target, point, chain, learner, rng, adapts)
     if not (point.conditional.has_adjoint and target.model.likelihood.has_gradient):
         point, n_evaluations = slices(target, point, rng, n_slices)
-        return point, Outcome(n_evaluations, None)
+        return point, n_evaluations, None
     # Slices change all of thousands of values at a time, and none by much.
-    point, acceptance, n_turns = trajectory(target, point, rng, angle)
+    point, acceptance, n_more = trajectory(target, point, rng, angle)
     point, n_evaluations = slices(target, point, rng, 1)
-    return point, Outcome(n_turns + n_evaluations, acceptance)
+    return point, n_evaluations + n_more, acceptance
 
 
 def move_hyperparameters(
@@ -211,17 +215,14 @@ def slices(
     an eta of the point, and then of the one that is returned, with the number of evaluations.
     """
     target.model.set_hyperparameters(point.x)
-    conditional, likelihood, sites = (
-        point.conditional,
-        target.model.likelihood,
-        point.conditional.sites,
-    )
+    conditional, likelihood = point.conditional, target.model.likelihood
+    sites = conditional.sites
     normals = rng.standard_normal((conditional.n_sets, n, conditional.size))
     u = conditional.predictors(point.function)
     value = point.log_likelihood - float(sites.elementwise(u).sum())
-    # The conditional has what slices take of a Gaussian, without a matrix.
+    base = PredictorMean(conditional.predictors(conditional.mean))
     moved, _, n_evaluations, angles = slices_along(
-        TemperedTarget(conditional.of_predictors, likelihood, 1.0, sites),
+        TemperedTarget(base, likelihood, 1.0, sites),  # type: ignore[arg-type]
         u,
         value,
         conditional.images(normals),

@@ -12,7 +12,6 @@ predictors than variables or fewer.
 
 import math
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import LinAlgError
@@ -25,17 +24,6 @@ from pymc_kameleon.latent_gp.reader.density_prior import Density
 
 COST = 40
 """Of a product of two entries one by one, in those of a product of whole matrices."""
-
-
-class Predictors(NamedTuple):
-    """A Gaussian of linear predictors as slices need it: its `mean` (N,)."""
-
-    mean: np.ndarray
-
-    @property
-    def size(self) -> int:
-        """N."""
-        return self.mean.size
 
 
 class Products:
@@ -187,11 +175,6 @@ class PrecisionConditional(Conditional):
         self.log_jacobian = prior.half_log_determinant - self._root.half_log_determinant
         slope = sites.shift - sites.times(prior.predictors(prior.mean))
         self.mean = prior.mean + covariance_times(self._root, prior.transpose_times(slope))
-
-    @property
-    def of_predictors(self) -> Predictors:
-        """The Gaussian of the linear predictors."""
-        return Predictors(self.predictors(self.mean))
 
     def predictors(self, x: np.ndarray) -> np.ndarray:
         """Linear predictors (N,) of `x` (M,)."""

@@ -498,5 +498,5 @@ class TrajectoryLearner(Learner):
         return {
             "step_size": float(self.integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
-            "n_points": float(self.gp.weights.size),
+            "n_centers": float(self.gp.weights.size),
         }

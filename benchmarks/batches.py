@@ -19,7 +19,7 @@ LARGEST_SHARE = 0.4
 
 WAYS = {
     "one by one": {},
-    "4 workers": {"workers": 4},
+    "4 workers": {"cores": 4},
     "vectorized": {"vectorized": True},
 }
 STEPS = {"SurrogateHMC": (SurrogateHMCStep, None), "Kameleon": (KameleonStep, 20)}

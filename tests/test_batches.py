@@ -350,7 +350,7 @@ def test_chains_in_processes_have_workers_of_their_own():
 
 
 def test_a_copy_takes_as_many_at_once():
-    for options in ({"workers": 3}, {"vectorized": True}):
+    for options in ({"cores": 3}, {"vectorized": True}):
         box = black_box(new_function(), **options)
         copied = cloudpickle.loads(cloudpickle.dumps(box))
         assert copied.n_at_once == box.n_at_once > 1 and copied.vectorized == box.vectorized

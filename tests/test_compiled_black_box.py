@@ -78,7 +78,7 @@ NOT_COMPILED = {
     "ordinary": (half_square, {}),
     "failures": (numba.njit(half_square), {"failures": ValueError}),
     "timeout": (numba.njit(half_square), {"timeout": 9.0}),
-    "workers": (numba.njit(half_square), {"workers": 2}),
+    "workers": (numba.njit(half_square), {"cores": 2}),
     "vectorized": (numba.njit(half_square), {"vectorized": True}),
     "store": (numba.njit(half_square), {"store": EvaluationStore()}),
     "vectorize": (numba.vectorize(["float64(float64)"])(lambda a: -a), {}),

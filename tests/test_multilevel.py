@@ -211,7 +211,7 @@ def test_moves_from_where_the_coarse_model_is_impossible_are_refused():
     """Nothing leads back there."""
     step = MultilevelStep(coarse=[banana(0.0)], model=FINE)
     run(step, FINE, 21, tune=20)
-    step.learner.below._plain_density = lambda x, value: value.fill(-np.inf)
+    step.learner.below.evaluator.into = lambda x, value: value.fill(-np.inf)
     point, (found,) = step.step({"x": np.array([9.0, 9.0])})
     assert found["accept"] == 0.0 and (point["x"] == 9.0).all()
 
@@ -280,7 +280,7 @@ def test_a_failure_in_between_leaves_no_value_of_another_point():
     lowest = step.learner.below.learner.below
     coarsest = COARSEST.compile_logp()
     for _ in range(30):
-        plain, calls = lowest._plain_density, []
+        plain, calls = lowest.evaluator.into, []
 
         def fails_at_first(x, value, plain=plain, calls=calls):
             calls.append(x)
@@ -288,12 +288,12 @@ def test_a_failure_in_between_leaves_no_value_of_another_point():
                 raise KeyboardInterrupt
             plain(x, value)
 
-        lowest._plain_density = fails_at_first
+        lowest.evaluator.into = fails_at_first
         try:
             step.step(point)
         except KeyboardInterrupt:
             pass
-        lowest._plain_density = plain
+        lowest.evaluator.into = plain
         point, _ = step.step(point)
         x = lowest.chain.position.copy()
         expected = coarsest({"x": x}) + lowest.correction(x)

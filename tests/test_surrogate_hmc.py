@@ -32,7 +32,7 @@ from pymc_kameleon.model.initial_points import prior_draws
 from pymc_kameleon.model.log_density import LONGEST_LOG
 from pymc_kameleon.model.mode_search import search_mode
 from pymc_kameleon.pseudo_marginal import estimated_loglikelihood
-from pymc_kameleon.steps import surrogate_hmc
+from pymc_kameleon.steps.chain import surrogate_sampler
 from pymc_kameleon.surrogate import acquisition, hmc, transition
 from pymc_kameleon.surrogate.learner import TrajectoryLearner
 from pymc_kameleon.surrogate.modes import find_modes, nearest_modes
@@ -873,7 +873,7 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
         return BANANA.log_density(x[None])[0] + error
 
     monkeypatch.setattr(acquisition, "SURE", 0.0)
-    monkeypatch.setattr(surrogate_hmc, "predicted_at", predicted)
+    monkeypatch.setattr(surrogate_sampler, "predicted_at", predicted)
     monkeypatch.setattr(TrajectoryLearner, "fit", counted)
     step.learner.outcome[:] = [[50, 2, 5.0, 9.0], [50, 10, 30.0, 60.0]]
     step.stop_tuning()
@@ -896,7 +896,7 @@ def test_a_surrogate_that_is_wrong_at_its_own_draws_is_fitted_again(
     ],
 )
 def test_differences_make_most_moves_where_they_take_the_chain_further(outcome, share):
-    learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
+    learner = SurrogateHMCStep(model=BANANA.model()).sampler.new_learner(np.zeros(2), None)
     learner.outcome[:] = outcome
     learner._judge()
     assert learner.difference_share == share
@@ -915,7 +915,7 @@ def test_moves_weigh_half_after_a_fit():
 
 
 def test_a_way_back_from_far_away_counts_as_one_between_independent_points():
-    learner = SurrogateHMCStep(model=BANANA.model())._new_learner(np.zeros(2), None)
+    learner = SurrogateHMCStep(model=BANANA.model()).sampler.new_learner(np.zeros(2), None)
     learner.last[:] = 100.0
     learn(learner.proposal(compiled=False), new_chain(np.zeros(2)), False, 0.3, COLD)
     np.testing.assert_array_equal(learner.outcome, [[1, 0.3, 4.0, 16.0], [0] * 4])

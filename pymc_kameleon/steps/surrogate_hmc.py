@@ -85,7 +85,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     -----
     Sampler statistics, float64, per draw: `accept`, `accepted`, `n_evals`, `n_nonfinite`,
     `n_transitions`, as for `KameleonStep`; `step_size` and `n_leapfrog` (leapfrog steps on the
-    surrogate), `n_points` (that it holds), `surrogate_error` (log density minus surrogate where the
+    surrogate), `n_centers` (points that it holds), `surrogate_error` (log density minus surrogate where the
     model was last evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the
     draw is nearest to, the largest is 0; NaN while tuning), `evidence_ratio` (log density minus
     that of the normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning, and
@@ -116,7 +116,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     sampler_class = SurrogateSampler
     _not_arguments = ("learner", "surrogate", "adapt_after_tune")
     stats_dtypes_shapes = without_scaling(MetropolisHastingsStep) | draw_statistics(
-        *("step_size", "n_leapfrog", "n_points", "surrogate_error", "mode", "evidence_ratio"),
+        *("step_size", "n_leapfrog", "n_centers", "surrogate_error", "mode", "evidence_ratio"),
         "calls_made",
     )
     warm_statistic = "step_size"

@@ -91,7 +91,7 @@ class GPSurrogate:
     ================= ===================================================================
     surrogate_accept  mean probability of passing the first stage (NaN: it was not used)
     surrogate_sd      mean standard deviation of the surrogate at the proposals
-    n_points          points that it holds, at most `max_points`
+    n_points          evaluations that it has learnt from
     calls_made        log-density evaluations of the chain so far, tuning included; not
                       those that a store knew
     calls_saved       transitions without one

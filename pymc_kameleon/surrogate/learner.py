@@ -303,5 +303,5 @@ class TrajectoryLearner(Learner):
         return {
             "step_size": float(integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
-            "n_points": float(self.fitted.gp.weights.size),
+            "n_centers": float(self.fitted.gp.weights.size),
         }

@@ -240,7 +240,7 @@ class Screening(NoScreening):
         return {
             "surrogate_accept": passed,
             "surrogate_sd": spread,
-            "n_points": float(stage.process.count[0]) if stage.is_open[0] else 0.0,
+            "n_points": float(min(stage.count[0], stage.values.size)) if stage.is_open[0] else 0.0,
             "calls_made": float(report.calls_made),
             "calls_saved": float(report.calls_saved),
         }

@@ -333,7 +333,7 @@ def quick_fits(monkeypatch):
     For what does not depend on how well it fits.
     """
     monkeypatch.setattr("pymc_kameleon.surrogate.fit_posterior.N_TYPICAL", 50)
-    monkeypatch.setattr("pymc_kameleon.surrogate.annealing.HEATS", (4.0, 0.0))
+    monkeypatch.setattr("pymc_kameleon.surrogate.annealing.ABOVE_ONE", (4.0, 0.0))
     monkeypatch.setattr("pymc_kameleon.surrogate.hmc.LENGTHS", LENGTHS[:9])
 
 

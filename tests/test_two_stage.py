@@ -97,7 +97,7 @@ def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
     point = {"x": TARGET.draw(1, rng)[0]}
     for _ in range(400):
         point, _ = step.step(point)
-    stage, chain = step.screening.form(step.stage, step.chain, False, False), step.chain
+    stage, chain = step.screening.stage_for_loop(step.stage, step.chain, False, False), step.chain
     for start in TARGET.draw(10, rng):
         passed, densities = [], []
         for ends in (start, start + 0.5), (start + 0.5, start):

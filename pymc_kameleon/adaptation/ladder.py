@@ -67,9 +67,9 @@ def equal_rejections(betas: np.ndarray, rejections: np.ndarray, n: int) -> np.nd
 class TemperingLearner(Learner):
     """Learns in rounds, each half as long again as the last.
 
-    After each the inverse temperatures are those between which swaps of the round would have been
-    rejected equally often, archive, covariance and trends of each those of the nearest one in that
-    round, and a Gaussian reference that of the chain. Five are set by the step: `target`, the
+    After each round it chooses temperatures between which swaps are rejected equally often; each
+    takes archive, covariance and trends of the nearest one of that round; and a Gaussian reference
+    is fitted to the draws at temperature 1, and widened. Five are set by the step: `target`, the
     chain's `LogDensity`; `hot_target`, that of the other replicas, another one where other steps
     move what it depends on; `stored`, the `StoredDensity` of both, or None; `prior_sampler`, a
     `PriorSampler`, or None where the reference is learnt; and `or_none(density, x, value)`, which

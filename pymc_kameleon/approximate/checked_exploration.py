@@ -29,8 +29,9 @@ N_PROBED = 5
 the first of each check, and of the last surrogate."""
 
 KEPT, CAUTIOUS = (0.2, 0.5), 0.35
-"""Shares of the total variation distance that a check finds which the next fit, to its values too,
-is predicted to keep at least and at most, and which it may keep."""
+"""After a check that found the total variation distance D, the surrogate is fitted again, to the
+values of the check too. Its predicted error is then kept between 0.2 D and 0.5 D, and its cautious
+error is 0.35 D at least."""
 
 N_JUDGED = 400
 """Draws at which the error of the marginals is predicted."""
@@ -60,9 +61,8 @@ UNCHECKED = Checked(0, float("nan"), 0.0, float("nan"), 1.0, 0, NO_ESTIMATE)
 class Approximation(NamedTuple):
     """Draws from a surrogate: raveled `points` (n, d), its log densities and their errors (n,).
 
-    `cautious_error` is the larger one of what the process and the last check say; the
-    `predicted_error` is that of the process, within what a fit to the values of this check too is
-    taken to keep of what it found.
+    `predicted_error` is what the process says, kept within `KEPT` of what the last check found;
+    `cautious_error` is the larger one of what the process says and `CAUTIOUS` of what it found.
     """
 
     points: np.ndarray
@@ -91,11 +91,11 @@ class CheckedExploration:
         """Make the evaluations; return whether that was not interrupted."""
         explorer = self.explorer
         with evaluation_bar(explorer.budget, progressbar) as show:
-            explorer.on_call = lambda: show(explorer.n_paid, self.error, explorer.budget)
+            explorer.on_call = lambda: show(explorer.n_counted, self.error, explorer.budget)
             try:
                 with explorer.limited(self.most):
                     self._explore_and_check(rng, start)
-                show(explorer.n_paid, self.error, explorer.n_paid)
+                show(explorer.n_counted, self.error, explorer.n_counted)
             except KeyboardInterrupt:
                 if not explorer.knows_something and not explorer.knows_enough:
                     raise
@@ -120,7 +120,7 @@ class CheckedExploration:
         self._recall_check()
         if self.checked.n and explorer.left < reserve:
             reserve = N_PROBED  # too few are left for another check
-        if self.checked.n and self._is_good() and self._doubt() < self.tolerance:
+        if self.checked.n and self._is_good() and self._least_cautious_error() < self.tolerance:
             return
         while True:
             with explorer.limited(self.most - reserve):
@@ -131,7 +131,7 @@ class CheckedExploration:
             with explorer.limited(self.most - N_PROBED):
                 while explorer.left > 0 and not self._check():
                     pass
-            is_good = self._is_good() and self._doubt() < self.tolerance
+            is_good = self._is_good() and self._least_cautious_error() < self.tolerance
             if explorer.left > reserve and not is_good:
                 continue
             if explorer.left <= 0:
@@ -167,10 +167,10 @@ class CheckedExploration:
             self.error = self._predicted(v)
         return self.tolerance is not None and self.error < self.tolerance
 
-    def _doubt(self):
-        """Least cautious error: a share of the check's; where most mass was elsewhere, more.
+    def _least_cautious_error(self):
+        """max(0.35 D, 2 D - 1), D from the last check; 1 if the surrogate was far too large.
 
-        So few values cannot show that a surrogate that was far off is right now.
+        The few values of a check cannot show that a surrogate that was far off is right now.
         """
         distance = self.checked.distance
         return 1.0 if self.is_astray else max(CAUTIOUS * distance, 2.0 * distance - 1.0)
@@ -225,7 +225,7 @@ class CheckedExploration:
         error = self._predicted(drawn[:N_JUDGED])
         least, most = (share * self.checked.distance for share in KEPT)
         predicted = min(max(error, least), most if self.checked.n else 1.0)
-        cautious = max(error, self._doubt())
+        cautious = max(error, self._least_cautious_error())
         v = drawn[:n]
         points = surrogate.to_points(v.T)
         few = error_of_few_draws(surrogate.to_points(drawn.T)) * np.sqrt(len(drawn) / n)

@@ -105,14 +105,14 @@ class Explorer(SurrogateSampler):
         return max(0, len(np.unique(points, axis=0)) - self.n_calls)
 
     @property
-    def n_paid(self) -> int:
-        """Evaluations so far, with those that the store had at first."""
+    def n_counted(self) -> int:
+        """Evaluations that count: those made so far, and those in the store at the begin."""
         return self.n_before + self.n_calls
 
     @property
     def left(self) -> int:
         """Evaluations that may still be made."""
-        return self.limit - self.n_paid
+        return self.limit - self.n_counted
 
     @contextmanager
     def limited(self, limit: int):
@@ -123,19 +123,19 @@ class Explorer(SurrogateSampler):
         finally:
             self.limit = before
 
-    def _pay(self, x):
+    def _check_budget(self, x):
         if self.left <= 0 and not (self.stored is not None and self.stored.knows(x)):
             raise Spent
 
     def evaluate(self, x):  # noqa: D102
-        self._pay(x)
+        self._check_budget(x)
         value = super().evaluate(x)
         if self.on_call is not None:
             self.on_call()
         return value
 
     def evaluate_current(self):  # noqa: D102
-        self._pay(self.chain.position)
+        self._check_budget(self.chain.position)
         super().evaluate_current()
 
     def announce(self, points):  # noqa: D102
@@ -196,7 +196,7 @@ class Explorer(SurrogateSampler):
                 self.search_from(begin)
                 heights.append(max(self.learner.known()[1][n_known:], default=-np.inf))
                 cost = self.n_calls - n_calls
-                if end - self.n_paid < reserve + cost:
+                if end - self.n_counted < reserve + cost:
                     break
                 if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < typical_depth(
                     self.target.dim

@@ -105,7 +105,7 @@ def is_within(bounds, x):
 
 
 @jitable
-def turned(angles, low):
+def wrap_angle(angles, low):
     """Angles moved by whole turns to between `low` and a turn above it."""
     return angles - 2.0 * math.pi * np.floor((angles - low) / (2.0 * math.pi))
 
@@ -117,7 +117,7 @@ def probability(log_ratio):
 
 
 @jitable
-def settle(chain, acceptance, uniform):
+def accept_or_stay(chain, acceptance, uniform):
     """Move to the evaluated `chain.proposal` with a probability; return whether it did."""
     accepted = uniform < acceptance
     if accepted:
@@ -130,11 +130,14 @@ def settle(chain, acceptance, uniform):
 
 @jitable
 def accept_in_one_stage(log_density, chain, log_ratio, uniform):
-    """Evaluate `chain.proposal`, and move there with probability min(1, p(x*) q / p(x) q*)."""
+    """Evaluate `chain.proposal`, and move there with probability min(1, r p(x*) / p(x)).
+
+    r is exp(`log_ratio`), that of the proposal densities of the move back and of the move.
+    """
     proposed = evaluate(log_density, chain.proposal, chain.proposed_value, chain.counts)
     current = chain.value[0] + chain.value[1] + chain.value[2]
     acceptance = probability(proposed - current + log_ratio)
-    return acceptance, settle(chain, acceptance, uniform)
+    return acceptance, accept_or_stay(chain, acceptance, uniform)
 
 
 @by_class

@@ -198,7 +198,7 @@ class LatentFunctionStep(Step):
                 )
             self.draws.record(self._watched())
             message = self.draws.complaint(self, self.draw, self._watched_names)
-            if message is not None and "stuck" not in report.told:
+            if message is not None and "stuck" not in report.warned:
                 self._warn_once("mixing", WarningType.CONVERGENCE, message)
         if report.pending is not None:
             statistics["warning"] = SamplerWarning(*report.pending, "warn")
@@ -218,8 +218,8 @@ class LatentFunctionStep(Step):
 
     def _warn_once(self, name, kind, message):
         """Give a warning with the next statistics, if none of this name was given in the chain."""
-        if name not in self.report.told:
-            self.report.told.add(name)
+        if name not in self.report.warned:
+            self.report.warned.add(name)
             self.report.pending = kind, message
 
 

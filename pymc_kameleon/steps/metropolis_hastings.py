@@ -29,7 +29,7 @@ from pymc_kameleon.model.forks import refuse_in_fork
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps.chain import kept_estimate
-from pymc_kameleon.steps.chain.life_cycle import Of, Step, draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import Step, StoredIn, draw_statistics
 from pymc_kameleon.steps.chain.report import (
     Report,
     complaint_of_acceptance,
@@ -102,10 +102,10 @@ class MetropolisHastingsStep(Step):
 
     sampler_class = ChainSampler
 
-    chain, learner, stage = Of("sampler"), Of("sampler"), Of("sampler")
-    transition, tune, draws = Of("sampler"), Of("sampler"), Of("sampler")
-    evaluator, screening = Of("sampler"), Of("sampler")
-    rng, report, stored, ahead = (Of("evaluator") for _ in range(4))
+    chain, learner, stage = StoredIn("sampler"), StoredIn("sampler"), StoredIn("sampler")
+    transition, tune, draws = StoredIn("sampler"), StoredIn("sampler"), StoredIn("sampler")
+    evaluator, screening = StoredIn("sampler"), StoredIn("sampler")
+    rng, report, stored, ahead = (StoredIn("evaluator") for _ in range(4))
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class MetropolisHastingsStep(Step):
             # What is pending from before stands if there is nothing to say of the acceptance.
             report.pending = self._complaint_of_acceptance() or report.pending
         if report.pending is not None:
-            report.told.add("mixing")  # its cause will have been told
+            report.warned.add("mixing")  # its cause will have been told
 
     # a draw ---------------------------------------------------------------------------------------
 

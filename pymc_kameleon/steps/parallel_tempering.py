@@ -211,9 +211,9 @@ class ParallelTemperingStep(MetropolisHastingsStep):
     def _count_trips(self):
         """Warn, once, of a chain that hardly any state reached from the first temperature."""
         scans, trips = (int(self.learner.states.counters[i]) for i in (SCANS, TRIPS))
-        if self.tune or scans < SCANS_BEFORE_TRIPS or "trips" in self.report.told:
+        if self.tune or scans < SCANS_BEFORE_TRIPS or "trips" in self.report.warned:
             return
-        self.report.told.add("trips")
+        self.report.warned.add("trips")
         if trips < FEWEST_TRIPS:
             self.report.pending = (
                 WarningType.CONVERGENCE,

@@ -288,7 +288,7 @@ class RiemannianHMCStep(LatentFunctionStep):
         self.trajectories += 1
         report.failed += any(getattr(outcome, name) for name in FAILURES)
         report.acceptance += (outcome.acceptance - report.acceptance) / self.trajectories
-        if self.trajectories < 100 or "trajectories" in report.told:
+        if self.trajectories < 100 or "trajectories" in report.warned:
             return
         failures = report.failed / self.trajectories
         if failures > SHARE_OF_FAILURES:

@@ -1,4 +1,4 @@
-"""Gaussian processes of the log density, and the two-stage acceptance that they serve."""
+"""Sampling with a surrogate of the log density: delayed acceptance, and surrogate HMC."""
 
 from pymc_kameleon.surrogate.gp_surrogate import FittedSurrogate, GPSurrogate
 

@@ -18,7 +18,7 @@ from pymc_kameleon.surrogate.transition import (
     temperature_of,
 )
 
-HEATS = 8.0, 4.0, 2.0, 1.0, 0.0
+ABOVE_ONE = 8.0, 4.0, 2.0, 1.0, 0.0
 """Parts above 1 of the temperatures, times the root of the dimension, the hottest first."""
 
 
@@ -90,8 +90,8 @@ def anneal(
     particles = starts[np.sum(starts**2, axis=1) <= integrator.radius[0] ** 2]
     values = surrogate_values(surrogate, particles)
     found, before = [], np.inf
-    for heat in HEATS:
-        temperature = temperature_of(heat, dim)
+    for above in ABOVE_ONE:
+        temperature = temperature_of(above, dim)
         log_weights = np.minimum(values, highest) * (1.0 / temperature - 1.0 / before)
         weights = np.exp(log_weights - log_weights.max())
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())

@@ -31,9 +31,9 @@ from pymc_kameleon.mcmc.chain import (
     N_TERMS,
     accept_in_one_stage,
     accept_in_two_stages,
+    accept_or_stay,
     evaluate,
     probability,
-    settle,
 )
 from pymc_kameleon.mcmc.linalg import copy_into, copy_matrix_into
 from pymc_kameleon.mcmc.proposals.langevin import accept_langevin, accept_langevin_in_two_stages
@@ -219,7 +219,7 @@ def accept_with_values(stage, log_density, chain, log_ratio, uniforms):
                 current,
             )
         )
-    accepted = settle(chain, acceptance, uniforms[1])
+    accepted = accept_or_stay(chain, acceptance, uniforms[1])
     if accepted:
         copy_into(there, stage.here.moments)
     elif follows:
@@ -292,7 +292,7 @@ def accept_with_gradients(stage, log_density, chain, factor, step_size, uniforms
         log_ratio = _log_exact(proposal, x, chain.proposed_value, step_size, factor)
         log_ratio -= _log_exact(x, proposal, chain.value, step_size, factor)
         acceptance = probability(log_probability(log_ratio - (reverse - forward)))
-    accepted = settle(chain, acceptance, uniforms[1])
+    accepted = accept_or_stay(chain, acceptance, uniforms[1])
     if accepted:
         here, there = stage.here, stage.there
         copy_into(there.moments, here.moments)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from pymc_kameleon.adaptation.learner import Learner
-from pymc_kameleon.mcmc.chain import turned
+from pymc_kameleon.mcmc.chain import wrap_angle
 from pymc_kameleon.mcmc.history import new_history
 from pymc_kameleon.mcmc.loop import Mixture, differences_of, no_differences
 from pymc_kameleon.surrogate.acquisition import points_to_check, points_to_explore
@@ -77,8 +77,8 @@ N_CHECKED = 4
 class TrajectoryLearner(Learner):
     """Fits the surrogate to all evaluations, at numbers of them that grow by a constant factor.
 
-    A `prior` with its gradient is not learnt; without one no coordinate `is_bounded`, and taken by
-    its natural value.
+    If compiled code can call the log prior with its gradient (`prior`), the log-likelihood alone is
+    learnt; otherwise the whole log density, in unconstrained coordinates.
     """
 
     history_capacity = N_HISTORY
@@ -175,7 +175,7 @@ class TrajectoryLearner(Learner):
         is_angle = np.isfinite(bounds[0])
         if is_angle.any():
             for points in (self.evaluations.points, self.history.points, self.last[None]):
-                points[:, is_angle] = turned(points[:, is_angle], bounds[0, is_angle])
+                points[:, is_angle] = wrap_angle(points[:, is_angle], bounds[0, is_angle])
 
     @property
     def n_own(self) -> int:

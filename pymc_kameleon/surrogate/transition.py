@@ -7,7 +7,8 @@ number of moves does not depend on the state, so the whole is reversible too, an
 .. math:: \alpha = 1 \wedge \frac{\pi(x^*) e^{s(x)}}{\pi(x) e^{s(x^*)}}
 
 accepts it exactly, whatever the surrogate s is (Liu 2001, Monte Carlo Strategies in Scientific
-Computing, section 9.4.3).
+Computing, section 9.4.3). A share of the transitions has moves on s / T, and s / T in the ratio.
+This module gives log :math:`e^{s(x) / T} / e^{s(x^*) / T}`; `mcmc.chain` accepts.
 """
 
 import math

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_kameleon.mcmc.bridge.jit import by_class, jit, jitable
-from pymc_kameleon.mcmc.chain import N_TERMS, evaluate, is_within, probability, settle
+from pymc_kameleon.mcmc.chain import N_TERMS, accept_or_stay, evaluate, is_within, probability
 from pymc_kameleon.mcmc.proposals import register_proposal
 from pymc_kameleon.mcmc.proposals.random_walk import Moments, learn_moments, scaled_covariance
 
@@ -74,7 +74,7 @@ def accept_langevin(log_density, chain, factor, step_size, normals, uniform):
     whitened_drift(chain.proposed_value, factor, proposed_drift)
     log_ratio = langevin_log_ratio(drift, proposed_drift, step_size, normals)
     acceptance = probability(proposed - current + log_ratio)
-    return acceptance, settle(chain, acceptance, uniform)
+    return acceptance, accept_or_stay(chain, acceptance, uniform)
 
 
 def _propose(proposal, chain, normals, uniforms):

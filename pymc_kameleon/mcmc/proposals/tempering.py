@@ -24,7 +24,7 @@ from pymc_kameleon.mcmc.chain import (
     evaluate,
     is_within,
     probability,
-    turned,
+    wrap_angle,
 )
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.differences import add_difference, picked_difference, usual_scale
@@ -307,7 +307,7 @@ def _turn_into(bounds, x):
     """Move angles by whole turns to between their bounds."""
     for i in range(x.size):
         if bounds[0, i] > -np.inf:
-            x[i] = turned(x[i], bounds[0, i])
+            x[i] = wrap_angle(x[i], bounds[0, i])
 
 
 @jitable(allocates=True)

@@ -84,7 +84,7 @@ def overestimate(sampler, statistics: dict) -> tuple[WarningType, str] | None:
     if report.unmoved == 0:
         report.is_examined = False
     is_due = not sampler.tune and sampler.target.has_estimates and report.unmoved >= UNMOVED
-    if not is_due or report.is_examined or "overestimate" in report.told:
+    if not is_due or report.is_examined or "overestimate" in report.warned:
         return None
     report.is_examined = True
     fresh = np.empty(N_FRESH)
@@ -99,7 +99,7 @@ def overestimate(sampler, statistics: dict) -> tuple[WarningType, str] | None:
     excess, sd = sampler.chain.value[2] - level, float(fresh.std(ddof=1))
     if not excess > max(1.0, 2.0 * sd):
         return None
-    report.told.add("overestimate")
+    report.warned.add("overestimate")
     return (
         WarningType.CONVERGENCE,
         f"The chain of {', '.join(sampler.target.names)} sticks on an overestimate: no move was "
@@ -130,12 +130,12 @@ def foreign_seed(target) -> float:
 def unseeded(sampler) -> tuple[WarningType, str] | None:
     """Return the warning that an estimate that was left out gets no seeds, once it is time."""
     target, report = sampler.target, sampler.report
-    is_due = sampler.transition >= WAIT * sampler.steps_per_draw and "unseeded" not in report.told
+    is_due = sampler.transition >= WAIT * sampler.steps_per_draw and "unseeded" not in report.warned
     if not (target.foreign_estimates and is_due):
         return None
     if foreign_seed(target) != report.foreign_seed:
         return None
-    report.told.add("unseeded")
+    report.warned.add("unseeded")
     names = ", ".join(target.foreign_estimates)
     return (
         WarningType.BAD_PARAMS,

@@ -54,8 +54,8 @@ def all_or_nothing(changed):
         raise
 
 
-class Of:
-    """An attribute of a step that is the one of its part of this name."""
+class StoredIn:
+    """`chain = StoredIn("sampler")` in a step means that `step.chain` is `step.sampler.chain`."""
 
     def __init__(self, part: str):
         self.part = part

@@ -32,7 +32,7 @@ class Report:
     estimate that the chain stands on has been compared with others. With a surrogate, `calls_made`
     counts evaluations, `calls_saved` transitions without one, and `screened` proposals that the
     surrogate saw, whose probabilities of passing it sum to `passed`. `pending` is a warning for the
-    next draw; the kinds of warnings in `told` are not to be given (again).
+    next draw; the kinds of warnings in `warned` are not to be given (again).
     """
 
     unmoved: int = 0
@@ -51,7 +51,7 @@ class Report:
     passed: float = 0.0
     is_examined: bool = False
     pending: tuple[WarningType, str] | None = None
-    told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
 
 
 def next_warning(step, statistics):
@@ -100,8 +100,8 @@ def _complaint(step):
     """Return a warning that was not given before in this chain, or None."""
     report, names = step.report, ", ".join(step.target.names)
     has_stuck = not step.tune and report.unmoved >= STUCK_AFTER
-    if has_stuck and not {"stuck", "overestimate"} & report.told:
-        report.told.add("stuck")
+    if has_stuck and not {"stuck", "overestimate"} & report.warned:
+        report.warned.add("stuck")
         return (
             WarningType.CONVERGENCE,
             f"The chain of {names} is stuck: no move was accepted in the last "
@@ -111,21 +111,21 @@ def _complaint(step):
     if report.pending is not None:
         message, report.pending = report.pending, None
         return message
-    if report.failed and not step.tune and "failed" not in report.told:
-        report.told.add("failed")
+    if report.failed and not step.tune and "failed" not in report.warned:
+        report.warned.add("failed")
         return (
             WarningType.BAD_PARAMS,
             f"{failures(step.sampler)} Those were points of start and tuning. After tuning such a "
             "proposal ends the chain.",
         )
-    if not step.tune and "black box" not in report.told:
+    if not step.tune and "black box" not in report.warned:
         told = report.calls.complaint()
         if told is not None:
-            report.told.add("black box")
+            report.warned.add("black box")
             return WarningType.BAD_PARAMS, told
     found, nonfinite = report.evaluations + report.known, report.nonfinite - report.failed
-    if found >= 500 and nonfinite > MANY * found and "nonfinite" not in report.told:
-        report.told.add("nonfinite")
+    if found >= 500 and nonfinite > MANY * found and "nonfinite" not in report.warned:
+        report.warned.add("nonfinite")
         return WarningType.BAD_PARAMS, not_finite(names, nonfinite / found)
     message = _complaint_of_mixing(step)
     if message is not None:
@@ -160,16 +160,16 @@ def failures(sampler) -> str | None:
 def _complaint_of_randomness(sampler, statistics):
     """Return a warning if a black box is random, which is checked once: in the first draw."""
     report = sampler.report
-    is_due = not sampler.tune and sampler.stored is None and "random" not in report.told
+    is_due = not sampler.tune and sampler.stored is None and "random" not in report.warned
     if not (is_due and may_be_random(sampler)):
         return None
-    report.told.add("random")
+    report.warned.add("random")
     statistics["n_evals"] += 1.0
     report.evaluations += 1.0
     told = randomness(sampler)
     if told is None:
         return None
-    report.told |= {"stuck", "mixing"}  # this is their cause
+    report.warned |= {"stuck", "mixing"}  # this is their cause
     report.pending = None
     return WarningType.BAD_PARAMS, told
 
@@ -199,7 +199,7 @@ def randomness(sampler) -> str | None:
 
 def _complaint_of_mixing(step):
     """Return a warning if the chain mixed badly, and no other one said why."""
-    if {"stuck", "mixing"} & step.report.told:
+    if {"stuck", "mixing"} & step.report.warned:
         return None
     n_made = step.transition // step.steps_per_draw
     learnt = None if step.target.is_circular.any() else step.learner.normal()

@@ -17,7 +17,7 @@ from pymc_kameleon.mcmc.chain import (
     evaluate,
     mark_impossible,
     new_chain,
-    turned,
+    wrap_angle,
 )
 from pymc_kameleon.mcmc.loop import run_plain, runner
 from pymc_kameleon.mcmc.proposals import N_UNIFORMS
@@ -243,7 +243,7 @@ class ChainSampler:
         density = self.evaluator.into_or_none if self.tune else self.evaluator.into
         run(
             table if is_compiled else (density,),
-            self.screening.form(self.stage, self.chain, is_compiled, self.adapts),
+            self.screening.stage_for_loop(self.stage, self.chain, is_compiled, self.adapts),
             self.chain,
             mixture,
             proposal,
@@ -266,9 +266,11 @@ class ChainSampler:
         is_first = not np.isfinite(low).all()
         if self.tune or is_first:
             centre = x if is_first else low + math.pi
-            centre = centre + turned(x - centre, -math.pi) / min(self.transition + 1, CENTRED_IN)
+            centre = centre + wrap_angle(x - centre, -math.pi) / min(
+                self.transition + 1, CENTRED_IN
+            )
             chain.bounds[:, is_angle] = centre - math.pi, centre + math.pi
-        within = turned(x, chain.bounds[0, is_angle])
+        within = wrap_angle(x, chain.bounds[0, is_angle])
         if (within != x).any():
             chain.position[is_angle] = within
             self.position_changed()

@@ -59,8 +59,8 @@ class NoScreening:
     def new_stage(self):
         """Return the first stage of a new chain, or None."""
 
-    def form(self, stage, chain, is_compiled, learns):
-        """Return the first stage as transitions take it, with what it calls in the same form."""
+    def stage_for_loop(self, stage, chain, is_compiled, learns):
+        """Return the first stage as the loop takes it, compiled or not; None without a surrogate."""
 
     def guess(self, stage, chain, value):
         """Write to `value` a guess of the log density at a proposal, which is to be evaluated.
@@ -140,7 +140,7 @@ class Screening(NoScreening):
             stage.points[:known], stage.values[:known] = self.fitted.points, self.fitted.values
         return stage
 
-    def form(self, stage, chain, is_compiled, learns):  # noqa: D102
+    def stage_for_loop(self, stage, chain, is_compiled, learns):  # noqa: D102
         stage.learns[0] = learns
         if is_compiled:
             return stage._replace(
@@ -246,12 +246,12 @@ class Screening(NoScreening):
         }
 
     def complaint(self, stage, report, names):  # noqa: D102
-        if "surrogate" in report.told:
+        if "surrogate" in report.warned:
             return None
         message, share = None, report.passed / max(report.screened, 1.0)
         found = kept_estimate.too_noisy(names, stage.process.noise[0])
         if found is not None:
-            report.told.add("surrogate")
+            report.warned.add("surrogate")
             return found
         if not stage.is_open[0]:
             message = (
@@ -277,7 +277,7 @@ class Screening(NoScreening):
             )
         if message is None:
             return None
-        report.told.add("surrogate")
+        report.warned.add("surrogate")
         return WarningType.BAD_PARAMS, message
 
 

@@ -76,7 +76,7 @@ class StartSearch:
         self.looked: list[tuple[np.ndarray, np.ndarray]] = []
 
     def find(self, x: np.ndarray) -> None:
-        """Begin at `x` (d,), or where chains that are about to tune begin apart.
+        """Choose the starting point: `x` (d,), or a random one for chains that are to begin apart.
 
         R-hat shows nothing where all chains begin at one point. So one that is to begin at the
         model's default begins at a random point between it and a draw from the prior. The nearer

@@ -60,7 +60,7 @@ class NoScreening:
         """Return the first stage of a new chain, or None."""
 
     def stage_for_loop(self, stage, chain, is_compiled, learns):
-        """Return the first stage as the loop takes it, compiled or not; None without a surrogate."""
+        """Return the first stage as the compiled or the plain loop takes it; None without one."""
 
     def guess(self, stage, chain, value):
         """Write to `value` a guess of the log density at a proposal, which is to be evaluated.

@@ -409,9 +409,9 @@ def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
     keep(scales * rng.uniform(-1.0, 1.0, (20, 2)))
     for _ in range(12):
         unknown = learner.unknown_points(learner.fit(rng), 0)
-        u = learner.standardization.whiten(unknown)
+        u = learner.fitted.standardization.whiten(unknown)
         np.testing.assert_allclose(np.sort(np.abs(u), axis=0)[0], 0.0, atol=1e-10)
-        np.testing.assert_allclose(np.linalg.norm(u, axis=0), learner.integrator.radius[0])
+        np.testing.assert_allclose(np.linalg.norm(u, axis=0), learner.fitted.integrator.radius[0])
         if len(unknown) == 0:
             break
         keep(unknown)

@@ -22,6 +22,7 @@ from pymc_kameleon.latent_gp.hyperparameters.site_function import (
 )
 from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionAt
 from pymc_kameleon.mcmc.history import thinned
+from pymc_kameleon.surrogate.acquisition import points_to_explore
 from pymc_kameleon.surrogate.learner import TrajectoryLearner
 
 MOST_PILOTS, LEAST_PILOTS, MOST_NUMBERS = 400, 40, 4_000_000
@@ -198,7 +199,8 @@ class EvidenceLearner(TrajectoryLearner):
         At most `n` are where it is uncertain; the others are on the axes, where its trajectories
         end.
         """
-        return np.concatenate([self.points_to_explore(fitted, n), self._open_ends()])
+        uncertain = points_to_explore(fitted, self.surrogate, n)
+        return np.concatenate([uncertain, self._open_ends()])
 
     def _open_ends(self):
         """Return the ends of axes, but those in whose direction a very low density is known."""
@@ -209,12 +211,14 @@ class EvidenceLearner(TrajectoryLearner):
         axes = np.concatenate([np.eye(self.dim), -np.eye(self.dim)])
         is_low = values < values.max() - typical_depth(self.dim)
         is_closed = np.any((axes @ v > COSINE) & is_low, axis=1)
-        return surrogate.to_points(self.integrator.radius[0] * axes[~is_closed].T)
+        return surrogate.to_points(self.fitted.integrator.radius[0] * axes[~is_closed].T)
 
     def end_tuning(self, position, rng):
         """Freeze what there is."""
         self._judge()
-        self.integrator.hot_share[0] = 0.0
+        self.fitted = self.fitted.without_uncertainty()
+        self.fitted.integrator.hot_share[0] = 0.0
+        return ()
 
     def statistics(self):
         """Return the share of surrogate transitions, beside the scaling."""
@@ -267,7 +271,7 @@ def refit(
     constant = constant_sites(centre, model.dim)  # type: ignore[arg-type]  # there are pilots
     if fitted is None:
         return Refit(pilots, constant, False, method)
-    coordinates = learner.standardization
+    coordinates = learner.fitted.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
     highest, sites = _acceptance(model, constant, halves[1], rng), constant
     have_blocks = best.precision.shape != best.shift.shape

@@ -115,12 +115,12 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     -----
     Sampler statistics, float64, per draw: `accept`, `accepted`, `n_evals`, `n_nonfinite`,
     `n_transitions`, as for `KameleonStep`; `step_size` and `n_leapfrog` (leapfrog steps on the
-    surrogate), `n_centers` (points that it holds), `surrogate_error` (log density minus surrogate where the
-    model was last evaluated; NaN if it was not), `mode` (number of the surrogate's mode that the
-    draw is nearest to, the largest is 0; NaN while tuning), `evidence_ratio` (log density minus
-    that of the normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning, and
-    where the evidence has no meaning), `calls_made` (evaluations of the chain so far, without those
-    that a store knew).
+    surrogate), `n_centers` (points that it holds), `surrogate_error` (log density minus surrogate
+    where the model was last evaluated; NaN if it was not), `mode` (number of the surrogate's mode
+    that the draw is nearest to, the largest is 0; NaN while tuning), `evidence_ratio` (log density
+    minus that of the normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning,
+    and where the evidence has no meaning), `calls_made` (evaluations of the chain so far, without
+    those that a store knew).
 
     After tuning surrogate, mass matrix, step size and length are frozen, so the target is exactly
     invariant whatever the surrogate is; with a poor one many proposals are rejected, and a warning

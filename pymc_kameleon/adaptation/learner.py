@@ -179,13 +179,13 @@ class Learner(SavedLearner, ABC):
 
     def update(
         self, position: np.ndarray, tune: bool, rng: np.random.Generator
-    ) -> np.ndarray | Sequence[np.ndarray]:
+    ) -> np.ndarray | Sequence[np.ndarray] | None:
         """Learn a new proposal, with the chain at `position` (d,).
 
         `tune` is False where the chain goes on learning after tuning. Returns the raw points (n, d)
-        that are to be evaluated next, by default none.
+        that are to be evaluated next; None by default.
         """
-        return ()
+        return None
 
     def room(self) -> float:
         """Transitions that may be made before `absorb` has to be called."""
@@ -196,12 +196,12 @@ class Learner(SavedLearner, ABC):
 
     def end_tuning(
         self, position: np.ndarray, rng: np.random.Generator
-    ) -> np.ndarray | Sequence[np.ndarray]:
+    ) -> np.ndarray | Sequence[np.ndarray] | None:
         """Leave a valid frozen proposal behind, whatever the length of tuning was.
 
-        Returns the raw points (n, d) that are to be evaluated next, by default none.
+        Returns the raw points (n, d) that are to be evaluated next; None by default.
         """
-        return ()
+        return None
 
     def invalidate(self) -> None:
         """Drop what was computed for the position, which was changed from outside."""

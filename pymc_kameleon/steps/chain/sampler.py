@@ -182,7 +182,8 @@ class ChainSampler:
             if done < n:
                 with one_thread(), all_or_nothing(learner):
                     points = learner.update(self.chain.position, self.tune, self.rng)
-                self._explore(points)
+                if points is not None:
+                    self._explore(points)
                 self._learn_from(1)
                 done += 1
         self.transition += n
@@ -303,7 +304,7 @@ class ChainSampler:
         elif len(found.points):
             self.screening.teach_found(self.stage, self.chain, found)
 
-    def end_learning(self) -> np.ndarray | Sequence[np.ndarray]:
+    def end_learning(self) -> np.ndarray | Sequence[np.ndarray] | None:
         """Freeze what was learnt; return the points (n, d) that the learner asks for."""
         with one_thread(), all_or_nothing(self.learner):
             return self.learner.end_tuning(self.chain.position, self.rng)

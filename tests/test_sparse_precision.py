@@ -57,8 +57,8 @@ def test_roots(kind, monkeypatch):
     x, y = rng.standard_normal((2, 36))
     close(2.0 * root.half_log_determinant, np.linalg.slogdet(matrix)[1])
     close(covariance_times(root, x), np.linalg.solve(matrix, x))
-    close(root.pulled(x) @ root.pulled(y), x @ matrix @ y)
-    close(root.solved(x[None])[0] @ root.pulled(y), x @ y)
+    close(root.transpose_times(x) @ root.transpose_times(y), x @ matrix @ y)
+    close(root.solved(x[None])[0] @ root.transpose_times(y), x @ y)
     for many in (root.drawn, root.solved):
         close(many(np.stack([x, y]))[1], many(y[None])[0])
 
@@ -153,10 +153,10 @@ def test_the_conditional_gaussian(full, in_blocks, monkeypatch):
     close(found.mean, own.mean)
     close(found.log_ratio(x), gaussian.logpdf(x) - own.logpdf(x))
     close(found.predictors(x), design @ x)
-    eta = found.standardised(x, rng)
-    close(found.restored(eta), x)
+    eta = found.to_eta(x, rng)
+    close(found.from_eta(eta), x)
     images = found.images(np.eye(size)[None]).T
     close(images @ images.T, design @ of_both @ design.T)
-    close(found.pulled(shift)[0], images.T @ shift)
+    close(found.adjoint(shift)[0], images.T @ shift)
     close(found.draws(eta[None])[0], x)
     assert np.all(at.variances <= np.diagonal(design @ covariance @ design.T) + 1e-12)

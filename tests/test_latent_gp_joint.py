@@ -20,7 +20,7 @@ from pymc_kameleon.gp.typical_set import typical_depth
 from pymc_kameleon.latent_gp.gaussian.conditional import conditional_of
 from pymc_kameleon.latent_gp.gaussian.sites import Gaussian, Sites, with_sites
 from pymc_kameleon.latent_gp.hyperparameters import target as target_module
-from pymc_kameleon.latent_gp.hyperparameters.learning import EvidenceLearner, approximate
+from pymc_kameleon.latent_gp.hyperparameters.learning import HyperparameterLearner, pilot_at
 from pymc_kameleon.latent_gp.hyperparameters.site_function import constant_sites, fit_sites
 from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointTarget,
@@ -107,7 +107,7 @@ def frozen_learner(model, x, rng):
 
 def constant(model):
     """Sites of the approximation at the prior mean: a function of the data alone."""
-    return constant_sites(approximate(model, model.mean, "laplace").sites, model.mean.size)
+    return constant_sites(pilot_at(model, model.mean, "laplace").sites, model.mean.size)
 
 
 def flat(model):
@@ -120,7 +120,7 @@ def learnt(model):
     dim = model.mean.size
     offsets = stats.qmc.Sobol(dim, seed=1).random(8) - 0.5
     points = model.mean + 2.0 * offsets * model.sd
-    pilots = [approximate(model, x, "laplace") for x in points]
+    pilots = [pilot_at(model, x, "laplace") for x in points]
     return fit_sites(
         np.array([p.x for p in pilots]),
         np.array([p.sites.precision for p in pilots]),
@@ -198,7 +198,7 @@ def test_calibration_sees_sites_that_differ_between_directions():
 
 def surrogate_learner(model, rng):
     """Moves on a surrogate that is narrower than the prior, and beside its middle."""
-    learner = EvidenceLearner(max_points=300).start(model.mean, rng, 0.9)
+    learner = HyperparameterLearner(max_points=300).start(model.mean, rng, 0.9)
     middle, sd = model.mean + 0.5 * model.sd, 0.6 * model.sd
     for x in middle + 1.5 * sd * rng.standard_normal((60, model.mean.size)):
         learner.keep(x, np.array([-0.5 * float(np.sum(((x - middle) / sd) ** 2)), 0.0, 0.0]))
@@ -241,7 +241,7 @@ def test_calibration_sees_that_the_surrogates_ratio_is_missing(surrogate_move, m
 
 def importance_log_evidence(model, x, rng, n=4000):
     """Log p(y | theta) by importance sampling from Laplace's Gaussian: known to about 1 %."""
-    sites = approximate(model, x, "laplace").sites
+    sites = pilot_at(model, x, "laplace").sites
     prior = model.prior().gaussian
     proposal = with_sites(prior, sites)[0]
     f = proposal.mean + rng.standard_normal((n, prior.size)) @ proposal.cholesky.T
@@ -399,7 +399,7 @@ def test_small_precisions_of_one_pilot_are_not_those_of_another():
 
 def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
     rng = np.random.default_rng(3)
-    learner = EvidenceLearner(max_points=300).start(np.zeros(2), rng, 0.9)
+    learner = HyperparameterLearner(max_points=300).start(np.zeros(2), rng, 0.9)
 
     def keep(points):
         for x in points:
@@ -426,10 +426,10 @@ def test_log_evidence_that_is_lost_to_rounding_is_no_pilot():
     model = ClosedFormModel(inputs, lambda y, x: Normal(y, np.exp(x[2])), np.zeros(3), np.ones(3))
     model.y = y
     for method in ("ep", "laplace"):
-        assert approximate(model, np.array([-0.5, 0.0, -18.0]), method) is None
+        assert pilot_at(model, np.array([-0.5, 0.0, -18.0]), method) is None
         for log_noise in (-2.0, -8.0, -12.0):
             x = np.array([-0.5, 0.0, log_noise])
-            found = approximate(model, x, method)
+            found = pilot_at(model, x, method)
             covariance = squared_exponential(inputs, *np.exp(x[:2]), jitter=1e-5).covariance
             covariance = covariance + np.exp(2.0 * log_noise) * np.eye(10)
             expected = stats.multivariate_normal.logpdf(y, cov=covariance) + model.log_prior(x)

@@ -17,11 +17,11 @@ from pymc_kameleon.adaptation.moments import MomentsLearner
 from pymc_kameleon.gp.typical_set import around_the_mode
 from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
 from pymc_kameleon.latent_gp.hyperparameters.learning import (
-    EvidenceLearner,
+    HyperparameterLearner,
     Pilots,
     PilotSearch,
-    approximate,
     no_pilots,
+    pilot_at,
     refit,
 )
 from pymc_kameleon.latent_gp.hyperparameters.site_function import SiteFunction, constant_sites
@@ -196,7 +196,7 @@ class LatentGPStep(LatentFunctionStep):
     _state_class = LatentGPState
     _computed = ("_seen_version", "_seen_prior", "_point")
 
-    moments, on_surrogate = MomentsLearner(), EvidenceLearner(max_points=300)
+    moments, on_surrogate = MomentsLearner(), HyperparameterLearner(max_points=300)
     """Learners before and after the first refit, each without a chain."""
 
     def __init__(
@@ -305,7 +305,10 @@ class LatentGPStep(LatentFunctionStep):
     def _set_state(self, state):
         if state.learner is None:
             return super()._set_state(state)
-        x, has_surrogate = np.zeros(self.joint.dim), state.learner.kind == EvidenceLearner.__name__
+        x, has_surrogate = (
+            np.zeros(self.joint.dim),
+            state.learner.kind == HyperparameterLearner.__name__,
+        )
         new_learner = self._surrogate_learner if has_surrogate else self._new_learner
         fresh, self.learner = new_learner(x), new_learner(x)
         super()._set_state(state)
@@ -323,7 +326,7 @@ class LatentGPStep(LatentFunctionStep):
             with all_or_nothing(self.learner):
                 self.learner.end_tuning(self.chain.position, self.rng)
         # Without pilots, sites that cost more than those of tuning are worth their time now.
-        self.next_fit = None if isinstance(self.learner, EvidenceLearner) else self.draw
+        self.next_fit = None if isinstance(self.learner, HyperparameterLearner) else self.draw
         self.history = self.pilots = None
 
     def _model_changed(self, prior_changed):
@@ -478,7 +481,7 @@ class LatentGPStep(LatentFunctionStep):
     def _refit(self):
         """Fit surrogate and sites to pilots; from the first time on, the surrogate proposes."""
         learner = self.learner
-        if not isinstance(learner, EvidenceLearner):
+        if not isinstance(learner, HyperparameterLearner):
             learner = self._surrogate_learner(self.chain.position)
             learner.history = self.history
         n_pilots = PILOTS + MORE_PILOTS * self.joint.dim
@@ -498,9 +501,9 @@ class LatentGPStep(LatentFunctionStep):
         start = self.sites(x) if self.n_fits else None
         # While tuning Laplace's, which are cheap, and are soon others.
         method = "laplace" if self.tune else self.approximation
-        pilot = approximate(self.joint, x, method, start)
+        pilot = pilot_at(self.joint, x, method, start)
         if pilot is None and normal is not None:
-            pilot = approximate(self.joint, self._point.x, method)
+            pilot = pilot_at(self.joint, self._point.x, method)
         if pilot is not None:
             self.sites = constant_sites(pilot.sites, self.joint.dim)
         elif not self.n_fits:

@@ -37,7 +37,10 @@ MOST_INFORMATION = 1e12
 
 
 class Pilot(NamedTuple):
-    """Sites, and log p(y | theta) + log p(theta) as they give it, at hyperparameters theta."""
+    """The Gaussian approximation at hyperparameters theta, `x` (d,): its sites.
+
+    `log_density` is log p(y | theta) + log p(theta) as they give it.
+    """
 
     x: np.ndarray
     sites: Sites
@@ -94,7 +97,7 @@ def no_pilots(dim: int, sites: Sites) -> Pilots:
     return Pilots(np.zeros((0, dim)), np.zeros(0), *arrays)
 
 
-def approximate(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
+def pilot_at(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
     """Approximate p(f | y, theta) at `x` (d,), by "ep" or "laplace" or, where it fails, the latter.
 
     Without curvature of the likelihood it is always by expectation propagation, which begins at the
@@ -159,7 +162,7 @@ class PilotSearch:
     def __call__(self, x: np.ndarray) -> float:
         """Approximate at `x` (d,), beginning at the sites of the last pilot."""
         nearby = next((p.sites for p in reversed(self.pilots) if p is not None), None)
-        pilot = approximate(self.model, x, "laplace", nearby)
+        pilot = pilot_at(self.model, x, "laplace", nearby)
         self.points.append(x.copy())
         self.pilots.append(pilot)
         self.values.append(-np.inf if pilot is None else pilot.log_density)
@@ -180,8 +183,10 @@ N_COMPARED, AGREEMENT = 8, 0.05
 deviation of the difference of their log evidences up to which the cheaper is as good."""
 
 
-class EvidenceLearner(TrajectoryLearner):
-    """Moves on a surrogate of log p(theta | y), beside differences of past points.
+class HyperparameterLearner(TrajectoryLearner):
+    """Learns an approximation of log p(theta | y), and proposes theta from it.
+
+    Differences of past points are the other moves.
 
     The surrogate is fitted to approximations at pilot points, not to the densities that transitions
     evaluate: those know theta and a function. The exact ratio takes the difference into account.
@@ -238,7 +243,7 @@ class Refit(NamedTuple):
 
 def refit(
     model,
-    learner: EvidenceLearner,
+    learner: HyperparameterLearner,
     pilots: Pilots,
     method: str,
     rng: np.random.Generator,
@@ -273,11 +278,11 @@ def refit(
         return Refit(pilots, constant, False, method)
     coordinates = learner.fitted.standardization
     halves = [Pilots(*(part[k::2] for part in best)) for k in (0, 1)]
-    highest, sites = _acceptance(model, constant, halves[1], rng), constant
+    highest, sites = _acceptance_of(model, constant, halves[1], rng), constant
     have_blocks = best.precision.shape != best.shift.shape
     for has_means in (False,) if have_blocks else (False, True):
         candidate = _fitted(halves[0], coordinates, has_means)
-        acceptance = 0.0 if candidate is None else _acceptance(model, candidate, halves[1], rng)
+        acceptance = 0.0 if candidate is None else _acceptance_of(model, candidate, halves[1], rng)
         if acceptance > highest:
             highest, sites = acceptance, _fitted(best, coordinates, has_means)
     return Refit(pilots, sites, True, method)
@@ -292,7 +297,7 @@ def _agree(model, points):
         return False
     differences, sites = [], None
     for x in points:
-        both = [approximate(model, x, "ep", sites), approximate(model, x, "laplace")]
+        both = [pilot_at(model, x, "ep", sites), pilot_at(model, x, "laplace")]
         if None in both:
             return False
         differences.append(both[0].log_density - both[1].log_density)
@@ -309,18 +314,18 @@ def _approximated(model, learner, pilots, points, scale, method):
     found: list[Pilot] = []
     for x in points:
         nearby = Pilots(*pilots).joined(found) if len(pilots.values) == 0 else pilots
-        pilot = approximate(model, x, method, nearby.sites_near(x, scale))
+        pilot = pilot_at(model, x, method, nearby.sites_near(x, scale))
         if pilot is not None:
             learner.keep(x, np.array([pilot.log_density, 0.0, 0.0]))
             found.append(pilot)
     return pilots.joined(found)
 
 
-def _acceptance(model, sites, pilots, rng):
-    """Return the mean acceptance of moves of theta between pilots, less what theta explains.
+def _acceptance_of(model, sites, pilots, rng):
+    """Return the mean acceptance of moves of theta between pilots, with these sites.
 
-    At each pilot a function is drawn, by importance resampling of draws from its own approximation,
-    and the log density of theta at its eta is compared with the pilot's log evidence.
+    The approximate p(theta | y) is divided out, so that the error of the sites alone counts. At each
+    pilot a function is drawn, by importance resampling of draws from its own approximation, and the log density of theta at its eta is compared with the pilot's log evidence.
     """
     excess, blocks = [], getattr(model.likelihood, "blocks", None)
     for x, value, precision, shift in zip(*pilots, strict=True):

@@ -324,8 +324,9 @@ def _approximated(model, learner, pilots, points, scale, method):
 def _acceptance_of(model, sites, pilots, rng):
     """Return the mean acceptance of moves of theta between pilots, with these sites.
 
-    The approximate p(theta | y) is divided out, so that the error of the sites alone counts. At each
-    pilot a function is drawn, by importance resampling of draws from its own approximation, and the log density of theta at its eta is compared with the pilot's log evidence.
+    The approximate p(theta | y) is divided out, so that the error of the sites alone counts. At
+    each pilot a function is drawn, by importance resampling of draws from its own approximation,
+    and the log density of theta at its eta is compared with the pilot's log evidence.
     """
     excess, blocks = [], getattr(model.likelihood, "blocks", None)
     for x, value, precision, shift in zip(*pilots, strict=True):

@@ -142,6 +142,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     """
 
     name = "surrogate_hmc"
+    learns_from_store = True
     called = "SurrogateHMCStep"
     """What messages call it."""
     _not_arguments = ("learner", "surrogate", "adapt_after_tune")

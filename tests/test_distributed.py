@@ -23,6 +23,8 @@ from pymc_kameleon import (
     AdaptiveMetropolisStep,
     EvaluationStore,
     GPSurrogate,
+    KameleonStep,
+    LatentGPStep,
     MALAStep,
     SurrogateHMCStep,
     distributed,
@@ -270,6 +272,16 @@ def test_gradients_go_along(client):
     assert np.all(statistics["n_points"] > 1.5 * statistics["calls_made"])
 
 
+def test_a_walk_keeps_its_evaluations_and_learns_nothing_from_them(client):
+    """Its chains tune as without a store, in one round, and again without a call."""
+    model, store = quadratic(), EvaluationStore()
+    first = sampled(model, client, step=KameleonStep, store=store)
+    again = sampled(model, client, step=KameleonStep, store=store)
+    np.testing.assert_array_equal(values(first, "x"), values(again, "x"))
+    assert len(store.read(1)) > 0
+    assert np.sum(values(again, "n_evals", "sample_stats")) == 0
+
+
 def test_threads_of_a_worker_have_workbenches_of_their_own():
     data = packed(Parcel(quadratic(), AdaptiveMetropolisStep, False, None, None, {}, [None]))
     with workbench(data) as first, workbench(data) as second:
@@ -411,7 +423,7 @@ def of_another_model(directory):
     return store
 
 
-TAKES_NONE = "AdaptiveMetropolisStep takes none"
+TAKES_NONE = "LatentGPStep takes none"
 OPERATION = r"The operation BlackBox.* of simulator, because of member in it, cannot be sent"
 LOCKED = r"FromFunctionOp\{locked\} of simulator, because of lock in it, cannot be sent"
 READY = r"each worker needs its own: write step=SurrogateHMCStep, or step=functools\.partial"
@@ -429,7 +441,7 @@ REFUSED = [  # options, or what makes them of a directory and a client; error an
         r"write distributed\.sample\(store=",
     ),
     (
-        lambda *_: {"step": AdaptiveMetropolisStep, "store": EvaluationStore()},
+        lambda *_: {"step": LatentGPStep, "store": EvaluationStore()},
         TypeError,
         TAKES_NONE,
     ),

@@ -17,7 +17,7 @@ from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pymc.util import get_random_generator
 
-from pymc_kameleon._compat import default_tuning, result_of_traces
+from pymc_kameleon._compat import default_tuning, result_of_traces, steps_of
 from pymc_kameleon.distributed.parcel import Parcel, made_step, packed, stored_densities
 from pymc_kameleon.distributed.run import (
     ClientStore,
@@ -177,7 +177,8 @@ def sample(
     with _connected(client, chains) as connection:
         # On the client too, so that what is wrong is told before anything runs.
         made = made_step(parcel, store)
-        kept, is_shared = None, store is not None and chains > 1
+        learns = any(getattr(part, "learns_from_store", False) for part in steps_of(made))
+        kept, is_shared = None, store is not None and chains > 1 and learns
         if store is not None:
             found = stored_densities(made)
             if len(found) != 1:

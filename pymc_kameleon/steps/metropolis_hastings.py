@@ -211,6 +211,11 @@ class MetropolisHastingsStep(Step):
         return self.sampler.runs_compiled
 
     @property
+    def learns_from_store(self) -> bool:
+        """Whether it learns from what others have stored while it tunes."""
+        return self.screening.store is not None
+
+    @property
     def can_be_tempered(self) -> bool:
         """Whether `ParallelTemperingStep` takes the model too, and costs little there."""
         is_estimated = self.target.has_estimates or self.target.estimated_terms

@@ -114,6 +114,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     name = "surrogate_hmc"
     sampler: SurrogateSampler
     sampler_class = SurrogateSampler
+    learns_from_store = True
     _not_arguments = ("learner", "surrogate", "adapt_after_tune")
     stats_dtypes_shapes = without_scaling(MetropolisHastingsStep) | draw_statistics(
         *("step_size", "n_leapfrog", "n_centers", "surrogate_error", "mode", "evidence_ratio"),

@@ -133,9 +133,9 @@ REFUSED = [
     (lambda: black_box(len, failures="x"), TypeError, "take classes of exceptions"),
     (lambda: black_box(len, failures=[3]), TypeError, "take classes of exceptions"),
     (
-        lambda: black_box(len, worker=2),
+        lambda: black_box(len, core=2),
         TypeError,
-        "worker is no argument of black_box: did you mean",
+        "core is no argument of black_box: did you mean",
     ),
     (lambda: black_box(len, timeout=0), ValueError, "timeout=0: take a finite number above 0"),
     (lambda: black_box(len, store="x.sqlite"), TypeError, "take an EvaluationStore"),

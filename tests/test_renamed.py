@@ -153,7 +153,7 @@ def test_an_argument_of_published_settings(make, constructor, options):
         return next((part for part in step.configuration.split(", ") if name in part), None)
 
     def learner(step):
-        return vars(getattr(step, "untaught", step))
+        return vars(step.sampler.template if hasattr(step, "sampler") else step)
 
     attributes = {"learning_rate": "learning_rate", "adaptation": "schedule"}
     key = attributes.get(name, name)
@@ -216,7 +216,7 @@ def test_a_step_a_variable_takes_old_names_too():
         pm.Normal("b")
         steps, warned = told(lambda: AdaptiveMetropolisStep(scaling=0.7, blocked=False))
     assert len(steps.methods) == 2 == len(warned)
-    assert {step.untaught.chosen_scaling for step in steps.methods} == {0.7}
+    assert {step.sampler.template.chosen_scaling for step in steps.methods} == {0.7}
 
 
 # statistics ---------------------------------------------------------------------------------------

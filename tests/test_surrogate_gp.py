@@ -523,7 +523,7 @@ X = np.random.default_rng(1).normal(size=(9, 2))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: GPSurrogate(kernel="rbf"), ValueError, "'rbf': take one of 'squared_exponential'"),
+        (lambda: GPSurrogate(kernel="rbf"), ValueError, "'rbf': take one of 'gaussian'"),
         (lambda: GPSurrogate(mean=None), ValueError, "mean=None: take one of 'quadratic'"),
         (lambda: GPSurrogate(max_points=2), ValueError, "max_points=2"),
         (lambda: GPSurrogate(max_points=20.5), TypeError, "max_points=20.5"),

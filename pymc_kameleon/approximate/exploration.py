@@ -81,6 +81,7 @@ class Explorer(SurrogateSampler):
             TrajectoryLearner(max_points=MAX_POINTS),
             target_accept=TARGET_ACCEPT,
         )
+        self.template.learns_support = True
         check_learnable(self, "surrogate_posterior")
         if cores > 1:
             is_forked = runs_in_forks(target.function.outputs)
@@ -198,15 +199,9 @@ class Explorer(SurrogateSampler):
                 cost = self.n_calls - n_calls
                 if end - self.n_counted < reserve + cost:
                     break
-                if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < typical_depth(
-                    self.target.dim
-                ):
+                depth = typical_depth(self.target.dim)
+                if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < depth:
                     break
-
-    def new_learner(self, position, warm):  # noqa: D102
-        learner = super().new_learner(position, warm)
-        learner.learns_support = True
-        return learner
 
     @property
     def knows_something(self) -> bool:

@@ -305,21 +305,17 @@ class LatentGPStep(LatentFunctionStep):
     def _set_state(self, state):
         if state.learner is None:
             return super()._set_state(state)
-        x, has_surrogate = (
-            np.zeros(self.joint.dim),
-            state.learner.kind == HyperparameterLearner.__name__,
-        )
-        new_learner = self._surrogate_learner if has_surrogate else self._new_learner
-        fresh, self.learner = new_learner(x), new_learner(x)
+        x = np.zeros(self.joint.dim)
+        on_surrogate = state.learner.kind == HyperparameterLearner.__name__
+        fresh, self.learner = (self._new_learner(x, on_surrogate) for _ in range(2))
         super()._set_state(state)
         self.learner.check_state(fresh)
 
-    def _new_learner(self, x):
+    def _new_learner(self, x, on_surrogate=False):
+        if on_surrogate:
+            return self.on_surrogate.start(x, self.rng, ACCEPT_ON_SURROGATE)
         accept = target_acceptance(x.size) if self.target_accept is None else self.target_accept
         return self.moments.start(x, self.rng, accept)
-
-    def _surrogate_learner(self, x):
-        return self.on_surrogate.start(x, self.rng, ACCEPT_ON_SURROGATE)
 
     def _end_tuning(self):
         if self.learner is not None:
@@ -475,14 +471,16 @@ class LatentGPStep(LatentFunctionStep):
         self.n_fits += 1.0
         target, point = JointTarget(self.joint, self.sites), self._point
         self._point = target.point(point.x, point.function)
-        if self.tune:
-            self._leave_tails()
+        if self.tune:  # slices are slow where a function is far out: a draw of its Gaussian is not
+            drawn = point_of_draw(self.joint, self._point, self.rng)
+            if log_joint(drawn) > log_joint(self._point):
+                self._point = drawn
 
     def _refit(self):
         """Fit surrogate and sites to pilots; from the first time on, the surrogate proposes."""
         learner = self.learner
         if not isinstance(learner, HyperparameterLearner):
-            learner = self._surrogate_learner(self.chain.position)
+            learner = self._new_learner(self.chain.position, on_surrogate=True)
             learner.history = self.history
         n_pilots = PILOTS + MORE_PILOTS * self.joint.dim
         fitted = refit(self.joint, learner, self.pilots, self.method, self.rng, n_pilots)
@@ -513,13 +511,6 @@ class LatentGPStep(LatentFunctionStep):
                 f"No Gaussian was found that is like the posterior of {self.function.name}, so "
                 "hyperparameters move at a fixed whitened function: slowly, where data say much.",
             )
-
-    def _leave_tails(self):
-        """Move a function that is far out, where slices are slow, to a draw of its Gaussian."""
-        point = self._point
-        drawn = point_of_draw(self.joint, point, self.rng)
-        if log_joint(drawn) > log_joint(point):
-            self._point = drawn
 
     # warnings and progress ------------------------------------------------------------------------
 

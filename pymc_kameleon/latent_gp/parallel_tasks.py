@@ -4,13 +4,13 @@ import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import wait
 
 import cloudpickle
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-from pymc_kameleon.model.guarded_call import end_with_parent
+from pymc_kameleon.model.process_pool import ProcessPool
 
 REFRESH = 0.2
 """Seconds between two refreshes of the bar."""
@@ -61,22 +61,19 @@ def run_tasks(
 def _in_processes(function, tasks, cores, show):
     context = multiprocessing.get_context()
     counter = context.Value("Q", 0)
-    with ProcessPoolExecutor(cores, context, _begin, (counter,)) as pool:
+    with ProcessPool(cores, context, _begin, counter) as pool:
         pending = [pool.submit(_call, cloudpickle.dumps((function, task))) for task in tasks]
         unfinished = set(pending)
         while unfinished:
             finished, unfinished = wait(unfinished, timeout=REFRESH)
             for future in finished:
-                if future.exception() is not None:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise future.exception()
+                future.result()  # an error is raised at once
             show(counter.value)
         return [cloudpickle.loads(future.result()) for future in pending]
 
 
 def _begin(counter):
     global _counter
-    end_with_parent()
     _counter = counter
 
 

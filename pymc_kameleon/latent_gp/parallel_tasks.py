@@ -2,18 +2,15 @@
 
 import itertools
 import multiprocessing
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 
 import cloudpickle
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
+from pymc_kameleon.model.counting_bar import REFRESH, counting_bar
 from pymc_kameleon.model.process_pool import ProcessPool
-
-REFRESH = 0.2
-"""Seconds between two refreshes of the bar."""
 
 _counter = None
 """In a worker process: what it has done, shared with the one that shows it."""
@@ -40,17 +37,7 @@ def run_tasks(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    # Without auto-refresh there is no thread, which a forked process would not inherit.
-    with Progress(*columns, auto_refresh=False, disable=not progressbar) as progress:
-        bar, shown = progress.add_task(description, total=total), time.monotonic()
-
-        def show(completed):
-            nonlocal shown
-            is_due = completed == total or time.monotonic() - shown > REFRESH
-            if is_due:
-                shown = time.monotonic()
-            progress.update(bar, completed=completed, refresh=is_due)
-
+    with counting_bar(*columns, total=total, shown=progressbar, text=description) as show:
         if cores == 1 or len(tasks) == 1:
             done = itertools.count(1)
             with threadpool_limits(limits=1):

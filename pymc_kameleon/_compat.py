@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib import import_module
 from typing import NoReturn
 
@@ -23,7 +23,7 @@ from pymc.stats.convergence import log_warning_stats
 from pymc.step_methods.compound import CompoundStep
 from pytensor.compile.builders import OpFromGraph
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 from rich.table import Column
 
 _log = logging.getLogger("pymc.kameleon")
@@ -308,22 +308,6 @@ def progress_bars(step, chains: int, draws: int, tune: int, progressbar, progres
     return manager(
         step_method=step, chains=chains, draws=draws, tune=tune, progressbar=progressbar, **options
     )
-
-
-@contextmanager
-def evaluation_bar(total: int, shown: bool):
-    """Give a function that shows how many evaluations are made, an error, and of how many."""
-    columns = [
-        TextColumn("Evaluations {task.completed:.0f} of {task.total:.0f}"),
-        BarColumn(),
-        TextColumn("cautious error {task.fields[error]:.3f}"),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, disable=not shown) as progress:
-        task = progress.add_task("", total=total, error=float("nan"))
-        yield lambda done, error, total: progress.update(
-            task, completed=done, error=error, total=total
-        )
 
 
 def result_of_traces(traces: list, *, tune: int, seconds: float, model, **options):

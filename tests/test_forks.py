@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -209,7 +210,7 @@ def test_jax_is_known():
 
 
 TASKS = """
-import os, sys, time
+import multiprocessing, os, signal, sys, time
 from pymc_kameleon.latent_gp.parallel_tasks import run_tasks
 
 def waits(path, advance):
@@ -218,18 +219,34 @@ def waits(path, advance):
     time.sleep(60.0)
 
 if __name__ == "__main__":
-    tasks = [(sys.argv[1],)] * 2
-    run_tasks(waits, tasks, cores=2, total=2, description="", progressbar=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.set_start_method(sys.argv[2])
+    tasks = [(sys.argv[1],)] * 3
+    try:
+        run_tasks(waits, tasks, cores=2, total=3, description="", progressbar=False)
+    except KeyboardInterrupt:
+        sys.exit(3)
 """
 
 
-def test_processes_of_tasks_end_with_a_parent_that_is_killed(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "sent", "status"),
+    [
+        ("fork", signal.SIGKILL, -signal.SIGKILL),
+        ("fork", signal.SIGINT, 3),
+        ("spawn", signal.SIGINT, 3),
+    ],
+)
+def test_processes_of_tasks_end_with_a_parent_that_is_killed_or_interrupted(
+    tmp_path, method, sent, status
+):
     script, path = tmp_path / "script.py", tmp_path / "processes"
     script.write_text(TASKS)
     path.touch()
-    with subprocess.Popen([sys.executable, script, path]) as run:
+    with subprocess.Popen([sys.executable, script, path, method]) as run:
         while run.poll() is None and len(path.read_text().split()) < 2:
             time.sleep(0.02)
-        run.kill()
+        run.send_signal(sent)
+        assert run.wait(20.0) == status
     begun = [int(line) for line in path.read_text().split()]
     assert len(begun) == 2 and all(map(models.has_ended, begun))

@@ -529,15 +529,15 @@ def test_the_bar_ends_where_the_evaluations_do(monkeypatch):
     shown = []
 
     @contextlib.contextmanager
-    def bar(total, is_shown):
-        yield lambda *numbers: shown.append(numbers)
+    def bar(*columns, **options):
+        yield lambda *numbers, error: shown.append(numbers)
 
-    monkeypatch.setattr(checked_exploration, "evaluation_bar", bar)
+    monkeypatch.setattr(checked_exploration, "counting_bar", bar)
     model, operation = of_function(lambda x: float(-0.5 * np.sum(x**2)))
     found = attributes(surrogate_posterior(model, n_evaluations=60, draws=20, **RUN))
     # Where there is a doubt, one more sees whether the density is random.
     made = operation.calls - (not found["believable"])
-    assert shown[0][2] == 60 and shown[-1][0] == shown[-1][2] == made == 59
+    assert shown[0][1] == 60 and shown[-1][0] == shown[-1][1] == made == 59
 
 
 def test_an_interrupt_before_anything_is_known_is_one():

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from pymc_kameleon._compat import evaluation_bar, pareto_k
+from pymc_kameleon._compat import pareto_k
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.approximate.exploration import Explorer
 from pymc_kameleon.approximate.predicted_error import (
@@ -16,6 +17,7 @@ from pymc_kameleon.approximate.predicted_error import (
 )
 from pymc_kameleon.evidence.estimates import Estimate, importance_sampling
 from pymc_kameleon.evidence.normaliser import N_DRAWN
+from pymc_kameleon.model.counting_bar import counting_bar
 from pymc_kameleon.steps.chain.report import failures
 from pymc_kameleon.steps.chain.surrogate_sampler import GROSS, NO_ESTIMATE
 from pymc_kameleon.surrogate.posterior_surrogate import surrogate_values
@@ -90,12 +92,20 @@ class CheckedExploration:
     ) -> bool:
         """Make the evaluations; return whether that was not interrupted."""
         explorer = self.explorer
-        with evaluation_bar(explorer.budget, progressbar) as show:
-            explorer.on_call = lambda: show(explorer.n_counted, self.error, explorer.budget)
+        columns = (
+            TextColumn("Evaluations {task.completed:.0f} of {task.total:.0f}"),
+            BarColumn(),
+            TextColumn("cautious error {task.fields[error]:.3f}"),
+            TimeRemainingColumn(),
+        )
+        with counting_bar(
+            *columns, total=explorer.budget, shown=progressbar, error=self.error
+        ) as show:
+            explorer.on_call = lambda: show(explorer.n_counted, explorer.budget, error=self.error)
             try:
                 with explorer.limited(self.most):
                     self._explore_and_check(rng, start)
-                show(explorer.n_counted, self.error, explorer.n_counted)
+                show(explorer.n_counted, explorer.n_counted, error=self.error)
             except KeyboardInterrupt:
                 if not explorer.knows_something and not explorer.knows_enough:
                     raise

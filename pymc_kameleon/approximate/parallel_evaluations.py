@@ -2,24 +2,16 @@
 
 import functools
 import multiprocessing
-import os
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.model.black_box import Calls, count
-from pymc_kameleon.model.guarded_call import (
-    GuardedCall,
-    ParallelCalls,
-    end_group,
-    end_with_parent,
-    sendable,
-)
+from pymc_kameleon.model.guarded_call import GuardedCall, ParallelCalls, sendable
 from pymc_kameleon.model.model_function import ModelFunction
+from pymc_kameleon.model.process_pool import ProcessPool
 from pymc_kameleon.store.stored_density import StoredDensity
 
 _density: ModelFunction | StoredDensity
@@ -51,8 +43,7 @@ class ParallelDensity:
     def __init__(self, density: ModelFunction | StoredDensity, cores: int, is_forked: bool):
         self._density, self.cores, self.is_forked = density, cores, is_forked
         self._known: dict[bytes, Evaluation] = {}
-        self._forks: ProcessPoolExecutor | None = None
-        self._workers: list[Any] = []
+        self._forks: ProcessPool | None = None
         self._calls: ParallelCalls | None = None
         self._asked: Any = None
 
@@ -85,7 +76,10 @@ class ParallelDensity:
 
     def _evaluations(self, points):
         if self.is_forked:
-            yield from self._forked().map(_evaluated_here, points)
+            if self._forks is None:
+                context = multiprocessing.get_context("fork")
+                self._forks = ProcessPool(self.cores, context, _begin, self._density)
+            yield from self._forks.map(_evaluated_here, points)
             return
         if self._calls is None:
             call = GuardedCall(functools.partial(_evaluated, self._density), ())
@@ -95,22 +89,6 @@ class ParallelDensity:
                 raise outcome
             yield outcome.returned
 
-    def _forked(self):
-        if self._forks is None:
-            others = multiprocessing.active_children()
-            self._forks = ProcessPoolExecutor(
-                self.cores,
-                mp_context=multiprocessing.get_context("fork"),
-                initializer=_begin,
-                initargs=(self._density,),
-            )
-            try:
-                self._forks.submit(int).result()
-            finally:
-                begun = multiprocessing.active_children()
-                self._workers = [process for process in begun if process not in others]
-        return self._forks
-
     def close(self) -> None:
         """End the processes, also those that are within a call."""
         if self._asked is not None:
@@ -118,11 +96,8 @@ class ParallelDensity:
         if self._calls is not None:
             self._calls.close()
         if self._forks is not None:
-            self._forks.shutdown(wait=False, cancel_futures=True)
-            for worker in self._workers:
-                end_group(worker.pid)
-                worker.kill()  # one that has not yet made a group of its own
-        self._forks, self._workers, self._calls, self._asked = None, [], None, None
+            self._forks.end()
+        self._forks, self._calls, self._asked = None, None, None
 
 
 # in a process -------------------------------------------------------------------------------------
@@ -130,9 +105,6 @@ class ParallelDensity:
 
 def _begin(density):
     global _density
-    os.setsid()  # with what the function waits for, and apart from Ctrl-C in a terminal
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks ends this one
-    end_with_parent()
     _density = density
 
 

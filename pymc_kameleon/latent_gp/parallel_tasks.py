@@ -2,18 +2,15 @@
 
 import itertools
 import multiprocessing
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import wait
 
 import cloudpickle
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-from pymc_kameleon.model.guarded_call import end_with_parent
-
-REFRESH = 0.2
-"""Seconds between two refreshes of the bar."""
+from pymc_kameleon.model.counting_bar import REFRESH, counting_bar
+from pymc_kameleon.model.process_pool import ProcessPool
 
 _counter = None
 """In a worker process: what it has done, shared with the one that shows it."""
@@ -40,17 +37,7 @@ def run_tasks(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    # Without auto-refresh there is no thread, which a forked process would not inherit.
-    with Progress(*columns, auto_refresh=False, disable=not progressbar) as progress:
-        bar, shown = progress.add_task(description, total=total), time.monotonic()
-
-        def show(completed):
-            nonlocal shown
-            is_due = completed == total or time.monotonic() - shown > REFRESH
-            if is_due:
-                shown = time.monotonic()
-            progress.update(bar, completed=completed, refresh=is_due)
-
+    with counting_bar(*columns, total=total, shown=progressbar, text=description) as show:
         if cores == 1 or len(tasks) == 1:
             done = itertools.count(1)
             with threadpool_limits(limits=1):
@@ -61,22 +48,19 @@ def run_tasks(
 def _in_processes(function, tasks, cores, show):
     context = multiprocessing.get_context()
     counter = context.Value("Q", 0)
-    with ProcessPoolExecutor(cores, context, _begin, (counter,)) as pool:
+    with ProcessPool(cores, context, _begin, counter) as pool:
         pending = [pool.submit(_call, cloudpickle.dumps((function, task))) for task in tasks]
         unfinished = set(pending)
         while unfinished:
             finished, unfinished = wait(unfinished, timeout=REFRESH)
             for future in finished:
-                if future.exception() is not None:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise future.exception()
+                future.result()  # an error is raised at once
             show(counter.value)
         return [cloudpickle.loads(future.result()) for future in pending]
 
 
 def _begin(counter):
     global _counter
-    end_with_parent()
     _counter = counter
 
 

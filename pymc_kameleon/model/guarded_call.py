@@ -3,7 +3,6 @@
 It imports no NumPy and no PyMC, since each process that calls a function imports it.
 """
 
-import multiprocessing
 import os
 import pickle
 import queue
@@ -25,9 +24,6 @@ BEGIN = (
     "import ast, sys; sys.path[:] = ast.literal_eval(sys.argv[1]); "
     "from pymc_kameleon.model.guarded_call import serve; serve()"
 )
-
-PATIENCE = 0.5
-"""Seconds between two looks whether the parent still runs."""
 
 
 class Outcome(NamedTuple):
@@ -206,7 +202,7 @@ def _kill(process):
 
 def end_group(pid: int) -> None:
     """End a process that leads a group, and the programs that it waits for."""
-    with suppress(ProcessLookupError):
+    with suppress(OSError):  # it has ended
         if hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)
         else:
@@ -279,27 +275,10 @@ def _read(requests, asked):
         try:
             asked.put(pickle.load(requests))
         except EOFError:
-            _end_here()
+            end_here()
 
 
-def end_with_parent() -> None:
-    """End this process of `multiprocessing` as soon as its parent has ended, however that did.
-
-    Programs that it waits for are ended too, if it leads a group of its own. A call that gives
-    Python no turn is ended where it returns.
-    """
-    threading.Thread(target=_watch_parent, daemon=True).start()
-
-
-def _watch_parent():
-    parent, pid = multiprocessing.parent_process(), os.getppid()
-    # Processes that were forked later hold the pipe that tells of the end of the parent.
-    while parent is not None and parent.is_alive() and os.getppid() == pid:
-        parent.join(PATIENCE)
-    _end_here()
-
-
-def _end_here():
+def end_here() -> None:
     """End this process, and its group if it leads one."""
     if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

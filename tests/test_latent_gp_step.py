@@ -37,7 +37,7 @@ from pymc_kameleon.latent_gp import laplace
 from pymc_kameleon.latent_gp.gaussian_approximations import (
     expectation_propagation_approximation,
 )
-from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
+from pymc_kameleon.latent_gp.hyperparameters.learning import pilot_at
 from pymc_kameleon.latent_gp.hyperparameters.target import JointTarget, log_joint
 from pymc_kameleon.latent_gp.quadrature import quadrature_moments
 from pymc_kameleon.steps import latent_gp as step_module
@@ -383,9 +383,9 @@ def test_failed_approximations_are_no_pilots(monkeypatch):
     """A chain without any goes on with what it has, and says so."""
     model = regression()
     step = LatentGPStep(model=model, compile_kwargs=UNCOMPILED)
-    monkeypatch.setattr(step_module, "approximate", lambda *_: None)
+    monkeypatch.setattr(step_module, "pilot_at", lambda *_: None)
     monkeypatch.setattr(
-        "pymc_kameleon.latent_gp.hyperparameters.learning.approximate", lambda *_: None
+        "pymc_kameleon.latent_gp.hyperparameters.learning.pilot_at", lambda *_: None
     )
     points, statistics, _ = run(step, model, 250, tune=200)
     told = [s["warning"].message for s in statistics if "warning" in s]
@@ -410,7 +410,7 @@ def test_pilots_of_logistic_regression_take_its_own_moments():
     x = np.array([0.5])
     joint.set_hyperparameters(x)
     exact = expectation_propagation_approximation(joint.prior().gaussian, joint.likelihood)
-    value = approximate(joint, x, "ep").log_density
+    value = pilot_at(joint, x, "ep").log_density
     np.testing.assert_allclose(value, exact.log_evidence + joint.log_prior(x), atol=1e-4)
 
 

@@ -21,7 +21,7 @@ from pymc_kameleon.latent_gp.gaussian.conditional import BlockConditional
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import covariance_times
 from pymc_kameleon.latent_gp.hyperparameters.joint_model import JointModel
-from pymc_kameleon.latent_gp.hyperparameters.learning import approximate
+from pymc_kameleon.latent_gp.hyperparameters.learning import pilot_at
 from pymc_kameleon.latent_gp.hyperparameters.site_function import constant_sites
 from pymc_kameleon.latent_gp.hyperparameters.target import (
     JointTarget,
@@ -377,7 +377,7 @@ def ends_and_fresh(name, n_sets, n_transitions):
         joint.refresh()
         joint.recompute()
         u = joint.function.prior.at.variable.to_function(v)
-        pilot = approximate(joint, middle, "laplace")
+        pilot = pilot_at(joint, middle, "laplace")
         sites = joint.flat_sites() if pilot is None else pilot.sites
         target = JointTarget(joint, constant_sites(sites, dim))
         point, chain = target.point(theta, u), new_chain(theta)

@@ -29,7 +29,7 @@ from pymc_kameleon.model.forks import refuse_in_fork
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
 from pymc_kameleon.steps.chain import kept_estimate
-from pymc_kameleon.steps.chain.life_cycle import Step, StoredIn, draw_statistics
+from pymc_kameleon.steps.chain.life_cycle import Step, draw_statistics, stored_at
 from pymc_kameleon.steps.chain.report import (
     Report,
     complaint_of_acceptance,
@@ -102,10 +102,12 @@ class MetropolisHastingsStep(Step):
 
     sampler_class = ChainSampler
 
-    chain, learner, stage = StoredIn("sampler"), StoredIn("sampler"), StoredIn("sampler")
-    transition, tune, draws = StoredIn("sampler"), StoredIn("sampler"), StoredIn("sampler")
-    evaluator, screening = StoredIn("sampler"), StoredIn("sampler")
-    rng, report, stored, ahead = (StoredIn("evaluator") for _ in range(4))
+    chain, learner = stored_at("sampler.chain"), stored_at("sampler.learner")
+    stage, screening = stored_at("sampler.stage"), stored_at("sampler.screening")
+    transition, tune = stored_at("sampler.transition"), stored_at("sampler.tune")
+    draws, evaluator = stored_at("sampler.draws"), stored_at("sampler.evaluator")
+    rng, report = stored_at("sampler.evaluator.rng"), stored_at("sampler.evaluator.report")
+    stored, ahead = stored_at("sampler.evaluator.stored"), stored_at("sampler.evaluator.ahead")
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import inspect
 from abc import abstractmethod
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -54,20 +55,11 @@ def all_or_nothing(changed):
         raise
 
 
-class StoredIn:
-    """`chain = StoredIn("sampler")` in a step means that `step.chain` is `step.sampler.chain`."""
-
-    def __init__(self, part: str):
-        self.part = part
-
-    def __set_name__(self, owner, name):
-        self.name = name
-
-    def __get__(self, step, owner=None):
-        return self if step is None else getattr(getattr(step, self.part), self.name)
-
-    def __set__(self, step, value):
-        setattr(getattr(step, self.part), self.name, value)
+def stored_at(path: str) -> Any:
+    """`chain = stored_at("sampler.chain")` in a class means that `x.chain` is `x.sampler.chain`."""
+    part, name = path.rsplit(".", 1)
+    owner = attrgetter(part)
+    return property(attrgetter(path), lambda x, value: setattr(owner(x), name, value))
 
 
 class Step(CalledByPyMC, ArrayStepShared):

@@ -103,23 +103,6 @@ def proposal():
     return normalised(-0.5 * (GRID - centre[:, None]) ** 2 / 0.8**2)[0]
 
 
-def two_stages(proposal, first, second):
-    """Acceptance of GP-MH: stage one with the surrogate `first[i, j]`, stage two with `second`.
-
-    Each is a function of start and end that returns (S(end), S(start)).
-    """
-
-    def acceptance(i, j):
-        alpha_1 = first_stage(*first(i, j), PRIOR[j] - PRIOR[i], proposal[j, i] - proposal[i, j])
-        return alpha_1 + second_stage(LIKELIHOOD[j], LIKELIHOOD[i], *second(i, j))
-
-    return matrix(acceptance)
-
-
-def fixed(values):
-    return lambda i, j: (values[j], values[i])
-
-
 def test_stationary_vector_of_plain_metropolis_hastings_is_the_target(proposal):
     acceptance = matrix(
         lambda i, j: log_probability(
@@ -136,30 +119,22 @@ def test_gp_mh_is_exact_for_a_fixed_surrogate(proposal, points):
         values = surrogate_on_grid(process_of(points))
     else:
         values = np.random.default_rng(1).normal(size=N_STATES)
-    acceptance = two_stages(proposal, fixed(values), fixed(values))
-    assert distance_to_target(proposal, acceptance) < EXACT
+
+    def acceptance(i, j):
+        ends = values[j], values[i]
+        alpha_1 = first_stage(*ends, PRIOR[j] - PRIOR[i], proposal[j, i] - proposal[i, j])
+        return alpha_1 + second_stage(LIKELIHOOD[j], LIKELIHOOD[i], *ends)
+
+    assert distance_to_target(proposal, matrix(acceptance)) < EXACT
 
 
-def test_gp_mh_never_accepts_more_than_one_stage(proposal):
-    values = surrogate_on_grid(process_of(KNOWN))
-    acceptance = two_stages(proposal, fixed(values), fixed(values))
-    difference = np.log(TARGET) - np.log(TARGET)[:, None] + proposal.T - proposal
-    assert np.all(acceptance <= np.minimum(0, difference) + 1e-12)
-
-
-@pytest.fixture(scope="module")
-def following():
-    """Surrogates on the grid whose prior mean is the log-likelihood of each state: rows."""
-    process, rows = process_of(KNOWN), []
-    for value in LIKELIHOOD:
+def test_a_mean_that_follows_is_exact_with_the_reverse_under_the_proposed_points_mean(proposal):
+    """Surrogates whose prior mean is the log-likelihood of each state: rows."""
+    process, following = process_of(KNOWN), np.empty((N_STATES, N_STATES))
+    for value, row in zip(LIKELIHOOD, following, strict=True):
         follow(process, value)
-        rows.append(surrogate_on_grid(process))
-    return np.array(rows)
+        row[:] = surrogate_on_grid(process)
 
-
-def test_a_mean_that_follows_is_exact_with_the_reverse_under_the_proposed_points_mean(
-    proposal, following
-):
     def acceptance(i, j):
         prior, moves = PRIOR[j] - PRIOR[i], proposal[j, i] - proposal[i, j]
         forward = first_stage(following[i, j], following[i, i], prior, moves)

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -81,6 +82,15 @@ def black_box(dim=2, noise=0.0, member=None, function=negative_half_square):
 
 def unpicklable_black_box():
     return black_box(member=threading.Lock())
+
+
+def run_python(code, *arguments, flags=(), **environment):
+    """A program in a process of its own, which finds the package and the tests."""
+    tests = os.path.dirname(os.path.abspath(__file__))
+    paths = [os.path.dirname(tests), tests, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+    command = [sys.executable, *flags, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def has_ended(process):
@@ -185,14 +195,6 @@ def mixed_discrete():
     return model
 
 
-def mixed_discrete_means():
-    """Posterior means of x and count in `mixed_discrete`."""
-    counts = np.arange(60)
-    weight = stats.poisson.pmf(counts, 4) * stats.norm.pdf(3, counts, np.sqrt(2))
-    weight /= weight.sum()
-    return {"x": weight @ (0.5 * (3 - counts)), "count": weight @ counts}
-
-
 @functools.cache
 def needle():
     """Nothing but the start has a positive density."""
@@ -244,11 +246,6 @@ def estimated_with_other(noise=0.5, entangled=False):
     return model, operation
 
 
-ESTIMATED_PRECISION = np.array([[3.0, -2.0], [-2.0, 3.0]])
-ESTIMATED_MEAN = np.linalg.solve(ESTIMATED_PRECISION, [1.7, -0.7])
-"""Posterior of (own, other) in `estimated_with_other`."""
-
-
 def always(transition):
     """An adaptation schedule that does not wait for a history."""
     return 1.0
@@ -273,28 +270,6 @@ class Shift(BlockedStep):
     def step(self, point):
         name = self.vars[0].name
         return {**point, name: np.asarray(point[name] + self.shift)}, [{}]
-
-
-class ExactOther(BlockedStep):
-    """Draws `other` from its exact conditional in `estimated_with_other`."""
-
-    name = "exact_other"
-    stats_dtypes_shapes = {}
-
-    def __init__(self, vars, *, model=None, rng=None, blocked=True):
-        model = pm.modelcontext(model)
-        self.vars = [model.rvs_to_values[v] for v in vars]
-        self.rng = np.random.default_rng(rng)
-
-    def set_rng(self, rng):
-        self.rng = rng
-
-    def setup_chain(self, rng, tune, draws):
-        self.rng = rng
-
-    def step(self, point):
-        mean = (2 * point["own"] - 0.7) / 3
-        return {**point, "other": np.asarray(self.rng.normal(mean, 3**-0.5))}, [{}]
 
 
 # driving a step -----------------------------------------------------------------------------------

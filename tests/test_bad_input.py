@@ -86,12 +86,9 @@ def test_estimates_that_there_are_not(make, model):
 
 KAMELEON = [
     ("bandwidth", 0, ValueError, "above 0"),
-    ("bandwidth", -1.0, ValueError, "above 0"),
-    ("bandwidth", float("nan"), ValueError, "above 0"),
     ("bandwidth", "mean", ValueError, "median"),
     ("bandwidth", None, TypeError, "above 0"),
     ("n_subsample", 1, ValueError, "at least 2"),
-    ("n_subsample", 0, ValueError, "at least 2"),
     ("n_subsample", 10.5, TypeError, "whole number"),
     ("gamma", -0.1, ValueError, "at least 0"),
     ("gamma", float("nan"), ValueError, "at least 0"),
@@ -102,7 +99,6 @@ KAMELEON = [
     ("kernel", "laplacian", ValueError, "gradient"),
     ("kernel", "laplacian", ValueError, "FastKameleonStep"),
     ("kernel", "triangular", ValueError, "sinc_squared"),
-    ("kernel", kernels.Matern(0.5), ValueError, "Matern(smoothness) above 1"),
     ("kernel", kernels.Matern(1.0), ValueError, "Matern(smoothness) above 1"),
     ("kernel", kernels.Laplacian, ValueError, "gradient"),
     (

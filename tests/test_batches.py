@@ -12,7 +12,7 @@ import models
 import numpy as np
 import pymc as pm
 import pytest
-from models import begin, has_ended, sample
+from models import begin, drive, has_ended, run, sample
 
 from pymc_kameleon import (
     EvaluationStore,
@@ -97,15 +97,8 @@ TUNE, DRAWS = 100, 50
 
 def driven(step, model):
     """Values of all variables, and statistics, of all draws."""
-    begin(step, seed=1, tune=TUNE)
-    point, values, statistics = model.initial_point(), [], []
-    for i in range(TUNE + DRAWS):
-        if i == TUNE:
-            step.stop_tuning()
-        point, [found] = step.step(point)
-        values.append(np.concatenate([np.ravel(v) for v in point.values()]))
-        statistics.append([found[name] for name in ("accept", "n_evals", "n_nonfinite")])
-    return np.array(values), np.array(statistics)
+    values, statistics, _ = run(step, model, TUNE + DRAWS, tune=TUNE, seed=1)
+    return values, [[s[k] for k in ("accept", "n_evals", "n_nonfinite")] for s in statistics]
 
 
 STEPS = {
@@ -151,13 +144,11 @@ def test_a_random_walk_looks_ahead_after_tuning(surrogate):
     with model:
         step = KameleonStep(steps_per_draw=3, surrogate=surrogate)
     begin(step, seed=1, tune=300)
-    point, n_evaluations = model.initial_point(), 0
-    for i in range(400):
-        if i == 300:
-            step.stop_tuning()
-            functions.sizes.clear()
-        point, [found] = step.step(point)
-        n_evaluations += (i >= 300) * found["n_evals"]
+    _, _, point = drive(step, model.initial_point(), 300, tune=-1)
+    step.stop_tuning()
+    functions.sizes.clear()
+    _, statistics, _ = drive(step, point, 100, tune=-1)
+    n_evaluations = sum(s["n_evals"] for s in statistics)
     assert len(functions.sizes) < 0.5 * 2 * n_evaluations  # of two functions
 
 
@@ -303,9 +294,7 @@ def test_a_store_has_what_was_asked_for(tmp_path):
         with model:
             step = SurrogateHMCStep()
         begin(step, seed=1, tune=200)
-        point = model.initial_point()
-        for _ in range(60):
-            point, _ = step.step(point)
+        drive(step, model.initial_point(), 60, tune=-1)
         with sqlite3.connect(store.path) as file:
             rows = file.execute("SELECT point, value FROM evaluations").fetchall()
         return rows, functions.sizes

@@ -272,11 +272,11 @@ def test_failures_are_stored_as_such(tmp_path):
         step = begin(SurrogateHMCStep(store=store), 1, tune=10, draws=1)
     step.step(model.initial_point())
     value = np.empty(3)
-    for a in (-1.0, -1.0, 1.5, 3.0, 3.0):
-        try:
-            step.stored.into(np.array([a]), value)
-        except OSError:
-            assert a == 3.0
+    for a in (-1.0, -1.0, 1.5):
+        step.stored.into(np.array([a]), value)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no disk"):
+            step.stored.into(np.array([3.0]), value)
     assert [a for a in calls if a in (-1.0, 3.0)] == [-1.0, 3.0, 3.0]
     rows = {float(one.point[0]): one for one in store.read(step.stored.model)}
     assert rows[-1.0].value == -np.inf and rows[-1.0].failure.endswith("no solution (3)")
@@ -506,36 +506,3 @@ def test_chains_in_processes(mp_ctx):
 
 
 # simulators as they are ---------------------------------------------------------------------------
-
-
-@pytest.mark.numerics
-def test_posterior_of_a_simulator_that_raises_hangs_and_returns_nan():
-    """One run in twenty raises, one in fifty hangs, one in twenty returns NaN, at random points.
-
-    Whether is decided by the point, so the posterior is a normal one without these points; they lie
-    in bands far narrower than a standard deviation, which leave mean and sd as they are.
-    """
-    rng = np.random.default_rng(1)
-    data = rng.normal(0.4, 1.0, size=20)
-
-    def fate(a):
-        return int(abs(a) * 1e4) % 100
-
-    @black_box(failures=ArithmeticError, timeout=0.2)
-    def mean(a):
-        if fate(a) < 5:
-            raise ArithmeticError("mesh")
-        if fate(a) < 7:
-            time.sleep(100.0)
-        return np.full(20, np.nan if fate(a) < 12 else a)
-
-    with pm.Model():
-        a = pm.Normal("a", 0.0, 10.0, initval=0.4555)
-        pm.Normal("y", mean(a), 1.0, observed=data)
-        idata = sample(KameleonStep(steps_per_draw=3), tune=100, draws=300)
-    draws = idata["posterior"]["a"].values.ravel()
-    assert all(fate(a) >= 12 for a in draws)
-    sd = 1 / np.sqrt(20.01)
-    # With 30 effective draws the bounds are more than five standard errors.
-    assert abs(draws.mean() - data.sum() / 20.01) < sd
-    assert 0.4 * sd < draws.std() < 1.8 * sd

@@ -3,9 +3,7 @@
 import ast
 import importlib.util
 import logging
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +13,7 @@ import numba
 import numpy as np
 import pytensor.tensor as pt
 import pytest
+from models import run_python
 from pytensor.compile.ops import FromFunctionOp
 
 MODULES = [
@@ -222,11 +221,7 @@ def test_a_chain_is_the_same(tmp_path):
         # What is compiled with counting is another machine code.
         cache = tmp_path / ("counted" if "_nrt" in gone else "not counted")
         cache.mkdir(exist_ok=True)
-        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": paths}
-        process = subprocess.run(
-            [sys.executable, "-c", CHAIN, *gone], env=environment, capture_output=True, text=True
-        )
+        process = run_python(CHAIN, *gone, NUMBA_CACHE_DIR=str(cache))
         assert process.returncode == 0, process.stderr[-2000:]
         lines = [line.split() for line in process.stdout.splitlines()]
         found = np.array([line[1:] for line in lines], float)

@@ -3,11 +3,10 @@
 import ast
 import importlib
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from models import run_python
 
 import pymc_kameleon
 from pymc_kameleon.steps.shared_parameters import ENTRIES, with_shared_parameters
@@ -81,12 +80,7 @@ def test_a_class_without_docstring_stays():
 @pytest.mark.documentation
 def test_import_without_docstrings():
     code = "import pymc_kameleon as p; assert p.KameleonStep.__doc__ is None"
-    result = subprocess.run(
-        [sys.executable, "-OO", "-c", code + "; print('imported')"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_python(code + "; print('imported')", flags=["-OO"])
     assert result.stdout == "imported\n", result.stderr
 
 

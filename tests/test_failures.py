@@ -8,7 +8,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from models import BlackBox, Shift, begin, black_box, drive, run
-from pytensor.compile import ops
+from pytensor.compile.ops import wrap_py
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -19,8 +19,6 @@ from pymc_kameleon import (
     dispersed_starts,
 )
 
-wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
-
 
 class SolverError(Exception):
     pass
@@ -30,7 +28,7 @@ def solver(lowest=0.7, highest=1.4):
     """A model of k whose black box raises outside of an interval."""
     calls = []
 
-    @wrap_python(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    @wrap_py(itypes=[pt.dscalar], otypes=[pt.dscalar])
     def log_likelihood(k):
         calls.append(float(k))
         if not lowest < k < highest:

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from models import drive
 
 from pymc_kameleon import FastKameleonStep, KameleonStep
 from pymc_kameleon.kernels import CustomKernel, Gaussian, Laplacian, Linear
@@ -97,19 +96,6 @@ def test_what_is_learnt_is_the_covariance_of_all_positions_since_the_middle_of_t
     found = np.tril(step.learner.covariance.scatter) / step.learner.covariance.weight[0]
     assert step.learner.covariance.weight[0] == len(kept)
     np.testing.assert_allclose(found, np.tril(expected), atol=1e-12)
-
-
-def test_nothing_is_learnt_after_tuning_unless_asked():
-    for adapts in (False, True):
-        step = FastKameleonStep(
-            model=Banana(0.1, dim=2).model(), n_features=30, adapt_after_tune=adapts, rng=3
-        )
-        _, _, point = drive(step, {"x": np.array([0.0, -9.0])}, 600, tune=-1)
-        step.stop_tuning()
-        weight, frequencies = step.learner.covariance.weight[0], step.learner.features.frequencies
-        drive(step, point, 900, tune=-1)
-        assert (step.learner.covariance.weight[0] > weight) == adapts
-        assert step.learner.features.frequencies is frequencies
 
 
 def test_rough_kernels_and_odd_numbers_are_named_in_a_warning():

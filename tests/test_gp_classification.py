@@ -88,51 +88,6 @@ def test_mean_is_the_marginal_likelihood(
     assert abs(standard_errors(values, exact_kernel(likelihood, amplitude))) < Z_BOUND
 
 
-@pytest.mark.sabotage
-def test_wrong_weights_would_be_seen():
-    """Mistakes in weights of as many draws move the mean by far more than the bound."""
-    one, amplitude, share, n = estimator("probit", "ep", prior_share=0.3), 1.0, 0.3, 200_000
-    truth = exact_kernel("probit", amplitude)
-    density, rng = one.approximate(LENGTHSCALES, amplitude), np.random.default_rng(3)
-    factor = density.prior.cholesky
-    precision = np.linalg.inv(factor).T @ density.factor @ density.factor.T @ np.linalg.inv(factor)
-    q = multivariate_normal(factor @ density.centre, np.linalg.inv(precision))
-    p, bare = (multivariate_normal(np.zeros(5), kernel(amplitude, ridge)) for ridge in (JITTER, 0))
-    bare_precision = precision - np.linalg.inv(p.cov) + np.linalg.inv(bare.cov)
-    bare_q = multivariate_normal(q.mean, np.linalg.inv(bare_precision))
-    is_prior = rng.random(n) < share
-    f = np.where(is_prior[:, None], p.rvs(n, random_state=rng), q.rvs(n, random_state=rng))
-    likelihood = np.exp(one.likelihood.elementwise(f).sum(axis=1))
-
-    def error(prior, approximation, share):
-        mixture = (1 - share) * approximation.pdf(f) + share * prior.pdf(f)
-        return abs(standard_errors(likelihood * p.pdf(f) / mixture, truth))
-
-    assert error(p, q, share) < Z_BOUND
-    assert error(p, q, 0.0) > 2 * Z_BOUND
-    assert error(p, bare_q, share) > 2 * Z_BOUND
-    no_ridge = likelihood * bare.pdf(f) / ((1 - share) * q.pdf(f) + share * p.pdf(f))
-    assert abs(standard_errors(no_ridge, truth)) > 2 * Z_BOUND
-
-
-def test_plain_weights_of_equal_inputs_have_no_variance():
-    """Four equal inputs with one label: prior^2 / q cannot be integrated; the mixture's can."""
-    inputs, labels = np.zeros((4, 1)), np.ones(4)
-    one = GPClassificationEstimator(inputs, labels, likelihood="probit", prior_share=0.02)
-    density = one.approximate(1.0, 1.0)
-    inner = density.factor @ density.factor.T
-    values, vectors = np.linalg.eigh(inner)
-    direction = density.prior.cholesky @ vectors[:, -1]
-    assert values[-1] > 2.0
-    assert np.all(direction > 0) or np.all(direction < 0)
-    # Far out along it a plain weight has no bound.
-    far = 12.0 * vectors[:, -1:] * np.sign(direction[0])
-    standardised = density.whiten(far)
-    assert density.log_ratio(far, standardised)[0] < -10.0
-    weights = np.exp([one.estimate(density, 1, np.random.default_rng(k)) for k in range(2000)])
-    assert weights.max() <= 1 / 0.02
-
-
 @pytest.mark.parametrize("likelihood, approximation", KINDS)
 def test_estimates_are_precise_on_glass(likelihood, approximation):
     inputs, labels = latent_data.glass()

@@ -145,21 +145,11 @@ def test_matern_is_one_at_zero_distance_and_falls(smoothness):
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize(
-    ("kernel", "other", "tolerance"),
-    [
-        (Matern(1.5), Matern(1.5 + 1e-9), {"rtol": 1e-6}),
-        (Matern(2.5), Matern(2.5 + 1e-9), {"rtol": 1e-6}),
-        (Matern(5000), Gaussian(), {"atol": 2e-3}),
-        (KERNELS["custom-njit"], KERNELS["custom-plain"], {"rtol": 1e-12}),
-    ],
-    ids=["matern 1.5", "matern 2.5", "gaussian", "compiled and plain"],
-)
-def test_two_forms_of_one_kernel_have_the_same_gradients(kernel, other, tolerance):
+def test_gradients_of_a_very_smooth_matern_are_those_of_a_gaussian():
     rng = np.random.default_rng(5)
     x, points = rng.normal(size=4), rng.normal(size=(4, 50))
-    found, expected = (gradients_of(k, x, points, 1.3) for k in (kernel, other))
-    np.testing.assert_allclose(found, expected, **tolerance)
+    found, expected = (gradients_of(k, x, points, 1.3) for k in (Matern(5000), Gaussian()))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_median_bandwidth_is_the_median_distance_of_distinct_points_over_root_two():

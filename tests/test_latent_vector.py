@@ -114,11 +114,6 @@ def known_walk():
     counted(pm.Normal("level", 0, 1) + x)
 
 
-def known_function():
-    """No hyperparameters: a function of a fixed covariance, and a level."""
-    counted(pm.Normal("level", 0, 1) + latent())
-
-
 MODELS = {
     m.__name__: m
     for m in (
@@ -130,7 +125,6 @@ MODELS = {
         noise_and_mean,
         classes,
         known_walk,
-        known_function,
     )
 }
 

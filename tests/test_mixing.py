@@ -149,14 +149,6 @@ def test_only_at_the_end_and_once(ends):
     assert step.draws.history is None
 
 
-def test_a_plain_call_that_mixes_says_nothing(caplog):
-    model, _, _ = models.normal(3)
-    with model:
-        step = AdaptiveMetropolisStep()
-    sample(step, model, draws=1000, chains=2, tune=600)
-    assert not [r for r in caplog.records if "of this chain have" in r.getMessage()]
-
-
 def test_angles_are_judged_by_cosine_and_sine():
     """An angle near pi goes on beyond it, and has one mode."""
     with pm.Model() as model:

@@ -1,7 +1,5 @@
 """A surrogate learnt from estimates: exact with the kept estimate, whatever it has learnt."""
 
-import functools
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -82,66 +80,6 @@ def test_the_extended_target_is_invariant(make):
 # calibration --------------------------------------------------------------------------------------
 
 N_GROUPS, SPREAD = 5, 0.5
-
-
-def estimate(theta, y, effects):
-    """Estimate the log-likelihood of y ~ N(theta + effect, SPREAD^2) from effects (n, groups)."""
-    terms = -0.5 * ((y - theta - effects) / SPREAD) ** 2 - np.log(SPREAD * np.sqrt(2.0 * np.pi))
-    return (np.logaddexp.reduce(terms, axis=0) - np.log(len(effects))).sum()
-
-
-def calibration_p_values(make, n=700, transitions=10, n_effects=4, is_kept=True):
-    """Simulation-based calibration: parameter, effects and data are drawn from the model.
-
-    An estimate from the true effects and fresh ones has the distribution of a kept one (Andrieu,
-    Doucet & Holenstein 2010), so frozen transitions from there leave the parameter a draw from its
-    posterior given these data, which is Gaussian.
-    """
-    rng = np.random.default_rng(5)
-
-    def drawn_estimate(theta, y, rng):
-        return estimate(theta, y, rng.standard_normal((n_effects, N_GROUPS)))
-
-    with pm.Model() as model:
-        y = pm.Data("y", np.linspace(-1.0, 1.0, N_GROUPS))
-        theta = pm.Normal("theta", 0.0, 1.0)
-        pm.Potential("p", estimated_loglikelihood(drawn_estimate, theta, y))
-        step = make()
-    run(step, model, 61, tune=60, seed=4)
-    chain, moved, standardized = step.chain, np.empty(n), np.empty(n)
-    precision = 1.0 + N_GROUPS / (1.0 + SPREAD**2)
-    for i in range(n):
-        effects, first = rng.standard_normal((n_effects, N_GROUPS)), rng.normal()
-        data = rng.normal(first + effects[0], SPREAD)
-        model["y"].set_value(data)
-        chain.position[:] = first
-        step.target.prior.into(chain.position, chain.value[:3])
-        chain.value[2] = estimate(first, data, effects)
-        step.sampler.position_changed()
-        for _ in range(transitions):
-            if not is_kept:
-                chain.value[2] = drawn_estimate(chain.position[0], data, rng)
-            step.sampler.advance(1)
-        moved[i] = chain.position[0]
-        mean = data.sum() / (1.0 + SPREAD**2) / precision
-        standardized[i] = (moved[i] - mean) * np.sqrt(precision)
-    assert chain.outcome[1] > n / 4
-    return [stats.kstest(found, stats.norm.cdf).pvalue for found in (moved, standardized)]
-
-
-@pytest.mark.slow
-@pytest.mark.numerics
-@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
-def test_calibration_with_estimates(make):
-    assert min(calibration_p_values(make)) > FALSE_ALARM
-
-
-@pytest.mark.slow
-@pytest.mark.numerics
-def test_calibration_sees_estimates_that_are_not_kept():
-    make = functools.partial(KameleonStep, pseudo_marginal=True)
-    found = calibration_p_values(make, n=2500, is_kept=False)
-    assert min(found) < FALSE_ALARM
 
 
 def _without_estimates(value):

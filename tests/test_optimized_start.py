@@ -11,11 +11,9 @@ from models import begin, drive, sample, values
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
-    FastKameleonStep,
     GPSurrogate,
     KameleonStep,
     MALAStep,
-    PCAKameleonStep,
     SurrogateHMCStep,
 )
 from pymc_kameleon.gp.typical_set import around_the_mode
@@ -24,11 +22,7 @@ from pymc_kameleon.targets import Banana, CorrelatedGaussian
 
 pytestmark = pytest.mark.numerics
 
-WALKS = [KameleonStep, FastKameleonStep, PCAKameleonStep, AdaptiveMetropolisStep]
-STEPS = [*WALKS, MALAStep]
-every_step = pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 each_way = pytest.mark.parametrize("make", [KameleonStep, MALAStep], ids=["values", "gradients"])
-every_walk = pytest.mark.parametrize("make", WALKS, ids=lambda make: make.__name__)
 
 SURROGATES = [None, GPSurrogate()]
 with_and_without = pytest.mark.parametrize("surrogate", SURROGATES, ids=["alone", "surrogate"])
@@ -67,15 +61,13 @@ def test_the_quadratic_of_a_gaussian_is_that_gaussian(dim):
 
 
 @with_and_without
-@every_walk
-def test_every_call_of_the_model_is_counted(make, surrogate):
+def test_every_call_of_the_model_is_counted(surrogate):
     model, operation = models.black_box()
-    step = make(model=model, start="optimize", surrogate=surrogate, steps_per_draw=5)
+    step = KameleonStep(model=model, start="optimize", surrogate=surrogate, steps_per_draw=5)
     begin(step, 1, tune=10)
-    before, point, n_evals = operation.calls, model.initial_point(), []
-    for _ in range(10):
-        point, statistics = step.step(point)
-        n_evals.append(statistics[0]["n_evals"])
+    before = operation.calls
+    _, statistics, _ = drive(step, model.initial_point(), 10, tune=-1)
+    n_evals = [s["n_evals"] for s in statistics]
     assert operation.calls - before == sum(n_evals)
     assert 10 < n_evals[0] <= 1 + 140 + 5 + 5
     assert max(n_evals[1:]) <= 5
@@ -253,29 +245,7 @@ def test_estimates_are_refused():
 # in PyMC ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @each_way
-def test_two_processes(make):
-    _, model = banana(2)
-    step = make(model=model, start="optimize", steps_per_draw=2)
-    options = {"chains": 2, "draws": 20, "tune": 20, "random_seed": 8}
-    together = sample(step, model, cores=2, **options)
-    one_by_one = sample(step, model, cores=1, **options)
-    draws = values(together, "x")
-    np.testing.assert_array_equal(draws, values(one_by_one, "x"))
-    assert not np.array_equal(draws[0], draws[1])
-
-
-def test_beside_another_step():
-    model = models.mixed_discrete()
-    with model:
-        own = AdaptiveMetropolisStep([model["x"]], start="optimize", steps_per_draw=5)
-        idata = sample([own, pm.Metropolis([model["count"]])], model, draws=3000, tune=300)
-    for name, mean in models.mixed_discrete_means().items():
-        models.assert_mean(values(idata, name), mean, name)
-
-
-@every_step
 def test_draws_are_right(make):
     model, mean, sd = models.normal(2)
     step = make(model=model, start="optimize", steps_per_draw=10)

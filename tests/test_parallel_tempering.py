@@ -53,7 +53,6 @@ def flat():
 
 
 MODELS = {
-    "banana": lambda: with_prior(symbolic_banana),
     "funnel": lambda: with_prior(symbolic_funnel),
     "two modes": lambda: with_prior(symbolic_two_modes),
     "improper": flat,
@@ -65,9 +64,7 @@ def frozen(model, **options):
     step = ParallelTemperingStep(
         model=model, rng=1, steps_per_draw=3, n_temperatures=4, disperse=False, **options
     )
-    point = model.initial_point()
-    for _ in range(500):
-        point, _ = step.step(point)
+    _, _, point = drive(step, model.initial_point(), 500, tune=-1)
     step.stop_tuning()
     return step, point
 
@@ -135,7 +132,7 @@ def bounded():
 
 
 MODELS["bounds"] = bounded
-HALF_WIDTHS = {"banana": 9.0, "funnel": 12.0, "two modes": 9.0, "improper": 25.0, "bounds": 14.0}
+HALF_WIDTHS = {"funnel": 12.0, "two modes": 9.0, "improper": 25.0, "bounds": 14.0}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -372,39 +369,19 @@ def test_log_evidence_of_a_regression():
     assert table["probability"].sum() == pytest.approx(1.0)
 
 
-def test_no_evidence_of_an_improper_prior_or_other_draws():
+def test_no_evidence_of_an_improper_prior():
     result = sampled(flat(), draws=20, tune=50)
     with pytest.raises(ValueError, match="improper"):
         evidence.log_evidence(result)
-    model, _ = conjugate(1.0)
-    with model:
-        other = pm.sample(
-            20, tune=20, step=pm.Metropolis(), chains=1, cores=1, progressbar=False, random_seed=1
-        )
-    with pytest.raises(ValueError, match="ParallelTemperingStep"):
-        evidence.log_evidence(other)
-
-
-def test_weights_of_two_modes():
-    """The share of the left mode is a half, within 5 standard errors by batches of 20."""
-    result = sampled(with_prior(symbolic_two_modes))
-    left = (result.posterior["x"].values[..., 0] < 0).reshape(100, -1).mean(axis=1)
-    t = (left.mean() - 0.5) / (left.std(ddof=1) / np.sqrt(len(left)))
-    assert abs(t) < 5.5, t  # 99 degrees of freedom: null probability 3e-7
 
 
 def squared(x):
     return x[0] ** 2 + 0.5 * x[1]
 
 
-def identical(x):
-    return x[0] + 0.5 * x[1]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("predictor", [identical, squared])
-def test_simulation_based_calibration(predictor):
-    """Of a conjugate model, and of one with two modes: ranks of the truth among the draws.
+def test_simulation_based_calibration():
+    """Of a model with two modes: ranks of the truth among the draws.
 
     2 x 120 uniform ranks among 20 draws that are 20 scans apart, and whether a draw is above zero
     where the truth is not: a chi-squared of 3 degrees of freedom and a z, null probability 1e-6.
@@ -412,14 +389,14 @@ def test_simulation_based_calibration(predictor):
     with pm.Model() as model:
         x = pm.Normal("x", 0.0, 1.0, shape=2)
         seen = pm.Data("seen", 0.0)
-        pm.Normal("y", predictor(x), 0.4, observed=seen)
+        pm.Normal("y", squared(x), 0.4, observed=seen)
     step, rng = ParallelTemperingStep(model=model, steps_per_draw=20), np.random.default_rng(21)
     start = model.initial_point()
     ranks, signs = [], []
     for _ in range(120):
         truth = rng.standard_normal(2)
         with model:
-            pm.set_data({"seen": rng.normal(predictor(truth), 0.4)})
+            pm.set_data({"seen": rng.normal(squared(truth), 0.4)})
         begin(step, tune=20, draws=20, seed=int(rng.integers(1 << 30)))
         kept, _, _ = drive(step, start, 40, tune=20)
         kept = kept[20:]
@@ -440,8 +417,7 @@ def test_others_of_the_hot_density_are_those_of_the_end_of_tuning():
         pm.Normal("y", x * k, 1.0, observed=3.0)
         step = ParallelTemperingStep([x], rng=1, disperse=False)
     point, terms = model.initial_point(), np.empty((2, 3))
-    for _ in range(20):
-        point, _ = step.step(point)
+    _, _, point = drive(step, point, 20, tune=-1)
     step.stop_tuning()
     for values, k in zip(terms, (point["k"], 4.0), strict=True):
         point, _ = step.step(point | {"k": np.asarray(k)})
@@ -488,14 +464,9 @@ def test_a_state_brings_its_number_of_temperatures():
     """The chain goes on as it would have, in a step that begins with another number."""
     model = with_prior(symbolic_banana)
     step, other = (ParallelTemperingStep(model=model, rng=r, disperse=False) for r in (1, 2))
-    point = model.initial_point()
-    for _ in range(60):
-        point, _ = step.step(point)
+    _, _, point = drive(step, model.initial_point(), 60, tune=-1)
     other.step(model.initial_point())
     assert len(other.learner.ladder.betas) != len(step.learner.ladder.betas)
     other.sampling_state = step.sampling_state
-    for _ in range(5):
-        expected, _ = step.step(point)
-        found, _ = other.step(point)
-        np.testing.assert_array_equal(found["x"], expected["x"])
-        point = expected
+    expected, found = (drive(s, point, 5, tune=-1)[0] for s in (step, other))
+    np.testing.assert_array_equal(found, expected)

@@ -9,8 +9,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from conftest import RANDOM_WALKS, STEPS, rows
-from models import begin, drive, sample, values
-from test_contract import PYMC_6, run_python
+from models import begin, drive, run_python, sample, values
+from test_contract import PYMC_6
 
 from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep
 from pymc_kameleon.diagnostics import efficiency_table

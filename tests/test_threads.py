@@ -7,7 +7,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile import ops
+from models import begin, drive, run
+from pytensor.compile.ops import wrap_py
 from scipy import linalg
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -31,8 +32,6 @@ from pymc_kameleon.pseudo_marginal import (
 )
 
 pytestmark = pytest.mark.numerics
-
-wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
 
 
 def blas_threads():
@@ -99,12 +98,7 @@ def test_steps_learn_on_one_thread(make, seen):
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("x", shape=2), observed=np.ones(2))
         step = make()
-    step.setup_chain(np.random.default_rng(1), 100, 1)
-    point = model.initial_point()
-    for _ in range(100):
-        point, _ = step.step(point)
-    step.stop_tuning()
-    step.step(point)
+    run(step, model, 101, tune=100, seed=1)
     assert seen and all(threads == {1} for threads in seen)
     assert blas_threads() == {2}
 
@@ -122,17 +116,14 @@ def test_large_functions_have_all_threads(cls, monkeypatch):
     monkeypatch.setattr(step, "_transitions", lambda: found.append(blas_threads()) or transitions())
     for largest in (1000, 10):
         monkeypatch.setattr(_threads, "SMALL", largest)
-        step.setup_chain(np.random.default_rng(1), 1, 1)
-        point, _ = step.step(model.initial_point())
-        step.stop_tuning()
-        step.step(point)
+        run(step, model, 2, tune=1, seed=1)
     assert found == [{1}] * 2 + [{2}] * 2
 
 
 def test_black_boxes_have_all_threads():
     found = []
 
-    @wrap_python(itypes=[pt.dvector], otypes=[pt.dscalar])
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
     def log_likelihood(x):
         found.append(blas_threads())
         return -0.5 * x @ x
@@ -140,11 +131,7 @@ def test_black_boxes_have_all_threads():
     with pm.Model() as model:
         pm.Potential("p", log_likelihood(pm.Normal("x", shape=2)))
         step = SurrogateHMCStep()
-    step.setup_chain(np.random.default_rng(1), 60, 1)
-    point = model.initial_point()
-    for _ in range(60):
-        point, _ = step.step(point)
-    step.stop_tuning()
+    run(step, model, 61, tune=60, seed=1)
     assert len(found) > 60 and all(threads == {2} for threads in found)
 
 
@@ -159,8 +146,7 @@ def test_a_black_box_of_the_package_takes_one_thread(monkeypatch):
         labels = inputs[:, 0] > 0.5
         pm.Potential("y", gp_classification_loglikelihood(inputs, labels, scale))
         step = KameleonStep(pseudo_marginal=True)
-    step.setup_chain(np.random.default_rng(1), 2, 1)
-    step.step(model.initial_point())
+    drive(begin(step, 1, tune=2), model.initial_point(), 1, tune=2)
     assert found and all(threads == {1} for threads in found)
     assert blas_threads() == {2}
 

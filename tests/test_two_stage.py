@@ -7,7 +7,7 @@ import models
 import numpy as np
 import pymc as pm
 import pytest
-from models import sample, values
+from models import drive, sample, values
 from scipy import stats
 from surrogates import TARGET, banana_with_likelihood, fitted, learn_all, log_likelihood
 
@@ -75,8 +75,7 @@ def test_gp_mala_is_invariant_with_a_frozen_surrogate():
         rng=rng,
     )
     point = {"x": TARGET.draw(1, rng)[0]}
-    for _ in range(10):
-        point, _ = step.step(point)
+    point, _ = driven(step, 10, point)
     step.stop_tuning()
     assert step.stage.is_open[0]
     _, statistics = driven(step, 10, point)
@@ -95,8 +94,7 @@ def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
     rng = np.random.default_rng(43)
     step = MALAStep(model=banana_with_likelihood(prior_sd=3.0), surrogate=GPSurrogate(), rng=rng)
     point = {"x": TARGET.draw(1, rng)[0]}
-    for _ in range(400):
-        point, _ = step.step(point)
+    driven(step, 400, point)
     stage, chain = step.screening.stage_for_loop(step.stage, step.chain, False, False), step.chain
     for start in TARGET.draw(10, rng):
         passed, densities = [], []
@@ -117,10 +115,7 @@ def test_the_first_stage_of_gp_mala_is_that_of_both_ends():
 
 
 def driven(step, n, point):
-    statistics = []
-    for _ in range(n):
-        point, (found,) = step.step(point)
-        statistics.append(found)
+    _, statistics, point = drive(step, point, n, tune=-1)
     return point, statistics
 
 
@@ -144,12 +139,7 @@ def test_evaluations_are_saved_and_the_posterior_is_the_same(make):
     for step in (plain, asked):
         point, _ = driven(step, 300, model.initial_point())
         step.stop_tuning()
-        draws, statistics = np.empty((1500, 3)), []
-        for i in range(1500):
-            point, (found,) = step.step(point)
-            draws[i] = point["beta"]
-            statistics.append(found)
-        results.append((draws, statistics))
+        results.append(drive(step, point, 1500, tune=-1)[:2])
     (expected, _), (found, statistics) = results
     n_evals = sum(s["n_evals"] for s in statistics)
     accepted = 10 * sum(s["accepted"] for s in statistics)
@@ -264,12 +254,9 @@ def test_state_goes_on_where_it_was(make, tune):
     )
     point, _ = driven(one, tune, model.initial_point())
     other.sampling_state = pickle.loads(pickle.dumps(one.sampling_state))
-    again = {"beta": point["beta"].copy()}
-    for _ in range(60):
-        point, (expected,) = one.step(point)
-        again, (found,) = other.step(again)
-        np.testing.assert_array_equal(again["beta"], point["beta"])
-        assert found["n_points"] == expected["n_points"]
+    expected, found = (drive(step, point, 60, tune=-1)[:2] for step in (one, other))
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert [s["n_points"] for s in found[1]] == [s["n_points"] for s in expected[1]]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from models import COUNTS
-from pytensor.compile import ops
+from pytensor.compile.ops import wrap_py
 
 from pymc_kameleon import (
     AdaptiveMetropolisStep,
@@ -25,8 +25,6 @@ from pymc_kameleon import (
 
 pytestmark = pytest.mark.numerics
 
-wrap_python = getattr(ops, "wrap_py", None) or ops.as_op
-
 TIMES = np.linspace(0, 5, 25)
 NOISE = np.random.default_rng(1).normal(size=60)
 RTOL = 1e-6
@@ -35,7 +33,7 @@ RTOL = 1e-6
 def decay(unit):
     """An exponential decay by a black box."""
 
-    @wrap_python(itypes=[pt.dvector], otypes=[pt.dvector])
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dvector])
     def curve(p):
         height, rate, floor = p / unit
         return height * np.exp(-rate * TIMES) + floor

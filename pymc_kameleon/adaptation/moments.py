@@ -60,7 +60,7 @@ class MomentsLearner(Learner):
         self.coordinate_share = coordinate_share
         self.start_factor = None
         self.options = {
-            "scaling": self.chosen_scaling,
+            called: self.chosen_scaling,
             "learn_scaling": self.learns_scaling,
             "covariance": covariance if isinstance(covariance, str) else _digest(covariance),
             "initial_covariance": _digest(initial_covariance),

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -43,6 +43,9 @@ __all__ = ["black_box"]
 _log = logging.getLogger("pymc.kameleon")
 _numbers = itertools.count()
 
+Request = tuple[tuple[np.ndarray, ...], tuple[str, ...]]
+"""Values of a call, and the names of the last of them."""
+
 VECTORIZED = 8
 """Points that a chain asks a vectorized function for at once, some of them in vain."""
 
@@ -59,6 +62,7 @@ def black_box(
     name: str | None = None,
     cores: int = 1,
     vectorized: bool = False,
+    each: str | Sequence[str] = (),
 ) -> Any:
     """Make a Python function a term of PyMC models, called with their variables.
 
@@ -69,7 +73,7 @@ def black_box(
         with, and returns one number, a log-likelihood for ``pymc.Potential``, or an array of
         numbers, a curve for an ordinary likelihood of PyMC. A list, an int or a float32 will do.
         One of ``numba.njit`` that returns a number or an array is called by compiled transitions,
-        with none of the options `failures`, `timeout`, `store`, `cores` and `vectorized`.
+        with none of the options `failures`, `timeout`, `store`, `cores`, `vectorized` and `each`.
     failures : exception class or several
         What the function raises where it cannot run. There the posterior is 0: such points are
         rejected, and counted, and a warning says how many and where the first was. Other exceptions
@@ -91,6 +95,12 @@ def black_box(
         `surrogate_posterior` and, after tuning, the random walks ask for several points at once:
         those that are known beforehand, and those where a chain will probably go. Draws are the
         same as with one.
+    each : str or several, optional
+        Names of arguments that have one row for each group, as parameters of persons and their
+        data. The function is written for one group, and called once for each: with its rows, and
+        with the other arguments as they are. What it returns gets the groups as first axis. With
+        `cores` or `vectorized` the groups of an evaluation are called at once, and chains ask for
+        one point at a time.
     vectorized : bool
         The function takes several points at once: every argument, data too, gets one more axis, the
         first one, of as many points, and so has what it returns. It runs where the chain runs. An
@@ -129,6 +139,11 @@ def black_box(
     ...     absorption, elimination = pm.LogNormal("absorption"), pm.LogNormal("elimination")
     ...     pm.Normal("measured", curve(absorption, elimination), 0.3, observed=measured)
     ...     idata = pm.sample(step=SurrogateHMCStep())
+
+    >>> log_likelihood = black_box(of_one_person, each=["theta", "y"], cores=4)
+    >>> with pm.Model():
+    ...     theta, sd = pm.Normal("theta", 0, 1, shape=(12, 2)), pm.HalfNormal("sd")
+    ...     pm.Potential("likelihood", log_likelihood(theta, y, sd))  # 12 numbers, one a person
     """
     make = functools.partial(
         BlackBox,
@@ -139,6 +154,7 @@ def black_box(
         name=name,
         cores=cores,
         vectorized=vectorized,
+        each=each,
     )
     return make if function is None else make(function)
 
@@ -156,6 +172,7 @@ class BlackBox:
         name=None,
         cores=1,
         vectorized=False,
+        each=(),
     ):
         if not callable(function):
             raise TypeError(f"function={function!r}: pass a Python function.")
@@ -171,8 +188,11 @@ class BlackBox:
                 f"cores={cores} with vectorized=True: such a function takes all points in one "
                 "call. Leave one of both out."
             )
-        self.vectorized = bool(vectorized)
+        self.each = _checked_each(each, function, store)
+        self.vectorized, self.calls_at_once = bool(vectorized), bool(vectorized) or cores > 1
         self.n_at_once = VECTORIZED if vectorized else cores
+        if self.each:
+            self.n_at_once = 1
         self.function, self.store = function, store
         named = function
         while isinstance(named, functools.partial):
@@ -191,9 +211,9 @@ class BlackBox:
         self._known: dict[tuple, tuple[Outcome | Exception, float]] = {}
         self.asked: list | None = None
         self.may_fail = bool(self.failures) or timeout is not None
-        needs_python = self.may_fail or store is not None or self.n_at_once > 1
+        needs_python = self.may_fail or store is not None or self.calls_at_once or self.each
         self._is_for_numba = BY_ADDRESS and is_jitted(function) and not needs_python
-        self._options = failures, timeout, store, shape, name, cores, vectorized
+        self._options = failures, timeout, store, shape, name, cores, vectorized, self.each
         self._name_in_store = f"{named.__module__}.{named.__qualname__}" if name is None else name
 
     def __repr__(self):
@@ -225,11 +245,15 @@ class BlackBox:
     def __call__(self, *arguments, **named):
         arguments, named = self._in_order(arguments, named)
         given = [*arguments, *named.values()]
+        names = tuple(named)
         if not any(map(_holds_variables, given)):
-            outcome = self.outcome([np.asarray(value) for value in given], tuple(named))
-            if outcome.failed is not None:
-                raise RuntimeError(f"{self.name} failed: {outcome.failed}")
-            return self._numbers(outcome.returned)
+            values = [np.asarray(value) for value in given]
+            found = []
+            for outcome in self.outcomes(self.requests(values, names)):
+                if outcome.failed is not None:
+                    raise RuntimeError(f"{self.name} failed: {outcome.failed}")
+                found.append(self._numbers(outcome.returned))
+            return np.array(found) if self.each else found[0]
         inputs = [self._tensor(value, i) for i, value in enumerate(given)]
         kind = None
         if self._is_for_numba and not named:
@@ -239,11 +263,15 @@ class BlackBox:
                 _log.info("Numba cannot compile %s, which runs in Python: %s", self.name, error)
                 return type(self)(self.function.py_func, *self._options)(*arguments)
         if self.shape is None:
-            found = self._value_at_start(inputs, tuple(named))
+            found = self._value_at_start(inputs, names)
         else:
             found = np.ones(self.shape)
-        make = CompiledSimulator if kind is not None and _fits(kind, found.shape) else Simulator
-        operation = make(self, tuple(named), found.shape, found)
+        make: type[Simulator] = Simulator
+        if self.each:
+            make, found = GroupSimulator, np.repeat(found[None], self._n_groups(inputs, names), 0)
+        elif kind is not None and _fits(kind, found.shape):
+            make = CompiledSimulator
+        operation = make(self, names, found.shape, found)
         if self.store is not None:
             operation = self.store.wrap(operation, self._name_in_store)
         outputs = operation(*inputs)
@@ -259,6 +287,53 @@ class BlackBox:
             label, count = f"{self.name}_ran_{count}", count + 1
         pm.Potential(label, log_ran)
         return value
+
+    def requests(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> list[Request]:
+        """Return the values and names of each call at these `values`: one, or one a group."""
+        if not self.each:
+            return [(tuple(values), names)]
+        has_rows = self._has_rows(len(values), names)
+        rows = range(self._n_groups(values, names))
+        return [
+            (tuple(v[i] if has else v for v, has in zip(values, has_rows, strict=True)), names)
+            for i in rows
+        ]
+
+    def outcomes(self, requests: list[Request]) -> Iterator[Outcome]:
+        """Yield what the calls of `requests` come to; they are made at once where that can be."""
+        if len(requests) > 1 and self.calls_at_once:
+            self.evaluate_ahead(requests)
+        for values, names in requests:
+            yield self.outcome(values, names)
+
+    def _has_rows(self, n, names):
+        """Whether each of `n` arguments, the last by `names`, has a row for each group."""
+        return [label in self.each for label in self._labels(n, names)]
+
+    def _n_groups(self, values, names):
+        """Count the groups; `values` are arrays or variables, whose shape may not be known."""
+        labels = self._labels(len(values), names)
+        rows = {k: v for k, v in zip(labels, values, strict=True) if k in self.each}
+        for label, value in rows.items():
+            if value.ndim == 0:
+                raise ValueError(
+                    f"{label} of {self.name} is a number: with each={list(self.each)} give it a "
+                    "first axis, with one row for each group."
+                )
+        if any(isinstance(value, Variable) for value in rows.values()):
+            known = {k: getattr(v, "type", v).shape[0] for k, v in rows.items()}
+            if None in known.values():
+                values = _values_at_start(pm.modelcontext(None), list(rows.values()))
+                known = {k: len(v) for k, v in zip(rows, values, strict=True)}
+        else:
+            known = {k: len(v) for k, v in rows.items()}
+        if len(set(known.values())) != 1:
+            shown = ", ".join(f"{label} {size}" for label, size in known.items())
+            raise ValueError(
+                f"{self.name} has rows for another number of groups in one argument than in "
+                f"another: {shown}. Give as many to each."
+            )
+        return next(iter(known.values()))
 
     def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> Outcome:
         """Call the function with copies of `values`, the last of them by `names`; count it.
@@ -291,12 +366,12 @@ class BlackBox:
         """Forget what was evaluated ahead and not asked for."""
         self._known.clear()
 
-    def taken_asked(self) -> list[tuple[tuple[np.ndarray, ...], tuple[str, ...]]]:
+    def taken_asked(self) -> list[Request]:
         """Return what was `asked` for, values and names as `outcome` takes them; ask no more."""
         asked, self.asked = self.asked or [], None
         return asked
 
-    def evaluate_ahead(self, asked: list[tuple[tuple[np.ndarray, ...], tuple[str, ...]]]) -> None:
+    def evaluate_ahead(self, asked: list[Request]) -> None:
         """Call the function at once for all that was `asked` for."""
         begin, new = time.perf_counter(), {_key(*request): request for request in asked}
         by_names: dict = {}
@@ -347,15 +422,19 @@ class BlackBox:
 
     def described(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> str:
         """Values of the arguments, by the function's own names for them."""
-        n = len(values) - len(names)
+        labels = self._labels(len(values), names)
+        shown = [np.array2string(np.asarray(value), precision=6, threshold=10) for value in values]
+        return ", ".join(f"{label} = {text}" for label, text in zip(labels, shown, strict=True))
+
+    def _labels(self, n, names):
+        """Names of `n` arguments: the function's own, and for the last ones `names`."""
+        n -= len(names)
         try:
-            bound = inspect.signature(self.function).bind(*values[:n]).arguments
+            bound = inspect.signature(self.function).bind_partial(*range(n)).arguments
             first = [name for name, value in bound.items() if not isinstance(value, tuple)]
         except (TypeError, ValueError):
             first = []
-        labels = [*(first if len(first) == n else [f"argument {i + 1}" for i in range(n)]), *names]
-        shown = [np.array2string(np.asarray(value), precision=6, threshold=10) for value in values]
-        return ", ".join(f"{label} = {text}" for label, text in zip(labels, shown, strict=True))
+        return [*(first if len(first) == n else [f"argument {i + 1}" for i in range(n)]), *names]
 
     def _in_order(self, arguments, named):
         """Return the arguments in the order of the function, whichever way they were given."""
@@ -399,6 +478,7 @@ class BlackBox:
                 "called beforehand: give the shape of what it returns, black_box(shape=()) for one "
                 "number."
             ) from error
+        values, names = self.requests(values, names)[0]
         where = f"at the starting point of the model, {self.described(values, names)}"
         advice = (
             "Take other starting points, as in pm.Normal(..., initval=...), or give the shape of "
@@ -487,6 +567,40 @@ class Simulator(Op):
         return False
 
 
+class GroupSimulator(Simulator):
+    """The same of a function that is called for `each` group, the first axis of what it returns."""
+
+    def make_node(self, *inputs):
+        types = [_float_tensor(self.shape)]
+        if self.black_box.may_fail and len(self.shape) > 1:
+            types.append(_float_tensor(self.shape[:1]))
+        return Apply(self, list(inputs), [type_() for type_ in types])
+
+    def perform(self, node, inputs, outputs):
+        """Call the function for each group; one that fails has -inf, or its last finite curve."""
+        black_box, n_groups = self.black_box, self.shape[0]
+        requests = black_box.requests(inputs, self.names)
+        if len(requests) != n_groups:
+            raise ValueError(
+                f"{black_box.name} has rows for {len(requests)} groups, and had {n_groups} when "
+                "the model was made: make the model anew."
+            )
+        value, log_ran = self.last.copy(), np.zeros(n_groups)
+        for i, outcome in enumerate(black_box.outcomes(requests)):
+            if outcome.failed is None:
+                kind = _float_tensor(self.shape[1:])
+                value[i] = converted(outcome.returned, kind, black_box.name)
+            else:
+                log_ran[i] = -np.inf
+                if len(self.shape) == 1:
+                    value[i] = -np.inf
+        outputs[0][0] = value
+        if len(outputs) > 1:
+            outputs[1][0] = log_ran
+            is_finite = np.isfinite(value).reshape(n_groups, -1).all(axis=1)
+            self.last[is_finite] = value[is_finite]
+
+
 class CompiledSimulator(Simulator):
     """The same of a function that Numba compiles: compiled transitions call it too."""
 
@@ -570,6 +684,29 @@ def _exceptions(failures):
             "ArithmeticError)."
         )
     return tuple(classes)
+
+
+def _checked_each(each, function, store):
+    """Names of arguments that have a row for each group."""
+    names = (each,) if isinstance(each, str) else tuple(each)
+    if not names:
+        return ()
+    try:
+        known = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        known = []
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"each={list(names)}: the function has no argument {name}; name some of "
+                f"{', '.join(known) or 'a Python function that names its arguments'}."
+            )
+    if store is not None:
+        raise ValueError(
+            "store= with each=: a store keeps functions of one number, and this one returns a "
+            "number for each group. Give the store to the step, KameleonStep(store=...)."
+        )
+    return names
 
 
 def _checked_shape(shape, store):

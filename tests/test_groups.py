@@ -135,7 +135,7 @@ def test_data_give_the_number_of_groups():
 
 
 REFUSED = [
-    (lambda: black_box(of_one, each="thet"), "no argument thet; name some of theta, y, sd"),
+    (lambda: black_box(of_one, each="rows"), "no argument rows; name some of theta, y, sd"),
     (lambda: black_box(of_one, each="y", store=EvaluationStore()), "KameleonStep\\(store=...\\)"),
     (lambda: black_box(of_one, each=["theta", "sd"])(THETA, Y[0], 1.0), "sd of of_one is a number"),
     (lambda: model_of(black_box(of_one, each=["theta", "y"]), (4, 2)), "theta 4, y 3"),

@@ -44,7 +44,14 @@ from pymc.step_methods.compound import CompoundStep
 from scipy import stats
 from test_kernels import KERNELS as OWN
 
-from pymc_kameleon import AdaptiveMetropolisStep, KameleonStep, kernels, register, unregister
+from pymc_kameleon import (
+    AdaptiveMetropolisStep,
+    KameleonStep,
+    MALAStep,
+    kernels,
+    register,
+    unregister,
+)
 from pymc_kameleon.mcmc.chain import N_TERMS
 
 PYMC_6 = int(pm.__version__.split(".")[0]) >= 6
@@ -395,7 +402,8 @@ def test_adapt_after_tune_goes_on(make_random_walk):
     model, _, _ = models.normal(2)
     step = built(make_random_walk, model, adapt_after_tune=True)
     _, statistics, _ = run(step, model, 600, tune=300)
-    assert len({s["scaling"] for s in statistics[300:]}) > 1
+    learnt = "step_size" if make_random_walk.func is MALAStep else "scaling"
+    assert len({s[learnt] for s in statistics[300:]}) > 1
 
 
 @pytest.mark.numerics
@@ -466,8 +474,8 @@ def test_statistics_are_as_declared(every_case):
     for draw in ours_of(statistics):
         assert set(draw) - {"warning"} == set(declared)
         for name, (dtype, shape) in declared.items():
-            assert np.asarray(draw[name]).dtype == np.float64, name
-            assert dtype is (object if shape else np.float64)
+            assert np.asarray(draw[name]).dtype == (np.float64 if shape else dtype), name
+            assert dtype is (object if shape else bool if name == "diverging" else np.float64)
             assert np.shape(draw[name]) == tuple(shape)
             assert np.all(np.isfinite(draw[name])) or name in MAY_BE_NAN, name
         for name in {"accept", "accepted"} & set(draw):
@@ -688,7 +696,8 @@ def test_stuck_chain_says_so_once(kind, monkeypatch, caplog):
 def test_acceptance_far_from_target_says_so_once(name):
     """The moves are tiny: chains stay where the initial values are."""
     model, _, _ = models.normal(2)
-    options = {"scaling": 1e-12, "learn_scaling": False, "steps_per_draw": 10}
+    (scaling,) = STEPS[name].different[-1]
+    options = {scaling: 1e-12, "learn_scaling": False, "steps_per_draw": 10}
     step = STEPS[name].make(model=model, **options, **STEPS[name].tiny)
     (told,) = messages(run(step, model, 900, tune=400)[1])
     assert "acceptance" in told.message and f"{step.target_accept:.3f}" in told.message

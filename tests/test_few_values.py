@@ -172,7 +172,7 @@ def test_two_moons(seed, quick_fits):
     model = within(moons)
     draws, statistics, _ = run(SurrogateHMCStep(model=model), model, 160, tune=80, seed=seed)
     assert min(moons(t) for t in natural(draws[80:])) > -14.0
-    assert np.isfinite([s["scaling"] for s in statistics]).all()
+    assert np.isfinite([s["step_size"] for s in statistics]).all()
 
 
 def test_an_impossible_start_is_learnt_as_impossible():

@@ -253,7 +253,7 @@ class ModelFunction:
                 level,
                 "The log density holds %s, which runs in Python, and so do transitions. To compile "
                 "them, give black_box a function of @numba.njit, and none of its options failures, "
-                "timeout, store, cores and vectorized.",
+                "timeout, store, cores, vectorized and each.",
                 ", ".join(sorted(foreign)),
             )
             return None

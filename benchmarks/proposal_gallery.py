@@ -123,7 +123,7 @@ def run(arguments):
                     "target": target_name,
                     "step": step_name,
                     "bandwidth": scene.bandwidth,
-                    "scaling": step.untaught.chosen_scaling,
+                    "scaling": step.sampler.template.chosen_scaling,
                     "sd of moves": scene.size,
                 }
             )

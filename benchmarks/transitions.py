@@ -115,7 +115,8 @@ def tuned(row: Row) -> DrivenStep:
     subsamples = SIZES.get(row.sampler) == "n_subsample"
     if subsamples:
         # The subsample comes from the later half of the chain, at counts that grow by a factor.
-        transitions = max(transitions, math.ceil(2.1 * driven.step.sampler.template.growth * row.size))
+        growth = driven.step.sampler.template.growth
+        transitions = max(transitions, math.ceil(2.1 * growth * row.size))
     driven.tune(math.ceil(transitions / row.steps_per_draw))
     found = driven.step.learner.learnt.points.shape[1] if subsamples else row.size
     if found != row.size:

@@ -266,12 +266,14 @@ class BlackBox:
             found = self._value_at_start(inputs, names)
         else:
             found = np.ones(self.shape)
-        make: type[Simulator] = Simulator
         if self.each:
-            make, found = GroupSimulator, np.repeat(found[None], self._n_groups(inputs, names), 0)
+            found = np.repeat(found[None], self._n_groups(inputs, names), 0)
+            has_rows = self._has_rows(len(inputs), names)
+            operation: Simulator = GroupSimulator(self, names, found.shape, found, has_rows)
         elif kind is not None and _fits(kind, found.shape):
-            make = CompiledSimulator
-        operation = make(self, names, found.shape, found)
+            operation = CompiledSimulator(self, names, found.shape, found)
+        else:
+            operation = Simulator(self, names, found.shape, found)
         if self.store is not None:
             operation = self.store.wrap(operation, self._name_in_store)
         outputs = operation(*inputs)
@@ -292,12 +294,8 @@ class BlackBox:
         """Return the values and names of each call at these `values`: one, or one a group."""
         if not self.each:
             return [(tuple(values), names)]
-        has_rows = self._has_rows(len(values), names)
-        rows = range(self._n_groups(values, names))
-        return [
-            (tuple(v[i] if has else v for v, has in zip(values, has_rows, strict=True)), names)
-            for i in rows
-        ]
+        n_groups = self._n_groups(values, names)
+        return _of_groups(values, names, self._has_rows(len(values), names), n_groups)
 
     def outcomes(self, requests: list[Request]) -> Iterator[Outcome]:
         """Yield what the calls of `requests` come to; they are made at once where that can be."""
@@ -320,13 +318,10 @@ class BlackBox:
                     f"{label} of {self.name} is a number: with each={list(self.each)} give it a "
                     "first axis, with one row for each group."
                 )
-        if any(isinstance(value, Variable) for value in rows.values()):
-            known = {k: getattr(v, "type", v).shape[0] for k, v in rows.items()}
-            if None in known.values():
-                values = _values_at_start(pm.modelcontext(None), list(rows.values()))
-                known = {k: len(v) for k, v in zip(rows, values, strict=True)}
-        else:
-            known = {k: len(v) for k, v in rows.items()}
+        known = {label: getattr(value, "type", value).shape[0] for label, value in rows.items()}
+        if None in known.values():
+            values = _values_at_start(pm.modelcontext(None), list(rows.values()))
+            known = {label: len(value) for label, value in zip(rows, values, strict=True)}
         if len(set(known.values())) != 1:
             shown = ", ".join(f"{label} {size}" for label, size in known.items())
             raise ValueError(
@@ -568,7 +563,14 @@ class Simulator(Op):
 
 
 class GroupSimulator(Simulator):
-    """The same of a function that is called for `each` group, the first axis of what it returns."""
+    """The same of a function that is called for `each` group, the first axis of what it returns.
+
+    `has_rows` says which inputs have a row for each.
+    """
+
+    def __init__(self, black_box, names, shape, last, has_rows: list[bool]):
+        super().__init__(black_box, names, shape, last)
+        self.has_rows = has_rows
 
     def make_node(self, *inputs):
         types = [_float_tensor(self.shape)]
@@ -579,12 +581,13 @@ class GroupSimulator(Simulator):
     def perform(self, node, inputs, outputs):
         """Call the function for each group; one that fails has -inf, or its last finite curve."""
         black_box, n_groups = self.black_box, self.shape[0]
-        requests = black_box.requests(inputs, self.names)
-        if len(requests) != n_groups:
+        if any(len(rows) != n_groups for rows in itertools.compress(inputs, self.has_rows)):
+            found = len(black_box.requests(inputs, self.names))
             raise ValueError(
-                f"{black_box.name} has rows for {len(requests)} groups, and had {n_groups} when "
-                "the model was made: make the model anew."
+                f"{black_box.name} has rows for {found} groups, and had {n_groups} when the model "
+                "was made: make the model anew."
             )
+        requests = _of_groups(inputs, self.names, self.has_rows, n_groups)
         value, log_ran = self.last.copy(), np.zeros(n_groups)
         for i, outcome in enumerate(black_box.outcomes(requests)):
             if outcome.failed is None:
@@ -654,6 +657,14 @@ def _fits(kind, shape) -> bool:
     dtype, ndim = (kind.dtype, kind.ndim) if is_array else (kind, 0)
     is_real = isinstance(dtype, numba.types.Integer | numba.types.Float | numba.types.Boolean)
     return is_real and (shape == () or ndim == len(shape))
+
+
+def _of_groups(values, names, has_rows, n_groups):
+    """Return a request for each group, with its rows of those `values` that have some."""
+    return [
+        (tuple(v[i] if has else v for v, has in zip(values, has_rows, strict=True)), names)
+        for i in range(n_groups)
+    ]
 
 
 def _key(values, names):

@@ -106,6 +106,8 @@ class MetropolisHastingsStep(Step):
     stage, screening = stored_at("sampler.stage"), stored_at("sampler.screening")
     transition, tune = stored_at("sampler.transition"), stored_at("sampler.tune")
     draws, evaluator = stored_at("sampler.draws"), stored_at("sampler.evaluator")
+    steps_per_draw = stored_at("sampler.steps_per_draw")
+    target_accept = stored_at("sampler.target_accept")
     rng, report = stored_at("sampler.evaluator.rng"), stored_at("sampler.evaluator.report")
     stored, ahead = stored_at("sampler.evaluator.stored"), stored_at("sampler.evaluator.ahead")
 
@@ -154,23 +156,22 @@ class MetropolisHastingsStep(Step):
             kept_estimate.require_one(type(self).__name__, self.target)
         screened = screening(surrogate, self.target, self.pseudo_marginal, self.takes_gradients)
         store = chosen_store(store, screened.store, is_estimated)
-        self.target_accept = (
-            target_acceptance(self.dim) if target_accept is None else float(target_accept)
-        )
+        if target_accept is None:
+            target_accept = target_acceptance(self.dim)
         gradients = self.takes_gradients
         looks_ahead = self.can_look_ahead and not (self.pseudo_marginal or gradients)
         self.sampler = self.sampler_class(
             evaluator_of(self.target, store, gradients, looks_ahead),
             screened,
             learner,
-            target_accept=self.target_accept,
+            target_accept=float(target_accept),
             adapts_after_tune=bool(adapt_after_tune),
         )
         if steps_per_draw is None:
             steps_per_draw = self._chosen_steps_per_draw()
             name = type(self).__name__
             _log.info("%s: %d transitions a draw, %s", name, steps_per_draw, self._how)
-        self.steps_per_draw = self.sampler.steps_per_draw = steps_per_draw
+        self.steps_per_draw = steps_per_draw
         patience = 2 if self.runs_compiled else 1
         self.default_tune_steps = math.ceil(patience * self.transitions_to_tune() / steps_per_draw)
         options = learner.options | {

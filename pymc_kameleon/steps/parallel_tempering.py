@@ -38,10 +38,6 @@ class TemperingSampler(ChainSampler):
         if self.learner is not None:
             self.learner.invalidate()
 
-    def _run(self, n):
-        self.learner.or_none = self.evaluator.or_none
-        super()._run(n)
-
 
 @with_shared_parameters
 class ParallelTemperingStep(MetropolisHastingsStep):

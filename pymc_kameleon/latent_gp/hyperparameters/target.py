@@ -183,13 +183,14 @@ def move_hyperparameters(
     """
     chain.value[:] = log_density_terms(point)
     accepted = chain.outcome[ACCEPTED]
+    proposal, mixture, recursion = learner.moves(adapts, compiled=False)
     run_plain(
         (target.into,),
         None,
         chain,
-        learner.mixture(adapts),
-        learner.proposal(False),
-        learner.recursion(),
+        mixture,
+        proposal,
+        recursion,
         adapts,
         rng.standard_normal((1, point.x.size + learner.n_more_normals)),
         rng.random((1, N_UNIFORMS + learner.n_more_uniforms)),

@@ -17,14 +17,19 @@ EVALUATIONS, NONFINITE = 0, 1
 """Positions in the `counts` array: log-density evaluations, and those that were NaN or +inf."""
 
 
-def _log_density_into(log_density, x, value):
-    log_density[0](x, value)
+def values_into(function, x, values):
+    """Write the `values` of a model's function at `x` (d,).
+
+    The `function` is what `ModelFunction.compiled` returned (int64 array) or, for plain Python,
+    `ModelFunction.plain`.
+    """
+    function[0](x, values)
 
 
-@overload(_log_density_into, jit_options=compile_options(False))
-def _log_density_into_overload(log_density, x, value):
-    def compiled(log_density, x, value):
-        call_for_nothing(log_density[0], (x, value, log_density))
+@overload(values_into, jit_options=compile_options(False))
+def _values_into_overload(function, x, values):
+    def compiled(function, x, values):
+        call_for_nothing(function[0], (x, values, function))
 
     return compiled
 
@@ -34,11 +39,10 @@ def evaluate(log_density, x, value, counts):
     """Evaluate the terms of the log density at `x` (d,) into `value` (3,); return their sum.
 
     Or -inf where that is NaN or +inf, so that such a proposal is rejected. `log_density` is what
-    `ModelFunction.compiled` returned (int64 array) or, for plain Python, `ModelFunction.plain`.
-    `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
+    `values_into` takes. `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
     """
     counts[EVALUATIONS] += 1
-    _log_density_into(log_density, x, value)
+    values_into(log_density, x, value)
     total = value[0] + value[1] + value[2]
     if np.isnan(total) or total == np.inf:
         counts[NONFINITE] += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from pymc_kameleon.mcmc.bridge.jit import jit, jit_inner
 from pymc_kameleon.mcmc.chain import probability
-from pymc_kameleon.mcmc.linalg import dot, factor_times
+from pymc_kameleon.mcmc.linalg import copy_into, dot, factor_times
 from pymc_kameleon.surrogate.posterior_surrogate import (
     PosteriorSurrogate,
     new_workspace,
@@ -47,7 +47,7 @@ LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128])
 class Integrator(NamedTuple):
     r"""How trajectories run; arrays are changed in place.
 
-    `root` is A, lower-triangular, in coordinates of moves; `length` the largest number of leapfrog
+    `root` is A, lower-triangular, in coordinates of moves, or empty, (0, 0), for the identity; `length` the largest number of leapfrog
     steps, and `n_steps` how many there were so far. No point of a trajectory is further than
     `radius` from the origin; the way back visits the same points, so this is symmetric. A
     `hot_share` of proposals is at a higher temperature, :math:`n \sim N(0, T I)`: they end further
@@ -70,6 +70,10 @@ def new_integrator(dim: int) -> Integrator:
 
 @jit_inner
 def _kick(root, size, gradient, momentum):
+    if root.size == 0:
+        for i in range(momentum.size):
+            momentum[i] += size * gradient[i]
+        return
     for i in range(momentum.size):
         for j in range(i, momentum.size):
             momentum[i] += size * root[j, i] * gradient[j]
@@ -85,7 +89,10 @@ def leapfrog(surrogate, root, step_size, n_steps, radius, gradient, workspace, u
     velocity, value = workspace.velocity, -np.inf
     for _ in range(n_steps):
         _kick(root, 0.5 * step_size, gradient, momentum)
-        factor_times(root, momentum, velocity)
+        if root.size == 0:
+            copy_into(momentum, velocity)
+        else:
+            factor_times(root, momentum, velocity)
         for i in range(u.size):
             u[i] += step_size * velocity[i]
         if not _squared_norm(u) <= radius * radius:

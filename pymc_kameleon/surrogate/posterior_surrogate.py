@@ -18,7 +18,13 @@ from scipy.special import expit
 from pymc_kameleon.gp.sparse_gp import MeanFunction, value_and_gradient_at, value_at
 from pymc_kameleon.gp.triangular_map import TriangularMap, gradient_in_v, map_to_u, map_to_v
 from pymc_kameleon.mcmc.bridge.address import address_once, by_address
-from pymc_kameleon.mcmc.bridge.jit import jit, jit_by_address, jit_inner, resolved_once
+from pymc_kameleon.mcmc.bridge.jit import (
+    by_class,
+    jit,
+    jit_by_address,
+    jit_inner,
+    resolved_once,
+)
 from pymc_kameleon.mcmc.chain import N_TERMS, evaluate
 from pymc_kameleon.mcmc.coordinates import Standardization, standardize
 from pymc_kameleon.mcmc.linalg import add_into, dot, factor_times, solve_upper
@@ -87,9 +93,22 @@ class Workspace(NamedTuple):
     other: np.ndarray
 
 
-@jit_inner(allocates=True)
+@by_class
 def new_workspace(surrogate):
     """Return room for evaluations of `surrogate`."""
+
+
+@by_class
+def move_coordinates(surrogate, x, u, out):
+    """Coordinates of moves of `x` (d,), into `out` (d,); `u` (d,) is written."""
+
+
+@by_class
+def raw_coordinates(surrogate, v, u, out):
+    """Raw coordinates of `v` (d,), into `out` (d,), and the standardised ones, into `u` (d,)."""
+
+
+def _new_workspace(surrogate):
     dim = surrogate.is_bounded.size
     return Workspace(
         np.empty(dim),
@@ -118,19 +137,20 @@ def natural_slopes(is_bounded: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.where(is_bounded, shares * (1.0 - shares), 1.0)
 
 
-@jit_inner
-def move_coordinates(surrogate, x, u, out):
-    """Coordinates of moves of `x` (d,), into `out` (d,); `u` (d,) is written."""
+def _move_coordinates(surrogate, x, u, out):
     standardize(surrogate.standardization, x, u)
     map_to_v(surrogate.triangular_map, u, out)
 
 
-@jit_inner
-def raw_coordinates(surrogate, v, u, out):
-    """Raw coordinates of `v` (d,), into `out` (d,), and the standardised ones, into `u` (d,)."""
+def _raw_coordinates(surrogate, v, u, out):
     map_to_u(surrogate.triangular_map, v, u)
     factor_times(surrogate.standardization.factor, u, out)
     add_into(surrogate.standardization.location, out, out)
+
+
+new_workspace.register(PosteriorSurrogate, _new_workspace)
+move_coordinates.register(PosteriorSurrogate, _move_coordinates, allocates=False)
+raw_coordinates.register(PosteriorSurrogate, _raw_coordinates, allocates=False)
 
 
 @jit_inner

@@ -127,7 +127,7 @@ def move_routine(surrogate: PosteriorSurrogate, integrator: Integrator) -> int |
         arguments = matrix, number, vector, number, vector, vector, workspace
         return typeof(surrogate), typeof(integrator), *arguments
 
-    return address_once(_move, argument_types)
+    return address_once(_move, argument_types, type(surrogate))
 
 
 def _propose(proposal, chain, normals, uniforms):

@@ -43,16 +43,17 @@ def machine_code_address(jitted, argument_types):
 _addresses: dict = {}
 
 
-def address_once(jitted, argument_types):
+def address_once(jitted, argument_types, kind=None):
     """Return its `machine_code_address`, which is looked for once a process.
 
-    `argument_types` returns the Numba types, which are always the same.
+    `argument_types` returns the Numba types, which are always the same for a `kind`, the class of
+    the first argument where it may be one of several.
     """
     if not is_jitted(jitted):  # NUMBA_DISABLE_JIT
         return jitted
-    if jitted not in _addresses:
-        _addresses[jitted] = machine_code_address(jitted, argument_types())
-    return _addresses[jitted]
+    if (jitted, kind) not in _addresses:
+        _addresses[jitted, kind] = machine_code_address(jitted, argument_types())
+    return _addresses[jitted, kind]
 
 
 def _call_there(context, builder, address, result, kinds, values):

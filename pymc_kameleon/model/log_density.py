@@ -14,6 +14,7 @@ from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements, rewr
 from pymc.util import get_value_vars_from_user_vars
 from pymc.vartypes import discrete_types
 from pytensor.gradient import NullTypeGradError
+from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_kameleon.mcmc.chain import N_TERMS
@@ -31,6 +32,7 @@ from pymc_kameleon.model.initial_points import (
     not_finite,
     prior_scales,
 )
+from pymc_kameleon.model.likelihood_terms import SumOfTerms, find_terms
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
 from pymc_kameleon.model.operations import black_boxes, has_black_box
 from pymc_kameleon.model.transforms import is_two_sided
@@ -322,6 +324,57 @@ class LogDensity:
         prior = self._outputs[0]
         return self._compile(prior, *NO_TERMS, *self._gradients_of(prior))
 
+    # a likelihood that is a sum of black boxes ----------------------------------------------------
+
+    @cached_property
+    def terms(self) -> SumOfTerms | None:
+        """Black boxes whose sum, with what is known, is the log-likelihood; None for one alone."""
+        if self.shared or self.has_estimates or self.estimated_terms:
+            return None
+        return find_terms(likelihood_terms(self.model), self.vars, self.model.initial_point())
+
+    @cached_property
+    def with_terms(self) -> ModelFunction:
+        """The three terms of the log density, then those of the likelihood (T,)."""
+        terms = self.terms
+        prior = self.model.logp(vars=self.model.free_RVs)
+        outputs = prior, terms.exact + terms.values.sum(), pt.constant(0.0), terms.values
+        joined, x = self._joined(outputs)
+        return ModelFunction(self.model, joined, x, self.dim, self._compile_kwargs)
+
+    @cached_property
+    def inputs_of_terms(self) -> ModelFunction:
+        """What the terms depend on (n,)."""
+        [inputs], x = self._joined([self.terms.inputs])
+        return ModelFunction(self.model, [inputs], x, self.dim, self._compile_kwargs)
+
+    def known_with_slopes(self, gaussian=None) -> ModelFunction:
+        """What is known of the log density, and the gradient of all of it.
+
+        At the raveled vector followed by the slopes (n,) of the sum of the terms in their inputs:
+        log prior and likelihoods without a black box, two zeros, and the gradient (d,). With
+        `gaussian`, means and standard deviations (d,), independent ones are in place of both.
+        Raises a NotImplementedError if what is known has no gradient.
+        """
+        prior = self.model.logp(vars=self.model.free_RVs)
+        outputs, x = self._joined([prior + self.terms.exact, self.terms.inputs])
+        if gaussian is not None:
+            outputs[0] = -0.5 * (((x - gaussian[0]) / gaussian[1]) ** 2).sum()
+        both = pt.vector("position_and_slopes", dtype=x.dtype)
+        position, slopes = both[: self.dim], both[self.dim :]
+        known, inputs = graph_replace(outputs, {x: position})
+        [gradient] = self._gradients_of(known + pt.dot(inputs, slopes), at=position)
+        size = self.dim + 1 + max(int(indices.max()) for indices in self.terms.members)
+        return ModelFunction(
+            self.model, [known, *NO_TERMS, gradient], both, size, self._compile_kwargs
+        )
+
+    def _joined(self, outputs):
+        outputs = [pt.as_tensor(output).astype("float64") for output in outputs]
+        return join_nonshared_inputs(
+            self.model.initial_point(), outputs, self.vars, self.shared
+        )
+
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call.
 
@@ -361,10 +414,11 @@ class LogDensity:
     def _compile(self, *outputs):
         return ModelFunction(self.model, outputs, self._input, self.dim, self._compile_kwargs)
 
-    def _gradients_of(self, *terms):
+    def _gradients_of(self, *terms, at=None):
+        at = self._input if at is None else at
         try:
             return [
-                pt.grad(rewrite_pregrad(term), self._input, disconnected_inputs="ignore")
+                pt.grad(rewrite_pregrad(term), at, disconnected_inputs="ignore")
                 for term in terms
             ]
         except (NotImplementedError, NullTypeGradError) as error:

@@ -1,5 +1,7 @@
 """Draws from a surrogate by sequential Monte Carlo, from high temperatures down to 1."""
 
+from typing import Any
+
 import numpy as np
 
 from pymc_kameleon.mcmc.bridge.jit import jit
@@ -42,10 +44,20 @@ def _move_all(proposal, temperature, particles, values, normals, uniforms):
             values[k] = call_for_value(proposal.move, arguments)
 
 
-def _move_many(surrogate, integrator, temperature, particles, values, rng):
-    """Make `MOVES` moves of each of the `particles` (n, d) and their `values` (n,), in place."""
+def move_many(
+    surrogate: Any,
+    integrator: Integrator,
+    temperature: float,
+    particles: np.ndarray,
+    values: np.ndarray,
+    rng: np.random.Generator,
+    points: np.ndarray,
+) -> None:
+    """Make `MOVES` moves of each of the `particles` (n, d) and their `values` (n,), in place.
+
+    Differences of the columns of `points` (d, m) are moves too, if there are any.
+    """
     n, dim = particles.shape
-    points = np.ascontiguousarray(particles.T)
     move = move_routine(surrogate, integrator)
     _move_all(
         SurrogateTransition(surrogate, integrator, points, move, None),
@@ -66,7 +78,8 @@ def moved(
     """Return `particles` (n, d) after `MOVES` moves each, which leave exp(s) invariant."""
     particles = particles.copy()
     values = surrogate_values(surrogate, particles)
-    _move_many(surrogate, integrator, 1.0, particles, values, rng)
+    points = np.ascontiguousarray(particles.T)
+    move_many(surrogate, integrator, 1.0, particles, values, rng, points)
     return particles
 
 
@@ -97,6 +110,7 @@ def anneal(
         kept = rng.choice(len(weights), size=n, p=weights / weights.sum())
         particles, values, before = particles[kept], values[kept], temperature
         integrator = tuned_integrator(surrogate, integrator, particles, target_accept, rng)
-        _move_many(surrogate, integrator, temperature, particles, values, rng)
+        points = np.ascontiguousarray(particles.T)
+        move_many(surrogate, integrator, temperature, particles, values, rng, points)
         found.append(particles.copy())
     return found, tuned_integrator(surrogate, integrator, particles, target_accept, rng)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_kameleon.mcmc.bridge.jit import jitable
+from pymc_kameleon.mcmc.bridge.jit import by_class
 from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.mcmc.history import History
 
@@ -51,12 +51,13 @@ def new_evaluations(capacity: int, dim: int, gradients: bool = False) -> Evaluat
     )
 
 
-@jitable
+@by_class
 def keep_evaluation(evaluations, point, terms):
-    """Remember the log density at `point` (d,), and its gradient if gradients are evaluated.
+    """Remember the log density at `point` (d,), of which `terms` has the terms and what follows."""
 
-    `terms` has the terms of the log density, then the gradients of log prior and log-likelihood.
-    """
+
+def _keep_with_gradient(evaluations, point, terms):
+    """Gradients of log prior and log-likelihood follow the terms, if they are evaluated."""
     value = 0.0
     for k in range(evaluations.first_term[0], N_TERMS):
         value += terms[k]
@@ -71,6 +72,58 @@ def keep_evaluation(evaluations, point, terms):
             gradient += terms[N_TERMS + k]
         evaluations.gradients[i, k] = gradient
     evaluations.count[0] += 1
+
+
+keep_evaluation.register(Evaluations, _keep_with_gradient, allocates=False)
+
+
+class TermEvaluations(NamedTuple):
+    """The same of a log density whose likelihood is a sum: `terms` (m, T) are those of the sum.
+
+    `values` (m,) are the log densities; -inf stands for what was not finite.
+    """
+
+    points: np.ndarray
+    values: np.ndarray
+    terms: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the count is no negative one."""
+        return bool(self.count[0] >= 0)
+
+    def stored(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Points (n, d), log densities (n,) and terms (n, T), the oldest first."""
+        count, size = int(self.count[0]), len(self.values)
+        order = np.arange(max(0, count - size), count) % size
+        return self.points[order], self.values[order], self.terms[order]
+
+
+def new_term_evaluations(capacity: int, dim: int, n_terms: int) -> TermEvaluations:
+    """Return a record of nothing yet."""
+    return TermEvaluations(
+        np.zeros((capacity, dim)),
+        np.zeros(capacity),
+        np.zeros((capacity, n_terms)),
+        np.zeros(1, dtype=np.int64),
+    )
+
+
+def _keep_terms(evaluations, point, terms):
+    """The terms of the sum follow those of the log density."""
+    i = evaluations.count[0] % evaluations.values.size
+    for k in range(point.size):
+        evaluations.points[i, k] = point[k]
+    total = terms[0] + terms[1] + terms[2]
+    evaluations.values[i] = total if np.isfinite(total) else -np.inf
+    for t in range(evaluations.terms.shape[1]):
+        term = terms[N_TERMS + t]
+        evaluations.terms[i, t] = term if np.isfinite(term) else -np.inf
+    evaluations.count[0] += 1
+
+
+keep_evaluation.register(TermEvaluations, _keep_terms, allocates=False)
 
 
 def visited_values(history: History, points: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ invariant. `surrogate.transition` makes several such moves a proposal of the tru
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -187,7 +187,6 @@ def tuned_integrator(
     the coordinate that moves least. The mean acceptance, without starts that are stuck, is to be
     `target_accept`.
     """
-    radius = integrator.radius[0]
     k, dim = points.shape
     gradients = surrogate_gradients(surrogate, points)
     gradients = gradients[np.all(np.abs(gradients) < STEEPEST, axis=1)]
@@ -197,6 +196,18 @@ def tuned_integrator(
     if too_small > 0.0:
         information += too_small * np.eye(dim)
     root = np.linalg.cholesky(np.linalg.inv(information))
+    return with_step_size(surrogate, integrator._replace(root=root), points, target_accept, rng)
+
+
+def with_step_size(
+    surrogate: Any,
+    integrator: Integrator,
+    points: np.ndarray,
+    target_accept: float,
+    rng: np.random.Generator,
+) -> Integrator:
+    """Choose step size and length for this mass matrix, as `tuned_integrator` does."""
+    root, radius, (k, dim) = integrator.root, integrator.radius[0], points.shape
     starts = np.ascontiguousarray(points[rng.integers(k, size=N_STARTS)])
     momenta = rng.standard_normal(starts.shape)
     step_size, few = LARGEST_STEP, LENGTHS[:8]
@@ -216,5 +227,5 @@ def tuned_integrator(
     ]
     best = np.argmax(means / (LENGTHS + 16.0))  # several trajectories make one transition
     return integrator._replace(
-        root=root, step_size=np.array([step_size]), length=np.array([float(LENGTHS[best])])
+        step_size=np.array([step_size]), length=np.array([float(LENGTHS[best])])
     )

@@ -130,7 +130,8 @@ def move_routine(surrogate: PosteriorSurrogate, integrator: Integrator) -> int |
     return address_once(_move, argument_types, type(surrogate))
 
 
-def _propose(proposal, chain, normals, uniforms):
+def propose_by_moves(proposal, chain, normals, uniforms):
+    """Move on the surrogate to `chain.proposal`; return the ratio of s / T, and which T it was."""
     dim, surrogate, integrator = chain.position.size, proposal.surrogate, proposal.integrator
     u, workspace = np.empty(dim), new_workspace(surrogate)
     move_coordinates(surrogate, chain.position, workspace.standardised, u)
@@ -162,7 +163,8 @@ def _propose(proposal, chain, normals, uniforms):
     return (start - value) / temperature, index
 
 
-def _learn(proposal, chain, is_evaluated, acceptance, index):
+def learn_from_transition(proposal, chain, is_evaluated, acceptance, index):
+    """Remember a transition, and its evaluation."""
     known, position = proposal.record, chain.position
     if is_evaluated and known.keeps_evaluations:
         keep_evaluation(known.evaluations, chain.proposal, chain.proposed_value)
@@ -182,7 +184,7 @@ def _learn(proposal, chain, is_evaluated, acceptance, index):
 
 register_proposal(
     SurrogateTransition,
-    propose=_propose,
-    learn=_learn,
-    in_python=resolved_once(jit(_propose, allocates=True)),
+    propose=propose_by_moves,
+    learn=learn_from_transition,
+    in_python=resolved_once(jit(propose_by_moves, allocates=True)),
 )

@@ -58,27 +58,23 @@ def find_terms(
     except Exception as error:
         _log.debug("Terms of the log-likelihood were not found: %s", error)
         return None
-    addends = [
-        Addend(variable.name, part, factor)
-        for (variable, _), graph in zip(likelihood, graphs, strict=True)
-        for part, factor in _addends(graph, found)
-    ]
-    boxed = [addend for addend in addends if addend.part in found.boxed]
-    exact = [a.factor * pt.sum(a.part, dtype="float64") for a in addends if a not in boxed]
-    nodes = [found.nodes_of(addend.part).ravel() for addend in boxed]
-    groups, frontiers = _groups(found, nodes)
-    terms, cuts = _merged(groups, [_cut(found, frontier) for frontier in frontiers])
-    n_free = sum(np.size(point[v.name]) for v in value_vars)
+    boxed, exact = [], pt.constant(0.0)
+    for (variable, _), graph in zip(likelihood, graphs, strict=True):
+        for part, factor in _addends(graph, found):
+            if part in found.boxed:
+                boxed.append(Addend(variable.name, part, factor))
+            else:
+                exact += factor * pt.sum(part, dtype="float64")
+    groups, frontiers = _groups(found, [found.nodes_of(addend.part).ravel() for addend in boxed])
+    terms, cuts = _terms(groups, _cuts(found, frontiers))
+    n_free = sum(np.size(point[variable.name]) for variable in value_vars)
     if len(cuts) < 2 or max(map(len, cuts)) == n_free:
         return None
     inputs, members = _inputs(found, cuts)
-    scaled = [pt.flatten(a.part).astype("float64") * a.factor for a in boxed]
-    values = pt.inc_subtensor(
-        pt.zeros(len(cuts))[np.concatenate(terms)],
-        scaled[0] if len(scaled) == 1 else pt.concatenate(scaled),
-    )
-    names = _names(boxed, terms, [found.shape_of(a.part) for a in boxed], len(cuts))
-    return SumOfTerms(names, values, inputs, members, sum(exact, start=pt.constant(0.0)))
+    parts = [pt.flatten(addend.part).astype("float64") * addend.factor for addend in boxed]
+    values = pt.inc_subtensor(pt.zeros(len(cuts))[np.concatenate(terms)], pt.concatenate(parts))
+    names = _names(boxed, terms, [found.shape_of(addend.part) for addend in boxed], len(cuts))
+    return SumOfTerms(names, values, inputs, members, exact)
 
 
 # addends ------------------------------------------------------------------------------------------
@@ -171,11 +167,30 @@ def _groups(found, nodes):
     return groups, [sorted(frontiers[label]) for label in keys]
 
 
-def _merged(groups, cuts):
-    """Terms of elements, and inputs of terms: groups with the same inputs are one term."""
+def _terms(groups, cuts):
+    """Return the terms of elements, and the inputs of terms: equal inputs are one term."""
     keys: dict[tuple, int] = {}
     term_of = np.array([keys.setdefault(cut, len(keys)) for cut in cuts] or [0])
     return [term_of[group] for group in groups], list(keys)
+
+
+def _cuts(found, frontiers):
+    """Return the inputs of groups; the same for those that the same free elements determine.
+
+    But not if these would need more than twice as many inputs as each of them.
+    """
+    cuts = [_cut(found, frontier) for frontier in frontiers]
+    alike = defaultdict(list)
+    for i, frontier in enumerate(frontiers):
+        _, free = _between(found, frontier, ())
+        if free is not None:
+            alike[frozenset(free)].append(i)
+    for which in alike.values():
+        joint = _cut(found, sorted(set().union(*(frontiers[i] for i in which))))
+        if len(joint) <= 2 * max(len(cuts[i]) for i in which):
+            for i in which:
+                cuts[i] = joint
+    return cuts
 
 
 def _cut(found, frontier) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import logging
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ _log = logging.getLogger("pymc.kameleon")
 
 LARGEST_CUT = 50
 """Inputs of a term beyond which no smaller set of them is looked for."""
+
+MOST_FREE = 2_000_000
+"""Free elements of all nodes together beyond which those of further ones are not known."""
 
 
 class SumOfTerms(NamedTuple):
@@ -179,88 +183,89 @@ def _cuts(found, frontiers):
 
     But not if these would need more than twice as many inputs as each of them.
     """
-    cuts = [_cut(found, frontier) for frontier in frontiers]
+    cuts = [_cut(found, frontier, LARGEST_CUT) for frontier in frontiers]
     alike = defaultdict(list)
     for i, frontier in enumerate(frontiers):
-        _, free = _between(found, frontier, ())
-        if free is not None:
-            alike[frozenset(free)].append(i)
+        free = [found.free_of.get(node) for node in frontier]
+        alike[i if None in free else frozenset().union(*free)].append(i)
     for which in alike.values():
-        joint = _cut(found, sorted(set().union(*(frontiers[i] for i in which))))
-        if len(joint) <= 2 * max(len(cuts[i]) for i in which):
+        most = 2 * max(len(cuts[i]) for i in which)
+        joint = set().union(*(frontiers[i] for i in which))
+        cut = _cut(found, joint, most) if len(which) > 1 else cuts[which[0]]
+        if len(cut) <= most:
             for i in which:
-                cuts[i] = joint
+                cuts[i] = cut
     return cuts
 
 
-def _cut(found, frontier) -> tuple[int, ...]:
-    """Fewest nodes that determine those of `frontier`; of equally many those nearest to free ones.
+def _cut(found, frontier, most) -> tuple[int, ...]:
+    """Return the fewest nodes that determine those of `frontier`, all of it if they are many.
 
-    A node is an input of the nodes that are computed from it, so this is a minimal cut, which the
-    paths from free elements to the frontier find, no two of which share a node (Menger's theorem).
+    Paths from the free elements to the frontier, no two of which share a node, are as many as these
+    nodes (Menger's theorem). Of several such sets it is the one nearest to the free elements.
     """
     fixed = {node for node in frontier if found.is_free[node]}
-    ends = [node for node in frontier if node not in fixed]
-    children, free = _between(found, ends, fixed)
-    if free is None or (len(ends) == 1 < len(free)):
-        return tuple(frontier)
-    if len(free) <= len(ends) == 1 or not ends:
-        return tuple(sorted(fixed | free))
+    free = {node: found.free_of.get(node) for node in frontier if node not in fixed}
+    if None in free.values():
+        return tuple(sorted(frontier))
+    free = {node: own - fixed for node, own in free.items() if own - fixed}
+    if sum(map(len, free.values())) == len(set().union(*free.values())):
+        ends = {min(own) if len(own) == 1 else node for node, own in free.items()}
+        return tuple(sorted(fixed | ends))
+    children = _between(found, free, fixed)
     capacity: dict = defaultdict(dict)
 
     def connect(start, end, size):
         capacity[start][end] = size
         capacity[end].setdefault(start, 0)
 
-    for node in children:
+    for node, computed in children.items():
         connect((node, "in"), (node, "out"), 1 if found.variable[node] >= 0 else np.inf)
-        for child in children[node]:
+        for child in computed:
             connect((node, "out"), (child, "in"), np.inf)
+        if found.is_free[node]:
+            connect("free", (node, "in"), np.inf)
     for node in free:
-        connect("free", (node, "in"), np.inf)
-    for node in ends:
         connect((node, "out"), "end", np.inf)
-    for _ in range(LARGEST_CUT):
-        reached = {"free": None}
-        queue = deque(["free"])
-        while queue and "end" not in reached:
-            start = queue.popleft()
-            for end, size in capacity[start].items():
-                if size > 0 and end not in reached:
-                    reached[end] = start
-                    queue.append(end)
-        if "end" not in reached:
-            cut = {v for v in children if (v, "in") in reached and (v, "out") not in reached}
+    for _ in range(most + 1):
+        before = _reached(capacity)
+        if "end" not in before:
+            cut = {v for v in children if (v, "in") in before and (v, "out") not in before}
             return tuple(sorted(fixed | cut))
         end = "end"
         while end != "free":
-            start = reached[end]
-            capacity[start][end] -= 1
-            capacity[end][start] += 1
-            end = start
-    return tuple(sorted(fixed | free)) if len(free) <= len(ends) else tuple(frontier)
+            capacity[before[end]][end] -= 1
+            capacity[end][before[end]] += 1
+            end = before[end]
+    return min(tuple(sorted(fixed.union(*free.values()))), tuple(sorted(frontier)), key=len)
 
 
 def _between(found, ends, fixed):
-    """Return what is computed from each node on the way to `ends`, and the free ones among them.
-
-    Nodes in `fixed` are not gone through. None instead of the free ones if there are many nodes.
-    """
+    """Return the nodes that `ends` are computed from but through `fixed`, with what needs each."""
     children: dict[int, list[int]] = {node: [] for node in ends}
-    waiting, free = list(ends), set()
+    waiting = list(ends)
     while waiting:
         node = waiting.pop()
-        if found.is_free[node]:
-            free.add(node)
         for parent in found.parents_of(node):
             if parent not in fixed:
                 if parent not in children:
                     children[parent] = []
                     waiting.append(parent)
                 children[parent].append(node)
-        if len(children) > 10 * (len(ends) + 100):
-            return children, None
-    return children, free
+    return children
+
+
+def _reached(capacity):
+    """Return what is reached from the free elements, with what comes before it on the way."""
+    before: dict = {"free": None}
+    queue = deque(["free"])
+    while queue and "end" not in before:
+        start = queue.popleft()
+        for end, size in capacity[start].items():
+            if size > 0 and end not in before:
+                before[end] = start
+                queue.append(end)
+    return before
 
 
 def _inputs(found, cuts):
@@ -387,6 +392,19 @@ class ElementGraph:
     def parents_of(self, node: int) -> list[int]:
         """Nodes that a node is computed from."""
         return self.edges[1, self._starts[node] : self._starts[node + 1]].tolist()
+
+    @cached_property
+    def free_of(self) -> dict[int, frozenset]:
+        """Free elements of nodes that depend on no call, as far as they are not too many."""
+        free = {node: frozenset([node]) for node in np.flatnonzero(self.is_free).tolist()}
+        n = 0
+        for node in np.unique(self.edges[0][~self.has_call[self.edges[0]]]).tolist():
+            found = [free[parent] for parent in self.parents_of(node)]
+            free[node] = found[0] if len(found) == 1 else frozenset().union(*found)
+            n += len(free[node]) if len(found) > 1 else 0
+            if n > MOST_FREE:
+                break
+        return free
 
     def ancestors(self, nodes: np.ndarray) -> np.ndarray:
         """Whether each node is one of `nodes` or of those that they are computed from."""

@@ -6,7 +6,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile.ops import as_op
+from pytensor.compile.ops import wrap_py
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
@@ -59,7 +59,7 @@ class Rows(Op):
         outputs[0][0] = value + (np.roll(value, self.lag) if self.lag else 0.0)
 
 
-@as_op(itypes=[pt.dvector], otypes=[pt.dscalar])
+@wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
 def old_op(theta):
     return np.array(of_theta(theta))
 
@@ -253,6 +253,45 @@ def cholesky():
     pm.Potential("l", each_number(pt.linalg.cholesky(matrix)))
 
 
+def einsum():
+    w, b = pm.Normal("w", 0.0, 1.0, shape=(G, 2, 3)), pm.Normal("b", 0.0, 1.0, shape=3)
+    pm.Potential("l", each_number(pt.einsum("gij,j->gi", w, b)))
+
+
+def mixture():
+    mu = each_number(hierarchy(k=1))
+    parts = [pm.Normal.dist(mu, 1.0), pm.Normal.dist(mu + 1.0, 2.0)]
+    pm.Mixture("y", pm.Dirichlet("w", np.ones(2)), parts, observed=X[:G])
+
+
+def multinomial():
+    box = black_box(lambda theta: np.exp(theta) / np.exp(theta).sum(), each="theta", shape=3)
+    counts = [[1, 2, 2], [5, 0, 0], [1, 1, 3], [2, 2, 1]]
+    pm.Multinomial("y", n=5, p=box(hierarchy()), observed=counts)
+
+
+def custom():
+    def logp(value, theta):
+        return each_data(theta, value[:, None])
+
+    pm.CustomDist("y", hierarchy(k=2), logp=logp, observed=Y[:, 0], signature="(k)->()")
+
+
+def zero_sum():
+    z = pm.ZeroSumNormal("z", 1.0, shape=(G, 3), n_zerosum_axes=1)
+    pm.Potential("l", each_number(z))
+
+
+def correlated():
+    chol, _, _ = pm.LKJCholeskyCov("c", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0))
+    pm.Potential("l", each_number(pt.dot(chol, pm.Normal("z", 0.0, 1.0, shape=(G, 2)).T).T))
+
+
+def loop_inside():
+    twice = pytensor.scan(lambda row: 2.0 * row, sequences=[hierarchy(k=2)], return_updates=False)
+    pm.Potential("l", each_number(twice))
+
+
 MODELS = [
     (centred, [4] * G, ["l[0]", "l[1]", "l[2]", "l[3]"]),
     (non_centred, [4] * G, ["l[0]", "l[1]", "l[2]", "l[3]"]),
@@ -288,6 +327,13 @@ MODELS = [
     (switched, [2] * G, None),
     (batched, [2] * G, None),
     (cholesky, [2] * G, None),
+    (einsum, [2] * G, None),
+    (mixture, [2] * G, None),
+    (multinomial, [3] * G, None),
+    (custom, [2] * G, None),
+    (zero_sum, [2] * G, None),
+    (correlated, [2] * G, None),
+    (loop_inside, [2] * G, None),
 ]
 
 
@@ -332,7 +378,6 @@ def test_terms_depend_on_what_they_say(build, sizes, names):
     with pm.Model() as model:
         build()
     found = check(model, 1)
-    print(None if found is None else (found.names, [len(m) for m in found.members]))
     assert (None if found is None else [len(m) for m in found.members]) == sizes
     if names is not None:
         assert found.names == names

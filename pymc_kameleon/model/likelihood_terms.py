@@ -62,13 +62,15 @@ def find_terms(
     except Exception as error:
         _log.debug("Terms of the log-likelihood were not found: %s", error)
         return None
-    boxed, exact = [], pt.constant(0.0)
+    boxed, exact = [], pt.constant(0.0, dtype="float64")
     for (variable, _), graph in zip(likelihood, graphs, strict=True):
         for part, factor in _addends(graph, found):
             if part in found.boxed:
                 boxed.append(Addend(variable.name, part, factor))
             else:
                 exact += factor * pt.sum(part, dtype="float64")
+    if not boxed:
+        return None
     groups, frontiers = _groups(found, [found.nodes_of(addend.part).ravel() for addend in boxed])
     terms, cuts = _terms(groups, _cuts(found, frontiers))
     n_free = sum(np.size(point[variable.name]) for variable in value_vars)
@@ -76,7 +78,8 @@ def find_terms(
         return None
     inputs, members = _inputs(found, cuts)
     parts = [pt.flatten(addend.part).astype("float64") * addend.factor for addend in boxed]
-    values = pt.inc_subtensor(pt.zeros(len(cuts))[np.concatenate(terms)], pt.concatenate(parts))
+    zeros = pt.zeros(len(cuts), dtype="float64")
+    values = pt.inc_subtensor(zeros[np.concatenate(terms)], pt.concatenate(parts))
     names = _names(boxed, terms, [found.shape_of(addend.part) for addend in boxed], len(cuts))
     return SumOfTerms(names, values, inputs, members, exact)
 
@@ -284,7 +287,7 @@ def _inputs(found, cuts):
 
 
 def _names(addends: Iterable[Addend], terms, shapes, n) -> list[str]:
-    """Names of the terms: of their variables, with an index if a variable has several terms."""
+    """Return names of the terms: of their variables, with an index if there are several of one."""
     found: list[dict[str, str]] = [{} for _ in range(n)]
     for addend, of_one, shape in zip(addends, terms, shapes, strict=True):
         distinct, first, count = np.unique(of_one, return_index=True, return_counts=True)
@@ -351,27 +354,27 @@ class ElementGraph:
     variable of the model, and those in `boxed` on a black box. A call is a node too.
     """
 
+    root: np.ndarray
+    variable: np.ndarray
+    element: np.ndarray
+    varies: np.ndarray
+    is_free: np.ndarray
+    has_call: np.ndarray
+
     def __init__(self, graphs, value_vars, point):
         self.variables, self.known, self.boxed = [], set(), set()
         self._values, self._nodes, self._found = {}, {}, {}
-        self._table, self._edges = np.zeros(1, dtype=NODE), [(np.empty((2, 0), dtype=np.int64))]
+        self._table, self._edges = np.zeros(1, dtype=NODE), [np.empty((2, 0), dtype=np.int64)]
         self._table["variable"] = -1
-        leaves = [v for v in ancestors(graphs) if v.owner is None and v not in set(value_vars)]
-        for variable in [*value_vars, *leaves]:
-            if isinstance(variable, Constant):
-                self._know(variable, variable.data)
-            elif isinstance(variable, SharedVariable):
-                self._know(variable, variable.get_value(borrow=True))
-            else:
-                value = self._values[variable] = np.asarray(point[variable.name])
-                is_sampled = variable in value_vars
-                self._nodes[variable] = self._new(
-                    value.size, self._number(variable), varies=is_sampled, is_free=is_sampled
-                ).reshape(value.shape)
+        for variable in value_vars:
+            self._start(variable, point, is_sampled=True)
+        for variable in ancestors(graphs):
+            if variable.owner is None and variable not in self._values:
+                self._start(variable, point)
         with np.errstate(all="ignore"):
             for node in io_toposort([], graphs):
                 self._read(node)
-        for name in NODE.names:
+        for name in ("root", "variable", "element", "varies", "is_free", "has_call"):
             setattr(self, name, self._table[name])
         self.edges = np.concatenate(self._edges, axis=1)
         self._starts = np.searchsorted(self.edges[0], np.arange(len(self.root) + 1))
@@ -461,6 +464,17 @@ class ElementGraph:
 
     # operations
 
+    def _start(self, variable, point, is_sampled=False):
+        if isinstance(variable, Constant):
+            self._know(variable, variable.data)
+        elif isinstance(variable, SharedVariable):
+            self._know(variable, variable.get_value(borrow=True))
+        else:
+            value = self._values[variable] = np.asarray(point[variable.name])
+            is_new = {"varies": is_sampled, "is_free": is_sampled}
+            nodes = self._new(value.size, self._number(variable), **is_new)
+            self._nodes[variable] = nodes.reshape(value.shape)
+
     def _know(self, variable, value):
         self.known.add(variable)
         self._values[variable] = value
@@ -468,13 +482,7 @@ class ElementGraph:
     def _read(self, node):
         op, inputs, outputs = node.op, node.inputs, node.outputs
         if isinstance(op, OpFromGraph):
-            inner = _inlined(node)
-            for inner_node in io_toposort(inputs, inner):
-                self._read(inner_node)
-            for output, same in zip(outputs, inner, strict=True):
-                self._values[output], self._nodes[output] = self._values[same], self.nodes_of(same)
-                self.known |= {output} & ({output} if same in self.known else set())
-                self.boxed |= {output} if same in self.boxed else set()
+            self._read_inside(node)
             return
         values = [self._values[x] for x in inputs]
         inner_ops = operations(op.inner_outputs) if isinstance(op, HasInnerGraph) else []
@@ -494,7 +502,21 @@ class ElementGraph:
             self._found[key] = nodes or self._opaque(node, self._all_of(inputs))
         self._nodes.update(zip(outputs, self._found[key], strict=True))
 
+    def _read_inside(self, node):
+        inner = _inlined(node)
+        for variable in ancestors(inner, blockers=node.inputs):
+            if variable.owner is None and variable not in self._values:
+                self._start(variable, {})
+        for inner_node in io_toposort(node.inputs, inner):
+            self._read(inner_node)
+        for output, same in zip(node.outputs, inner, strict=True):
+            self._values[output], self._nodes[output] = self._values[same], self.nodes_of(same)
+            for group in (self.known, self.boxed):
+                if same in group:
+                    group.add(output)
+
     def _key(self, variable):
+        """Tell what a variable holds: inputs of equal keys give the same outputs."""
         value = self._values[variable] if variable in self.known else self._nodes[variable]
         if not isinstance(value, np.ndarray | np.generic):
             return id(variable)
@@ -546,10 +568,9 @@ class ElementGraph:
             return self._moved(node, [i for i in range(n) if inputs[i].ndim])
         if kind == "Elemwise" and len(node.outputs) == 1:
             return [self._elementwise(op.scalar_op, inputs, output, shape)]
-        if kind == "Dot" or (kind == "Blockwise" and type(op.core_op).__name__ == "Dot"):
+        core = type(op.core_op).__name__ if kind == "Blockwise" else kind
+        if core in ("Dot", "BatchedDot"):
             return [self._product(*map(self.nodes_of, inputs), self._number(output)).reshape(shape)]
-        if kind == "BatchedDot":
-            return [self._product(*map(self.nodes_of, inputs), self._number(output))]
         if kind == "Blockwise":
             return self._opaque(node, self._batches(inputs, op.batch_ndim(node), shape))
         axes = getattr(op, "axis", None)
@@ -642,10 +663,10 @@ class ElementGraph:
 
 
 def _is_by_rows(node, values, inputs, n, has_rows) -> bool:
-    """Whether rows of the only output of somebody's operation seem to depend on the same of inputs.
+    """Whether each number that somebody's operation returns depends on one row of its inputs.
 
-    If the first row, and then the last one, of what depends on variables is changed a little, no
-    other number may change.
+    This is tried at the point: with a little change of the first row, and then of the last one, of
+    what depends on variables, no other number may change.
     """
     shapes = [np.shape(v) for x, v in zip(node.inputs, values, strict=True) if x in inputs]
     simulator = isinstance(getattr(node.op, "op", node.op), Simulator)

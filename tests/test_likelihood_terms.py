@@ -37,6 +37,7 @@ each_number = black_box(of_theta, each="theta", shape=())
 each_data = black_box(of_data, each=["theta", "y"], shape=())
 each_curve = black_box(curve, each="theta", shape=3)
 number = black_box(of_theta, shape=())
+stored = black_box(of_theta, store=EvaluationStore())
 one_curve = black_box(curve, shape=3)
 
 
@@ -56,7 +57,11 @@ class Rows(Op):
         value = np.zeros(len(data))
         for i, x in enumerate(parameters):
             value += np.cos(data[:, 0] * (i + 1) + x)
-        outputs[0][0] = value + (np.roll(value, self.lag) if self.lag else 0.0)
+        if self.lag:
+            other = np.roll(value, self.lag)
+            other[0 if self.lag > 0 else -1] = 0.0
+            value += other
+        outputs[0][0] = value
 
 
 @wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
@@ -64,19 +69,20 @@ def old_op(theta):
     return np.array(of_theta(theta))
 
 
+def normal(name, *shape):
+    return pm.Normal(name, 0.0, 1.0, shape=shape)
+
+
 def hierarchy(k=3, is_centred=True):
-    mu, sd = pm.Normal("mu", 0.0, 1.0, shape=k), pm.HalfNormal("sd", 1.0, shape=k)
+    mu, sd = normal("mu", k), pm.HalfNormal("sd", 1.0, shape=k)
     if is_centred:
         return pm.Normal("theta", mu, sd, shape=(G, k))
-    return pm.Deterministic("theta", mu + sd * pm.Normal("z", 0.0, 1.0, shape=(G, k)))
+    return pm.Deterministic("theta", mu + sd * normal("z", G, k))
 
 
-def centred():
-    pm.Potential("l", each_data(hierarchy(), Y, pm.HalfNormal("s")))
-
-
-def non_centred():
-    pm.Potential("l", each_data(hierarchy(is_centred=False), Y, pm.HalfNormal("s")))
+def potential(*logp):
+    for name, value in zip("lk", logp, strict=False):
+        pm.Potential(name, value)
 
 
 def in_a_loop():
@@ -85,22 +91,9 @@ def in_a_loop():
         pm.Potential(f"l{g}", number(theta[g]))
 
 
-def sum_of_a_loop():
+def of_each(box):
     theta = hierarchy()
-    pm.Potential("l", sum(number(theta[g]) for g in range(G)) * 2.0 / 3.0)
-
-
-def summed():
-    pm.Potential("l", 3.0 - each_number(hierarchy()).sum() / 2.0)
-
-
-def curves():
-    pm.Normal("y", each_curve(hierarchy()), pm.HalfNormal("s"), observed=Y)
-
-
-def curves_with_own_scale():
-    s = pm.HalfNormal("s", 1.0, shape=G)
-    pm.Normal("y", each_curve(hierarchy()), s[:, None], observed=Y)
+    return [box(theta[g]) for g in range(G)]
 
 
 def failing_curves():
@@ -108,62 +101,32 @@ def failing_curves():
     pm.StudentT("y", nu=4.0, mu=box(hierarchy()), sigma=pm.HalfNormal("s"), observed=Y)
 
 
-def by_data():
-    index = pm.Data("index", np.array([2, 0, 1]))
-    pm.Potential("l", each_number(hierarchy()[index]))
-
-
 def one_hot():
-    design = np.zeros((8, G + 1))
-    design[np.arange(8), GROUPS] = 1.0
-    design[:, G] = X
-    beta = pm.Normal("beta", 0.0, 1.0, shape=G + 1)
-    pm.Potential("l", each_number(pt.dot(design, beta)[:, None]))
+    design = np.column_stack([np.eye(G)[GROUPS], X])
+    potential(each_number(pt.dot(design, normal("beta", G + 1))[:, None]))
 
 
-def one_hot_groups():
-    beta = pm.Normal("beta", 0.0, 1.0, shape=(G, 2))
-    pm.Potential("l", each_number(pt.dot(np.eye(G)[GROUPS], beta) + pm.Normal("b")))
-
-
-def two_potentials():
+def same_theta():
     theta = hierarchy()
-    pm.Potential("a", each_number(theta))
-    pm.Potential("b", each_number(pt.exp(theta) + 1.0))
-
-
-def one_of_all():
-    pm.Potential("l", number(hierarchy()))
-
-
-def shared_only():
-    pm.Potential("l", each_data(pt.zeros((G, 2)) + pm.Normal("m"), Y))
+    potential(each_number(theta), each_number(pt.exp(theta) + 1.0))
 
 
 def beside_others():
     theta = hierarchy(k=1)
     pm.Normal("y", theta[:, 0], 1.0, observed=X[:G])
-    pm.Potential("l", each_number(theta))
-
-
-def log_normal():
-    pm.Potential("l", each_number(pm.LogNormal("t", 0.0, 1.0, shape=(G, 2))))
+    potential(each_number(theta))
 
 
 def beta():
     share = pm.Beta("t", 2.0, 2.0, shape=G)
-    pm.Potential("l", each_number(pt.stack([share, 1.0 - share], axis=1)))
-
-
-def dirichlet():
-    pm.Potential("l", each_number(pm.Dirichlet("t", np.ones(3), shape=(G, 3))))
+    potential(each_number(pt.stack([share, 1.0 - share], axis=1)))
 
 
 def ordered():
     order = pm.distributions.transforms.ordered
     start = np.tile([-1.0, 0.0, 1.0], (G, 1))
     t = pm.Normal("t", 0.0, 1.0, shape=(G, 3), transform=order, initval=start)
-    pm.Potential("l", each_number(t))
+    potential(each_number(t))
 
 
 def missing():
@@ -173,48 +136,34 @@ def missing():
 
 
 def masked_rows():
+    kept = hierarchy()[np.array([True, False, True, True])]
+    potential(pt.set_subtensor(pt.zeros(G)[1:], each_number(kept)))
+
+
+def increased():
     theta = hierarchy()
-    kept = theta[np.array([True, False, True, True])]
-    pm.Potential("l", pt.set_subtensor(pt.zeros(G)[1:], each_number(kept)))
+    potential(each_number(pt.inc_subtensor(theta[0], theta[1])), number(theta[3]))
 
 
 def rows():
     theta = hierarchy(k=2, is_centred=False)
-    pm.Potential("l", Rows()(X[:, None], theta[GROUPS, 0], pm.Normal("b")))
+    potential(Rows()(X[:, None], theta[GROUPS, 0], pm.Normal("b")))
 
 
 def rows_with_slopes():
     theta = hierarchy(k=2, is_centred=False)
-    pm.Potential("l", Rows()(X[:, None], theta[GROUPS, 0] + theta[GROUPS, 1] * X))
+    potential(Rows()(X[:, None], theta[GROUPS, 0] + theta[GROUPS, 1] * X))
 
 
-def rows_that_are_none():
+def rows_that_are_none(lag):
     theta = hierarchy(k=2)
-    pm.Potential("l", Rows(lag=1)(X[:, None], theta[GROUPS, 0]))
-    pm.Potential("other", number(theta[0]))
-
-
-def of_old_op():
-    theta = hierarchy()
-    pm.Potential("l", pt.stack([old_op(theta[g]) for g in range(G)]))
-
-
-def stored():
-    theta = hierarchy()
-    box = black_box(of_theta, store=EvaluationStore())
-    pm.Potential("l", pt.stack([box(theta[g]) for g in range(G)]))
-
-
-def two_stages():
-    inner = each_curve(hierarchy())
-    pm.Potential("l", each_number(pt.exp(-(inner**2))))
+    potential(Rows(lag)(X[:2, None], theta[:2, 0]), number(theta[0]))
 
 
 def curves_by_trial():
-    found = one_curve(pm.Normal("m", 0.0, 1.0, shape=2))
-    theta = pm.Normal("theta", 0.0, 1.0, shape=G)
+    found, theta = one_curve(normal("m", 2)), normal("theta", G)
     pm.Normal("y", found[GROUPS % 3], 1.0, observed=X)
-    pm.Potential("l", each_number(theta[:, None]))
+    potential(each_number(theta[:, None]))
 
 
 def one_curve_for_two():
@@ -224,38 +173,24 @@ def one_curve_for_two():
 
 
 def scales_by_trial():
-    theta = hierarchy(k=2, is_centred=False)
-    a, b = pm.Normal("a"), pm.Normal("b")
-    scale = pt.exp(a + b * X)
+    theta, scale = hierarchy(k=2, is_centred=False), pt.exp(pm.Normal("a") + pm.Normal("b") * X)
     pm.Normal("y", each_curve(theta)[GROUPS, 0], scale, observed=X)
 
 
 def half_black():
     theta = hierarchy(k=1)
-    parts = [each_number(theta), -(theta[:2, 0] ** 2), pt.zeros(1)]
-    pm.Potential("l", pt.concatenate(parts))
+    potential(pt.concatenate([each_number(theta), -(theta[:2, 0] ** 2), pt.zeros(1)]))
 
 
-def switched():
-    theta = hierarchy(k=2)
-    first = pt.switch(np.arange(G)[:, None] < 2, theta, pm.Normal("other", shape=(G, 2)))
-    pm.Potential("l", each_number(first))
-
-
-def batched():
-    mix = pt.matmul(pm.Normal("w", 0.0, 1.0, shape=(G, 2, 2)), np.ones((2, 2)))
-    pm.Potential("l", each_number(mix))
-
-
-def cholesky():
-    w = pm.Normal("w", 0.0, 1.0, shape=(G, 2))
+def batches():
+    w = normal("w", G, 2)
     matrix = w[:, :, None] * w[:, None, :] + np.eye(2)
-    pm.Potential("l", each_number(pt.linalg.cholesky(matrix)))
+    potential(each_number(pt.linalg.cholesky(matrix)))
 
 
 def einsum():
-    w, b = pm.Normal("w", 0.0, 1.0, shape=(G, 2, 3)), pm.Normal("b", 0.0, 1.0, shape=3)
-    pm.Potential("l", each_number(pt.einsum("gij,j->gi", w, b)))
+    w, b = normal("w", G, 2, 3), normal("b", 3)
+    potential(each_number(pt.einsum("gij,j->gi", w, b)))
 
 
 def mixture():
@@ -277,64 +212,79 @@ def custom():
     pm.CustomDist("y", hierarchy(k=2), logp=logp, observed=Y[:, 0], signature="(k)->()")
 
 
-def zero_sum():
-    z = pm.ZeroSumNormal("z", 1.0, shape=(G, 3), n_zerosum_axes=1)
-    pm.Potential("l", each_number(z))
-
-
 def correlated():
     chol, _, _ = pm.LKJCholeskyCov("c", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0))
-    pm.Potential("l", each_number(pt.dot(chol, pm.Normal("z", 0.0, 1.0, shape=(G, 2)).T).T))
+    potential(each_number(pt.dot(chol, normal("z", G, 2).T).T))
 
 
 def loop_inside():
     twice = pytensor.scan(lambda row: 2.0 * row, sequences=[hierarchy(k=2)], return_updates=False)
-    pm.Potential("l", each_number(twice))
+    potential(each_number(twice))
 
 
-MODELS = [
-    (centred, [4] * G, ["l[0]", "l[1]", "l[2]", "l[3]"]),
-    (non_centred, [4] * G, ["l[0]", "l[1]", "l[2]", "l[3]"]),
-    (in_a_loop, [3] * G, ["l0", "l1", "l2", "l3"]),
-    (sum_of_a_loop, [3] * G, None),
-    (summed, [3] * G, ["l[0]", "l[1]", "l[2]", "l[3]"]),
-    (curves, [4] * G, ["y[0]", "y[1]", "y[2]", "y[3]"]),
-    (curves_with_own_scale, [4] * G, ["y[0]", "y[1]", "y[2]", "y[3]"]),
-    (failing_curves, [4] * G, [f"y[{g}], curve_ran[{g}]" for g in range(G)]),
-    (by_data, [3] * 3, ["l[0]", "l[1]", "l[2]"]),
-    (one_hot, [2, 2, 2, 1], None),
-    (one_hot_groups, [2] * G, ["l[0]", "l[2]", "l[3]", "l[6]"]),
-    (two_potentials, [3] * G, [f"a[{g}], b[{g}]" for g in range(G)]),
-    (one_of_all, None, None),
-    (shared_only, None, None),
-    (beside_others, [1] * G, None),
-    (log_normal, [2] * G, None),
-    (beta, [1] * G, None),
-    (dirichlet, [2] * G, None),
-    (ordered, [3] * G, None),
-    (missing, [3] * G, None),
-    (masked_rows, [3] * 3, None),
-    (rows, [2] * G, ["l[0]", "l[2]", "l[3]", "l[6]"]),
-    (rows_with_slopes, [2, 2, 2, 1], None),
-    (rows_that_are_none, [4, 2], ["l", "other"]),
-    (of_old_op, [3] * G, None),
-    (stored, [3] * G, None),
-    (two_stages, [3] * G, None),
-    (curves_by_trial, [2] + [1] * G, ["y", "l[0]", "l[1]", "l[2]", "l[3]"]),
-    (one_curve_for_two, [4] * G, [f"a[{g}], b[{g}]" for g in range(G)]),
-    (scales_by_trial, [4, 4, 4, 3], None),
-    (half_black, [1] * G, None),
-    (switched, [2] * G, None),
-    (batched, [2] * G, None),
-    (cholesky, [2] * G, None),
-    (einsum, [2] * G, None),
-    (mixture, [2] * G, None),
-    (multinomial, [3] * G, None),
-    (custom, [2] * G, None),
-    (zero_sum, [2] * G, None),
-    (correlated, [2] * G, None),
-    (loop_inside, [2] * G, None),
-]
+def switched():
+    theta, other = hierarchy(k=2), normal("other", G, 2)
+    potential(each_number(pt.switch(np.arange(G)[:, None] < 2, theta, other)))
+
+
+def curves(scale):
+    pm.Normal("y", each_curve(hierarchy()), scale, observed=Y)
+
+
+def each_of(theta):
+    potential(each_number(theta))
+
+
+FOUR, CURVES = [f"l[{g}]" for g in range(G)], [f"y[{g}]" for g in range(G)]
+BY_TRIAL = ["l[0]", "l[2]", "l[3]", "l[6]"]
+FAILING = [f"y[{g}], curve_ran[{g}]" for g in range(G)]
+ONES = np.ones((2, 2))
+MODELS = {
+    "centred": (lambda: potential(each_data(hierarchy(), Y, pm.HalfNormal("s"))), [4] * G, FOUR),
+    "non-centred": (lambda: each_of(hierarchy(is_centred=False) + normal("b")), [3] * G, FOUR),
+    "loop": (in_a_loop, [3] * G, ["l0", "l1", "l2", "l3"]),
+    "sum of a loop": (lambda: potential(sum(of_each(number)) * 2.0 / 3.0), [3] * G, None),
+    "sum": (lambda: potential(3.0 - each_number(hierarchy()).sum() / 2.0), [3] * G, FOUR),
+    "repeated": (lambda: potential(each_number(hierarchy()) + pt.zeros((2, 1))), [3] * G, FOUR),
+    "curves": (lambda: curves(pm.HalfNormal("s")), [4] * G, CURVES),
+    "own scales": (lambda: curves(pt.exp(normal("s", G, 1))), [4] * G, CURVES),
+    "failures": (failing_curves, [4] * G, FAILING),
+    "index": (lambda: each_of(hierarchy()[pm.Data("i", [2, 0, 1])]), [3] * 3, FOUR[:3]),
+    "one-hot": (one_hot, [2, 2, 2, 1], None),
+    "groups": (lambda: each_of(pt.dot(np.eye(G)[GROUPS], normal("b", G, 2))), [2] * G, BY_TRIAL),
+    "same theta": (same_theta, [3] * G, [f"l[{g}], k[{g}]" for g in range(G)]),
+    "all": (lambda: potential(number(hierarchy())), None, None),
+    "shared only": (lambda: potential(each_data(pt.zeros((G, 2)) + normal("m"), Y)), None, None),
+    "beside others": (beside_others, [1] * G, FOUR),
+    "logarithms": (lambda: each_of(pm.LogNormal("t", 0.0, 1.0, shape=(G, 2))), [2] * G, FOUR),
+    "beta": (beta, [1] * G, FOUR),
+    "simplex": (lambda: each_of(pm.Dirichlet("t", np.ones(3), shape=(G, 3))), [2] * G, FOUR),
+    "ordered": (ordered, [3] * G, FOUR),
+    "zero sum": (lambda: each_of(pm.ZeroSumNormal("z", 1.0, shape=(G, 3))), [2] * G, FOUR),
+    "missing": (missing, [3] * G, None),
+    "masked": (masked_rows, [3] * 3, ["l[0]", "l[2]", "l[3]"]),
+    "increased": (increased, [3] * (G + 1), None),
+    "rows": (rows, [2] * G, BY_TRIAL),
+    "slopes": (rows_with_slopes, [2, 2, 2, 1], None),
+    "the row before": (lambda: rows_that_are_none(1), [2, 2], ["l", "k"]),
+    "the row after": (lambda: rows_that_are_none(-1), [2, 2], ["l", "k"]),
+    "old operation": (lambda: potential(pt.stack(of_each(old_op))), [3] * G, FOUR),
+    "stored": (lambda: potential(pt.stack(of_each(stored))), [3] * G, FOUR),
+    "two stages": (lambda: each_of(pt.exp(-(each_curve(hierarchy()) ** 2))), [3] * G, FOUR),
+    "curve by trial": (curves_by_trial, [2] + [1] * G, ["y", *FOUR]),
+    "one curve for two": (one_curve_for_two, [4] * G, [f"a[{g}], b[{g}]" for g in range(G)]),
+    "scale by trial": (scales_by_trial, [4, 4, 4, 3], None),
+    "half": (half_black, [1] * G, None),
+    "switch": (switched, [2] * G, FOUR),
+    "product": (lambda: each_of(pt.matmul(normal("w", G, 2, 2), ONES)), [2] * G, FOUR),
+    "batches": (batches, [2] * G, FOUR),
+    "einsum": (einsum, [2] * G, FOUR),
+    "mixture": (mixture, [2] * G, CURVES),
+    "multinomial": (multinomial, [3] * G, CURVES),
+    "custom": (custom, [2] * G, CURVES),
+    "correlated": (correlated, [2] * G, FOUR),
+    "scan": (loop_inside, [2] * G, FOUR),
+}
 
 
 def check(model, seed, vars=None):
@@ -371,21 +321,19 @@ def check(model, seed, vars=None):
     return found
 
 
-@pytest.mark.parametrize(
-    ("build", "sizes", "names"), MODELS, ids=lambda x: getattr(x, "__name__", "")
-)
-def test_terms_depend_on_what_they_say(build, sizes, names):
+@pytest.mark.parametrize("name", MODELS)
+def test_terms_depend_on_what_they_say(name):
+    build, sizes, names = MODELS[name]
     with pm.Model() as model:
         build()
     found = check(model, 1)
-    assert (None if found is None else [len(m) for m in found.members]) == sizes
-    if names is not None:
-        assert found.names == names
+    assert (None if found is None else [len(members) for members in found.members]) == sizes
+    assert names is None or found.names == names
 
 
 def test_what_other_steps_move_is_no_input():
     with pm.Model() as model:
-        centred()
+        each_of(hierarchy() + normal("b"))
     found = check(model, 1, ["theta"])
     assert [len(members) for members in found.members] == [3] * G
 

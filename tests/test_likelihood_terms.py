@@ -1,0 +1,418 @@
+"""Terms of a log-likelihood: what each depends on, against what changes when a variable does."""
+
+import numba
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.ops import wrap_py
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+
+from pymc_kameleon import EvaluationStore, black_box
+from pymc_kameleon.model.likelihood_terms import find_terms
+from pymc_kameleon.model.log_density import likelihood_terms
+
+G = 4
+Y = np.random.default_rng(0).normal(size=(G, 3))
+GROUPS = np.array([0, 0, 1, 2, 2, 2, 3, 1])
+X = np.array([-1.0, 0.5, 0.5, 2.0, -0.3, 1.0, 0.7, 0.1])
+
+
+def of_theta(theta):
+    theta = np.ravel(theta)
+    return float(np.sum(np.sin(theta * np.arange(1.0, 1.0 + len(theta)) + theta[0])))
+
+
+def of_data(theta, y, scale=1.0):
+    return of_theta(theta) - 0.5 * float(np.sum((y - np.ravel(theta)[0]) ** 2)) / scale**2
+
+
+def curve(theta):
+    return np.ravel(theta)[0] + np.sum(theta) * np.arange(3.0)
+
+
+each_number = black_box(of_theta, each="theta", shape=())
+each_data = black_box(of_data, each=["theta", "y"], shape=())
+each_curve = black_box(curve, each="theta", shape=3)
+number = black_box(of_theta, shape=())
+stored = black_box(of_theta, store=EvaluationStore())
+one_curve = black_box(curve, shape=3)
+
+
+class Rows(Op):
+    """A log-likelihood of each row of data, as packages for choices and times have; `lag` of it."""
+
+    __props__ = ("lag",)
+
+    def __init__(self, lag=0):
+        self.lag = lag
+
+    def make_node(self, *inputs):
+        return Apply(self, [pt.as_tensor(x) for x in inputs], [pt.vector()])
+
+    def perform(self, node, inputs, outputs):
+        data, *parameters = inputs
+        value = np.zeros(len(data))
+        for i, x in enumerate(parameters):
+            value += np.cos(data[:, 0] * (i + 1) + x)
+        if self.lag:
+            other = np.roll(value, self.lag)
+            other[0 if self.lag > 0 else -1] = 0.0
+            value += other
+        outputs[0][0] = value
+
+
+@wrap_py(itypes=[pt.dvector], otypes=[pt.dscalar])
+def old_op(theta):
+    return np.array(of_theta(theta))
+
+
+def normal(name, *shape):
+    return pm.Normal(name, 0.0, 1.0, shape=shape)
+
+
+def hierarchy(k=3, is_centred=True):
+    mu, sd = normal("mu", k), pm.HalfNormal("sd", 1.0, shape=k)
+    if is_centred:
+        return pm.Normal("theta", mu, sd, shape=(G, k))
+    return pm.Deterministic("theta", mu + sd * normal("z", G, k))
+
+
+def potential(*logp):
+    for name, value in zip("lk", logp, strict=False):
+        pm.Potential(name, value)
+
+
+def in_a_loop():
+    theta = hierarchy(is_centred=False)
+    for g in range(G):
+        pm.Potential(f"l{g}", number(theta[g]))
+
+
+def of_each(box):
+    theta = hierarchy()
+    return [box(theta[g]) for g in range(G)]
+
+
+def failing_curves():
+    box = black_box(curve, each="theta", shape=3, failures=ArithmeticError)
+    pm.StudentT("y", nu=4.0, mu=box(hierarchy()), sigma=pm.HalfNormal("s"), observed=Y)
+
+
+def one_hot():
+    design = np.column_stack([np.eye(G)[GROUPS], X])
+    potential(each_number(pt.dot(design, normal("beta", G + 1))[:, None]))
+
+
+def same_theta():
+    theta = hierarchy()
+    potential(each_number(theta), each_number(pt.exp(theta) + 1.0))
+
+
+def beside_others():
+    theta = hierarchy(k=1)
+    pm.Normal("y", theta[:, 0], 1.0, observed=X[:G])
+    potential(each_number(theta))
+
+
+def beta():
+    share = pm.Beta("t", 2.0, 2.0, shape=G)
+    potential(each_number(pt.stack([share, 1.0 - share], axis=1)))
+
+
+def ordered():
+    order = pm.distributions.transforms.ordered
+    start = np.tile([-1.0, 0.0, 1.0], (G, 1))
+    t = pm.Normal("t", 0.0, 1.0, shape=(G, 3), transform=order, initval=start)
+    potential(each_number(t))
+
+
+def missing():
+    y = Y.copy()
+    y[1, 2] = np.nan
+    pm.Normal("y", each_curve(hierarchy()), 1.0, observed=y)
+
+
+def masked_rows():
+    kept = hierarchy()[np.array([True, False, True, True])]
+    potential(pt.set_subtensor(pt.zeros(G)[1:], each_number(kept)))
+
+
+def increased():
+    theta = hierarchy()
+    potential(each_number(pt.inc_subtensor(theta[0], theta[1])), number(theta[3]))
+
+
+def rows():
+    theta = hierarchy(k=2, is_centred=False)
+    potential(Rows()(X[:, None], theta[GROUPS, 0], pm.Normal("b")))
+
+
+def rows_with_slopes():
+    theta = hierarchy(k=2, is_centred=False)
+    potential(Rows()(X[:, None], theta[GROUPS, 0] + theta[GROUPS, 1] * X))
+
+
+def rows_that_are_none(lag):
+    theta = hierarchy(k=2)
+    potential(Rows(lag)(X[:2, None], theta[:2, 0]), number(theta[0]))
+
+
+def curves_by_trial():
+    found, theta = one_curve(normal("m", 2)), normal("theta", G)
+    pm.Normal("y", found[GROUPS % 3], 1.0, observed=X)
+    potential(each_number(theta[:, None]))
+
+
+def one_curve_for_two():
+    found = each_curve(hierarchy())
+    pm.Normal("a", found[:, 0], 1.0, observed=X[:G])
+    pm.Normal("b", found[:, 1:], pm.HalfNormal("s"), observed=Y[:, 1:])
+
+
+def scales_by_trial():
+    theta, scale = hierarchy(k=2, is_centred=False), pt.exp(pm.Normal("a") + pm.Normal("b") * X)
+    pm.Normal("y", each_curve(theta)[GROUPS, 0], scale, observed=X)
+
+
+def half_black():
+    theta = hierarchy(k=1)
+    potential(pt.concatenate([each_number(theta), -(theta[:2, 0] ** 2), pt.zeros(1)]))
+
+
+def batches():
+    w = normal("w", G, 2)
+    matrix = w[:, :, None] * w[:, None, :] + np.eye(2)
+    potential(each_number(pt.linalg.cholesky(matrix)))
+
+
+def einsum():
+    w, b = normal("w", G, 2, 3), normal("b", 3)
+    potential(each_number(pt.einsum("gij,j->gi", w, b)))
+
+
+def mixture():
+    mu = each_number(hierarchy(k=1))
+    parts = [pm.Normal.dist(mu, 1.0), pm.Normal.dist(mu + 1.0, 2.0)]
+    pm.Mixture("y", pm.Dirichlet("w", np.ones(2)), parts, observed=X[:G])
+
+
+def multinomial():
+    box = black_box(lambda theta: np.exp(theta) / np.exp(theta).sum(), each="theta", shape=3)
+    counts = [[1, 2, 2], [5, 0, 0], [1, 1, 3], [2, 2, 1]]
+    pm.Multinomial("y", n=5, p=box(hierarchy()), observed=counts)
+
+
+def custom():
+    def logp(value, theta):
+        return each_data(theta, value[:, None])
+
+    pm.CustomDist("y", hierarchy(k=2), logp=logp, observed=Y[:, 0], signature="(k)->()")
+
+
+def correlated():
+    chol, _, _ = pm.LKJCholeskyCov("c", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0))
+    potential(each_number(pt.dot(chol, normal("z", G, 2).T).T))
+
+
+def loop_inside():
+    twice = pytensor.scan(lambda row: 2.0 * row, sequences=[hierarchy(k=2)], return_updates=False)
+    potential(each_number(twice))
+
+
+def switched():
+    theta, other = hierarchy(k=2), normal("other", G, 2)
+    potential(each_number(pt.switch(np.arange(G)[:, None] < 2, theta, other)))
+
+
+def curves(scale):
+    pm.Normal("y", each_curve(hierarchy()), scale, observed=Y)
+
+
+def each_of(theta):
+    potential(each_number(theta))
+
+
+FOUR, CURVES = [f"l[{g}]" for g in range(G)], [f"y[{g}]" for g in range(G)]
+BY_TRIAL = ["l[0]", "l[2]", "l[3]", "l[6]"]
+FAILING = [f"y[{g}], curve_ran[{g}]" for g in range(G)]
+ONES = np.ones((2, 2))
+MODELS = {
+    "centred": (lambda: potential(each_data(hierarchy(), Y, pm.HalfNormal("s"))), [4] * G, FOUR),
+    "non-centred": (lambda: each_of(hierarchy(is_centred=False) + normal("b")), [3] * G, FOUR),
+    "loop": (in_a_loop, [3] * G, ["l0", "l1", "l2", "l3"]),
+    "sum of a loop": (lambda: potential(sum(of_each(number)) * 2.0 / 3.0), [3] * G, None),
+    "sum": (lambda: potential(3.0 - each_number(hierarchy()).sum() / 2.0), [3] * G, FOUR),
+    "repeated": (lambda: potential(each_number(hierarchy()) + pt.zeros((2, 1))), [3] * G, FOUR),
+    "curves": (lambda: curves(pm.HalfNormal("s")), [4] * G, CURVES),
+    "own scales": (lambda: curves(pt.exp(normal("s", G, 1))), [4] * G, CURVES),
+    "failures": (failing_curves, [4] * G, FAILING),
+    "index": (lambda: each_of(hierarchy()[pm.Data("i", [2, 0, 1])]), [3] * 3, FOUR[:3]),
+    "one-hot": (one_hot, [2, 2, 2, 1], None),
+    "groups": (lambda: each_of(pt.dot(np.eye(G)[GROUPS], normal("b", G, 2))), [2] * G, BY_TRIAL),
+    "same theta": (same_theta, [3] * G, [f"l[{g}], k[{g}]" for g in range(G)]),
+    "all": (lambda: potential(number(hierarchy())), None, None),
+    "shared only": (lambda: potential(each_data(pt.zeros((G, 2)) + normal("m"), Y)), None, None),
+    "beside others": (beside_others, [1] * G, FOUR),
+    "logarithms": (lambda: each_of(pm.LogNormal("t", 0.0, 1.0, shape=(G, 2))), [2] * G, FOUR),
+    "beta": (beta, [1] * G, FOUR),
+    "simplex": (lambda: each_of(pm.Dirichlet("t", np.ones(3), shape=(G, 3))), [2] * G, FOUR),
+    "ordered": (ordered, [3] * G, FOUR),
+    "zero sum": (lambda: each_of(pm.ZeroSumNormal("z", 1.0, shape=(G, 3))), [2] * G, FOUR),
+    "missing": (missing, [3] * G, None),
+    "masked": (masked_rows, [3] * 3, ["l[0]", "l[2]", "l[3]"]),
+    "increased": (increased, [3] * (G + 1), None),
+    "rows": (rows, [2] * G, BY_TRIAL),
+    "slopes": (rows_with_slopes, [2, 2, 2, 1], None),
+    "the row before": (lambda: rows_that_are_none(1), [2, 2], ["l", "k"]),
+    "the row after": (lambda: rows_that_are_none(-1), [2, 2], ["l", "k"]),
+    "old operation": (lambda: potential(pt.stack(of_each(old_op))), [3] * G, FOUR),
+    "stored": (lambda: potential(pt.stack(of_each(stored))), [3] * G, FOUR),
+    "two stages": (lambda: each_of(pt.exp(-(each_curve(hierarchy()) ** 2))), [3] * G, FOUR),
+    "curve by trial": (curves_by_trial, [2] + [1] * G, ["y", *FOUR]),
+    "one curve for two": (one_curve_for_two, [4] * G, [f"a[{g}], b[{g}]" for g in range(G)]),
+    "scale by trial": (scales_by_trial, [4, 4, 4, 3], None),
+    "half": (half_black, [1] * G, None),
+    "switch": (switched, [2] * G, FOUR),
+    "product": (lambda: each_of(pt.matmul(normal("w", G, 2, 2), ONES)), [2] * G, FOUR),
+    "batches": (batches, [2] * G, FOUR),
+    "einsum": (einsum, [2] * G, FOUR),
+    "mixture": (mixture, [2] * G, CURVES),
+    "multinomial": (multinomial, [3] * G, CURVES),
+    "custom": (custom, [2] * G, CURVES),
+    "correlated": (correlated, [2] * G, FOUR),
+    "scan": (loop_inside, [2] * G, FOUR),
+}
+
+
+def check(model, seed, vars=None):
+    """Return the terms of a model, after a look at what changes with each of its variables."""
+    likelihood, point = likelihood_terms(model), model.initial_point()
+    sampled = [v for v in model.value_vars if vars is None or v.name in vars]
+    found = find_terms(likelihood, sampled, point)
+    if found is None:
+        return None
+    total = sum(pt.sum(graph) for _, graph in likelihood)
+    evaluate = pytensor.function(
+        model.value_vars,
+        [found.values, found.inputs, found.exact, total],
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
+    )
+    rng = np.random.default_rng(seed)
+    point = {v.name: point[v.name] + 0.3 * rng.normal(size=v.type.shape) for v in model.value_vars}
+    before = evaluate(*point.values())
+    for variable in sampled:
+        for i in range(point[variable.name].size):
+            changed = {name: np.array(value) for name, value in point.items()}
+            changed[variable.name].flat[i] += 0.1
+            after = evaluate(*changed.values())
+            np.testing.assert_allclose(after[0].sum() + after[2], after[3], rtol=1e-12)
+            is_input_changed = before[1] != after[1]
+            for t in np.flatnonzero(~np.isclose(before[0], after[0], rtol=1e-13)):
+                assert np.any(is_input_changed[found.members[t]]), (found.names[t], variable, i)
+    assert len(found.names) == len(found.members) == len(before[0])
+    assert all(members.dtype == np.int64 for members in found.members)
+    np.testing.assert_array_equal(
+        np.unique(np.concatenate(found.members)), np.arange(len(before[1]))
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_terms_depend_on_what_they_say(name):
+    build, sizes, names = MODELS[name]
+    with pm.Model() as model:
+        build()
+    found = check(model, 1)
+    assert (None if found is None else [len(members) for members in found.members]) == sizes
+    assert names is None or found.names == names
+
+
+def test_what_other_steps_move_is_no_input():
+    with pm.Model() as model:
+        each_of(hierarchy() + normal("b"))
+    found = check(model, 1, ["theta"])
+    assert [len(members) for members in found.members] == [3] * G
+
+
+def test_rows_that_other_steps_choose_may_be_any():
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0.0, 1.0, shape=(G, 3))
+        chosen = pm.Categorical("chosen", np.ones(2) / 2)
+        pm.Potential("a", number(theta[chosen]))
+        pm.Potential("b", number(theta[0]))
+    assert find_terms(likelihood_terms(model), [theta], model.initial_point()) is None
+
+
+def test_without_a_black_box_there_are_no_terms():
+    with pm.Model() as model:
+        pm.Normal("y", hierarchy(), 1.0, observed=Y)
+    assert check(model, 1) is None
+
+
+def test_terms_of_compiled_functions_are_compiled():
+    box = black_box(numba.njit(lambda theta: np.sum(np.sin(theta))))
+    with pm.Model() as model:
+        theta = hierarchy()
+        for g in range(G):
+            pm.Potential(f"l{g}", box(theta[g]))
+        pm.Normal("y", theta[:, 0], 1.0, observed=X[:G])
+    found = find_terms(likelihood_terms(model), model.value_vars, model.initial_point())
+    graphs = [found.values, found.inputs, found.exact]
+    point = model.initial_point()
+    compiled, plain = (
+        pytensor.function(model.value_vars, graphs, mode=mode, on_unused_input="ignore")(
+            *(point[v.name] + 0.1 for v in model.value_vars)
+        )
+        for mode in ("NUMBA", "FAST_COMPILE")
+    )
+    for one, other in zip(compiled, plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def changed(x, n, k, rng):
+    """Return a random operation on `x` (n, k), with its shape."""
+    some, any_rows = rng.integers(0, n, size=2), rng.integers(0, n, size=rng.integers(2, n + 3))
+    columns, mask = rng.integers(0, k, size=rng.integers(1, 4)), rng.random(n) < 0.6
+    mask[:2] = True
+    hot = np.eye(n)[any_rows]
+    half = rng.random((n, k)) < 0.5
+    changes = [
+        lambda: (x[1:] if n > 2 else x[::-1], max(n - 1, 2), k),
+        lambda: (x[:, ::-1], n, k),
+        lambda: (x[any_rows], len(any_rows), k),
+        lambda: (x[:, columns], n, len(columns)),
+        lambda: (x[any_rows, rng.integers(0, k, size=len(any_rows))][:, None], len(any_rows), 1),
+        lambda: (x[mask], mask.sum(), k),
+        lambda: (x.T, k, n) if k > 1 else (x, n, k),
+        lambda: (x.reshape((n * k, 1)), n * k, 1),
+        lambda: (pt.stack([x, 2.0 * x[::-1]], axis=1).reshape((2 * n, k)), 2 * n, k),
+        lambda: (pt.concatenate([x, pt.exp(-(x[:1] ** 2))], axis=0), n + 1, k),
+        lambda: (pt.where(half, x, x[::-1]), n, k),
+        lambda: (pt.tanh(x + x[rng.permutation(n)]), n, k),
+        lambda: (pt.tanh(x * x[:1]), n, k),
+        lambda: (pt.set_subtensor(x[some[0]], x[some[1]]), n, k),
+        lambda: (pt.inc_subtensor(x[some[0]], x[some[1]]), n, k),
+        lambda: (x.sum(axis=1, keepdims=True), n, 1),
+        lambda: (pt.cumsum(x, axis=0), n, k),
+        lambda: (pt.special.softmax(x, axis=1), n, k) if k > 1 else (x, n, k),
+        lambda: (pt.dot(hot, x), len(any_rows), k),
+        lambda: (pt.repeat(x, 2, axis=0), 2 * n, k),
+    ]
+    return changes[rng.integers(len(changes))]()
+
+
+def test_random_graphs():
+    n_found = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        with pm.Model() as model:
+            x, n, k = pm.Normal("theta", 0.0, 1.0, shape=(5, 2)), 5, 2
+            for _ in range(rng.integers(2, 6)):
+                x, n, k = changed(x, n, k, rng)
+            pm.Potential("l", each_number(x))
+        n_found += check(model, seed) is not None
+    assert n_found > 12

@@ -282,7 +282,8 @@ def participants(
 ) -> pm.Model:
     """Build the PyMC model of HSSM: drift and threshold of each participant, a black box.
 
-    With `differentiable` it is HSSM's series in PyTensor, of the same likelihood.
+    With `differentiable` it is HSSM's series in PyTensor, of the same likelihood, on which NUTS
+    takes more than seven minutes: leave it out by `--no-reference`.
     """
     import hssm
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "noisy-surrogate": "effective draws an estimate of a noisy likelihood, with a surrogate",
     "batches": "wall time of chains whose likelihood sleeps, with several points at once",
     "coarse-models": "fine solves an effective draw, with and without coarse models",
+    "hierarchies": "evaluations of hierarchies whose groups are black boxes, beside NUTS",
     "surrogate-parts": "what each part of SurrogateHMCStep is worth, on black boxes",
     "kamh-figure5": "figure 5 of the paper of kernel adaptive Metropolis-Hastings",
     "proposal-gallery": "proposals of the kernel-adaptive steps over banana, flower and ring",

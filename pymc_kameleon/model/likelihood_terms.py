@@ -44,6 +44,11 @@ class SumOfTerms(NamedTuple):
     members: list[np.ndarray]
     exact: pt.TensorVariable
 
+    @property
+    def n_inputs(self) -> int:
+        """Count the inputs of all terms."""
+        return 1 + max(int(indices.max()) for indices in self.members)
+
 
 def find_terms(
     likelihood: Sequence[tuple], value_vars: Sequence, point: dict[str, np.ndarray]

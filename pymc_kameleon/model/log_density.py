@@ -364,7 +364,7 @@ class LogDensity:
         position, slopes = both[: self.dim], both[self.dim :]
         known, inputs = graph_replace(outputs, {x: position})
         [gradient] = self._gradients_of(known + pt.dot(inputs, slopes), at=position)
-        size = self.dim + 1 + max(int(indices.max()) for indices in self.terms.members)
+        size = self.dim + self.terms.n_inputs
         return ModelFunction(
             self.model, [known, *NO_TERMS, gradient], both, size, self._compile_kwargs
         )

@@ -97,6 +97,12 @@ class MetropolisHastingsStep(Step):
     takes_gradients = False
     """Whether gradients of prior and likelihood follow the terms of the log density."""
 
+    statistics_of_target: dict = {}
+    """Type and shape of sampler statistics that not every target has."""
+
+    takes_terms = False
+    """Whether the terms of the likelihood follow those of the log density."""
+
     can_look_ahead = True
     """Whether transitions depend on nothing but chain, learner and random numbers."""
 
@@ -145,6 +151,7 @@ class MetropolisHastingsStep(Step):
             separate_estimates=self.pseudo_marginal,
         )
         self.dim = self.target.dim
+        learner = self._learner_of_target(learner)
         learner.check(self.target.names, self.dim)
         takes_estimates = pseudo_marginal is not None
         is_estimated = self.pseudo_marginal or bool(self.target.estimated_terms)
@@ -161,7 +168,7 @@ class MetropolisHastingsStep(Step):
         gradients = self.takes_gradients
         looks_ahead = self.can_look_ahead and not (self.pseudo_marginal or gradients)
         self.sampler = self.sampler_class(
-            evaluator_of(self.target, store, gradients, looks_ahead),
+            evaluator_of(self.target, store, gradients, looks_ahead, self.takes_terms),
             screened,
             learner,
             target_accept=float(target_accept),
@@ -186,7 +193,7 @@ class MetropolisHastingsStep(Step):
         super().__init__(
             self.target.vars, self.target.shapes, self.target.shared, blocked=blocked, rng=rng
         )
-        added = screened.statistics_dtypes
+        added = screened.statistics_dtypes | self.statistics_of_target
         if self.pseudo_marginal:
             added = added | kept_estimate.STATISTICS
         if added:
@@ -227,6 +234,10 @@ class MetropolisHastingsStep(Step):
     @property
     def _how(self):
         return "compiled" if self.runs_compiled else "in Python"
+
+    def _learner_of_target(self, learner: Learner) -> Learner:
+        """Return the learner for this target: by default that which was made for it."""
+        return learner
 
     def _chosen_steps_per_draw(self) -> int:
         """Transitions a draw unless the user says otherwise."""

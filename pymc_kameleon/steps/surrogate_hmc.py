@@ -1,5 +1,6 @@
 """Hamiltonian Monte Carlo without gradients, on a surrogate learnt from all evaluations."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,19 @@ from pymc_kameleon.steps.chain.surrogate_sampler import (
     SurrogateSampler,
     check_learnable,
 )
+from pymc_kameleon.steps.chain.terms_sampler import TermsSampler
 from pymc_kameleon.steps.metropolis_hastings import MetropolisHastingsStep
 from pymc_kameleon.steps.shared_parameters import with_shared_parameters
 from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.surrogate.learner import TrajectoryLearner
+from pymc_kameleon.surrogate.sum_parts import sum_parts
+from pymc_kameleon.surrogate.terms_learner import TermsLearner
 from pymc_kameleon.validation import renamed
+
+_log = logging.getLogger("pymc.kameleon")
+
+TRANSITIONS_OF_TERMS = 150
+"""Transitions of tuning where terms are learnt apart, after the draws that teach them first."""
 
 
 @with_shared_parameters
@@ -159,7 +168,28 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         )
         check_learnable(self.sampler, type(self).__name__, is_noisy)
 
+    def _learner_of_target(self, learner):
+        if self.takes_gradients or self.pseudo_marginal:
+            return learner
+        parts = sum_parts(self.target)
+        if parts is None:
+            return learner
+        self.takes_terms, self.sampler_class = True, TermsSampler
+        n_terms = len(parts.names)
+        self.statistics_of_target = draw_statistics("worst_term", "worst_term_error")
+        _log.info(
+            "SurrogateHMCStep: the log-likelihood is a sum of %d terms, %s to %s, each of at most %d "
+            "numbers: each has a surrogate of its own",
+            n_terms,
+            parts.names[0],
+            parts.names[-1],
+            max(map(len, parts.members)),
+        )
+        return TermsLearner(parts, max_points=learner.max_points)
+
     def transitions_to_tune(self) -> int:  # noqa: D102
+        if self.takes_terms:
+            return TRANSITIONS_OF_TERMS
         return min(25 * n_coefficients(self.dim), 400 + 50 * self.dim)
 
     def _n_learnt_from(self):
@@ -167,7 +197,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _begin_tuning(self, x, search):
         self.sampler.scales = search.scales
-        searches = self.start.where == "optimize" and self.dim <= MANY_DIMENSIONS
+        searches = self.start.where == "optimize"
+        searches &= self.takes_terms or self.dim <= MANY_DIMENSIONS
         is_default = np.array_equal(x, self.target.default_start, equal_nan=True)
         self.sampler.learn_first(search.looked, searches, from_anywhere=is_default)
 
@@ -179,13 +210,18 @@ class SurrogateHMCStep(MetropolisHastingsStep):
             "mode": self.learner.fitted.mode_of(self.chain.position),
             "evidence_ratio": self.sampler.evidence_ratio(),
             "calls_made": float(self.report.evaluations + n_evals),
+            **self._term_statistics(n_evals),
         }
+
+    def _term_statistics(self, n_evals):
+        if not self.takes_terms:
+            return {}
+        term, error = self.sampler.worst_of_last() if n_evals else (np.nan, np.nan)
+        return {"worst_term": term, "worst_term_error": error}
 
     def _complaint_of_acceptance(self):
         learner = self.learner
-        too_noisy = kept_estimate.too_noisy(
-            ", ".join(self.target.names), learner.fitted.gp.noise[0]
-        )
+        too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.noise)
         if learner.follows or too_noisy:
             return too_noisy
         others = self.sampler.moved_by_others

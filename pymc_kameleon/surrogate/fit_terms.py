@@ -1,4 +1,4 @@
-"""Fits of the regressions of a sum: each term's from its own inputs and values."""
+"""Fits of the regressions of a sum, each to its own inputs and values, and draws from the sum."""
 
 import math
 from typing import NamedTuple
@@ -11,18 +11,12 @@ from pymc_kameleon.gp.sparse_gp import RATIONAL, SparseGP, new_sparse_gp
 from pymc_kameleon.gp.sparse_gp_fit import TooFewValues, fit_sparse_gp
 from pymc_kameleon.gp.typical_set import around_the_mode, typical_depth, typical_set
 from pymc_kameleon.mcmc.coordinates import standardization
-from pymc_kameleon.model.model_function import ModelFunction
 from pymc_kameleon.surrogate.annealing import move_many
 from pymc_kameleon.surrogate.fit_posterior import BALL
 from pymc_kameleon.surrogate.hmc import Integrator, new_integrator, with_step_size
 from pymc_kameleon.surrogate.posterior_surrogate import surrogate_gradients, surrogate_values
-from pymc_kameleon.surrogate.sum_of_surrogates import (
-    SumOfSurrogates,
-    Terms,
-    new_sum,
-    packed,
-    terms_at,
-)
+from pymc_kameleon.surrogate.sum_of_surrogates import SumOfSurrogates, Terms, new_sum, packed
+from pymc_kameleon.surrogate.sum_parts import SumParts
 
 N_PARTICLES = 40
 """Draws from the surrogate that go on from fit to fit."""
@@ -35,45 +29,26 @@ them need not be known."""
 COOLING = 4.0
 """Largest factor between temperatures, from the first points to draws."""
 
-
-class SumParts:
-    """What is known of a log density whose likelihood is a sum of terms, and what they depend on.
-
-    `names` (T) are the terms', `members` (T) the indices of their inputs, which `inputs` writes;
-    `known` is the known part with the gradient of all, as `LogDensity.known_with_slopes`.
-    """
-
-    def __init__(self, target):
-        self.names, self.members = target.terms.names, target.terms.members
-        self.inputs: ModelFunction = target.inputs_of_terms
-        self.known: ModelFunction = target.known_with_slopes()
-        self.n_inputs = self.known.dim - target.dim
-        self.dim = target.dim
-
-    def inputs_at(self, points: np.ndarray) -> np.ndarray:
-        """Inputs (m, n) of the terms at the rows of `points` (m, d)."""
-        found = np.empty((len(points), self.n_inputs))
-        for point, row in zip(points, found, strict=True):
-            self.inputs.into(point, row)
-        return found
+TOO_LOW = 3.0
+"""Times the depth of a Gaussian below the largest log density of the particles: one that is lower
+begins anew at another one."""
 
 
 class FittedTerms(NamedTuple):
     """A sum of surrogates, and all that moves on it take.
 
     Moves are in (x - location) / scales, both (d,). `hyperparameters` (T, 1 + k) are of all terms,
-    with zeros where a term has fewer inputs; `particles` (n, d) are draws from the surrogate, in
-    raw coordinates, and `errors` (T,) standard deviations of the errors of the terms where they
-    were evaluated after the fit before.
+    with zeros where a term has fewer inputs, and `widths` (T, k) standard deviations of the inputs
+    by the term alone. `particles` (n, d) are draws from the surrogate, in raw coordinates.
     """
 
     location: np.ndarray
     scales: np.ndarray
     terms: Terms
     hyperparameters: np.ndarray
+    widths: np.ndarray
     integrator: Integrator
     particles: np.ndarray
-    errors: np.ndarray
 
     @property
     def varying(self) -> dict[str, int]:
@@ -85,79 +60,72 @@ class FittedTerms(NamedTuple):
         """Whether there was a fit."""
         return len(self.particles) > 0
 
-    def surrogate(self, parts: SumParts) -> SumOfSurrogates:
-        """Return the surrogate, with the known part of the log density."""
-        return new_sum(
-            self.location,
-            self.scales,
-            self.terms,
-            parts.n_inputs,
-            parts.inputs.compiled(),
-            parts.known.compiled(),
-        )
+    def mode_of(self, position: np.ndarray) -> float:
+        """Return NaN: modes of a sum are not numbered."""
+        return math.nan
+
+    def surrogate(self, parts: SumParts, is_independent: bool = False) -> SumOfSurrogates:
+        """Return the surrogate, with what is known of the log density.
+
+        Or with independent Gaussians in place of that, if `is_independent`.
+        """
+        known = parts.independent if is_independent else parts.known
+        tables = parts.inputs.compiled(), known.compiled()
+        return new_sum(self.location, self.scales, self.terms, parts.n_inputs, *tables)
 
 
 def unfitted_terms(parts: SumParts) -> FittedTerms:
     """Return what stands for a fit before there is one."""
     members, dim = parts.members, parts.dim
     processes = [new_sparse_gp(RATIONAL, len(indices)) for indices in members]
-    largest = max(map(len, members))
+    n_terms, largest = len(members), max(map(len, members))
+    integrator = new_integrator(dim)
     return FittedTerms(
         np.zeros(dim),
         np.ones(dim),
-        packed(processes, members, np.zeros(len(members))),
-        np.zeros((len(members), 1 + largest)),
-        _without_root(dim),
+        packed(processes, members, np.zeros(n_terms)),
+        np.zeros((n_terms, 1 + largest)),
+        np.zeros((n_terms, largest)),
+        integrator._replace(root=np.zeros((0, 0)), radius=np.array([np.inf])),
         np.zeros((0, dim)),
-        np.full(len(members), np.nan),
     )
-
-
-def _without_root(dim):
-    integrator = new_integrator(dim)
-    return integrator._replace(root=np.zeros((0, 0)), radius=np.array([np.inf]))
 
 
 @one_thread()
 def fit_terms(
     points: np.ndarray,
-    terms: np.ndarray,
+    values: np.ndarray,
     drawn: np.ndarray,
     previous: FittedTerms,
     parts: SumParts,
     max_points: int,
-    target_accept: float,
-    rng: np.random.Generator,
 ) -> FittedTerms | None:
-    """Fit all terms to their values (n, T) at `points` (n, d); None if that is too little.
+    """Fit all terms to their `values` (m, T) at `points` (m, d); None if that is too little.
 
-    `drawn` (m, d) are draws from where the posterior is taken to be. The search for hyperparameters
+    `drawn` (l, d) are draws from where the posterior is taken to be. The search for hyperparameters
     begins with the `previous` ones.
     """
     inputs, at_drawn = parts.inputs_at(points), parts.inputs_at(drawn)
+    # What many terms share they know together; each alone has to be known where it is typical.
+    middle = at_drawn.mean(axis=0)
+    at_drawn = middle + np.sqrt(parts.n_uses) * (at_drawn - middle)
     processes, edges = [], []
-    hyperparameters = previous.hyperparameters.copy()
+    hyperparameters, widths = previous.hyperparameters.copy(), previous.widths.copy()
     try:
         for t, indices in enumerate(parts.members):
-            start = previous.hyperparameters[t, : 1 + len(indices)]
+            k = len(indices)
+            start = previous.hyperparameters[t, : 1 + k] if previous.is_fitted else None
             gp, edge = fit_term(
-                inputs[:, indices],
-                terms[:, t],
-                at_drawn[:, indices],
-                max_points,
-                start if previous.is_fitted else None,
+                inputs[:, indices], values[:, t], at_drawn[:, indices], max_points, start
             )
             processes.append(gp)
             edges.append(edge)
-            hyperparameters[t, : 1 + len(indices)] = gp.hyperparameters
+            hyperparameters[t, : 1 + k] = gp.hyperparameters
+            widths[t, :k] = np.sqrt(np.sum(gp.standardization.factor**2, axis=1))
     except (TooFewValues, linalg.LinAlgError):
         return None
-    fitted = previous._replace(
-        terms=packed(processes, parts.members, np.array(edges)), hyperparameters=hyperparameters
-    )
-    if previous.is_fitted:
-        return moved_particles(fitted, parts, previous.particles, 1.0, target_accept, rng)
-    return _annealed(fitted, parts, points, target_accept, rng)
+    terms = packed(processes, parts.members, np.array(edges))
+    return previous._replace(terms=terms, hyperparameters=hyperparameters, widths=widths)
 
 
 def fit_term(
@@ -167,9 +135,9 @@ def fit_term(
     max_centres: int,
     previous: np.ndarray | None,
 ) -> tuple[SparseGP, float]:
-    """Regress the `values` (n,) of a term on its `inputs` (n, k); return the edge too.
+    """Regress the `values` (m,) of a term on its `inputs` (m, k); return the edge too.
 
-    `drawn` (m, k) are inputs at draws from the surrogate, or from the prior. The search for
+    `drawn` (l, k) are inputs where the posterior is taken to be, or the prior. The search for
     hyperparameters begins with the `previous` ones. Raises TooFewValues or LinAlgError as
     `fit_sparse_gp` does.
     """
@@ -191,66 +159,98 @@ def fit_term(
 # draws from the sum -------------------------------------------------------------------------------
 
 
-def _annealed(fitted, parts, points, target_accept, rng):
-    """Draw from the surrogate, from the points (n, d) on, at temperatures that fall to 1."""
-    values = _values(fitted, parts, points)
+class Sampled(NamedTuple):
+    """From what particles are drawn: a surrogate with or without its known part, and how."""
+
+    parts: SumParts
+    is_independent: bool
+    target_accept: float
+    rng: np.random.Generator
+
+
+@one_thread()
+def first_particles(fitted: FittedTerms, points: np.ndarray, sampled: Sampled) -> FittedTerms:
+    """Draw from the surrogate, from the `points` (m, d) on, at temperatures that fall to 1."""
+    values = _values(fitted, points, sampled)
     chosen = np.argsort(-values)[:N_PARTICLES]
     particles, values = points[chosen], values[chosen]
     temperature = max(1.0, (values[0] - np.median(values)) / len(fitted.location))
     while True:
-        fitted = moved_particles(fitted, parts, particles, temperature, target_accept, rng)
+        for _ in range(2):
+            fitted = _moved(fitted, particles, temperature, sampled)
+            particles = fitted.particles
         if temperature == 1.0:
             return fitted
         colder = max(1.0, temperature / COOLING)
-        values = _values(fitted, parts, fitted.particles)
+        values = _values(fitted, particles, sampled)
         weights = np.exp((values - values.max()) * (1.0 / colder - 1.0 / temperature))
-        kept = rng.choice(len(weights), size=N_PARTICLES, p=weights / weights.sum())
-        particles, temperature = fitted.particles[kept], colder
+        kept = sampled.rng.choice(len(weights), size=N_PARTICLES, p=weights / weights.sum())
+        particles, temperature = particles[kept], colder
 
 
-def _values(fitted, parts, points):
-    surrogate = fitted.surrogate(parts)
+@one_thread()
+def moved_particles(fitted: FittedTerms, sampled: Sampled) -> FittedTerms:
+    """Move the particles on the surrogate, and choose the integrator by where they come to be.
+
+    Particles that are far too low for draws begin at another one. Then pairs of particles exchange
+    the coordinates of a term, which takes them between its modes.
+    """
+    particles = fitted.particles.copy()
+    values = _values(fitted, particles, sampled)
+    is_low = ~(values > values.max() - TOO_LOW * typical_depth(particles.shape[1]))
+    others = np.flatnonzero(~is_low)
+    particles[is_low] = particles[sampled.rng.choice(others, size=is_low.sum())]
+    fitted = _moved(fitted, particles, 1.0, sampled)
+    return _exchanged(fitted, sampled)
+
+
+def _values(fitted, points, sampled):
+    surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
     return surrogate_values(surrogate, surrogate.to_moves(points).T)
 
 
-def moved_particles(
-    fitted: FittedTerms,
-    parts: SumParts,
-    particles: np.ndarray,
-    temperature: float,
-    target_accept: float,
-    rng: np.random.Generator,
-) -> FittedTerms:
-    """Move `particles` (n, d) on the surrogate, and choose the integrator by where they are.
-
-    Particles that are far too low for draws begin at another one.
-    """
+def _moved(fitted, particles, temperature, sampled):
     dim = particles.shape[1]
-    values = _values(fitted, parts, particles)
-    is_low = ~(values > values.max() - 3.0 * temperature * typical_depth(dim))
-    particles = particles.copy()
-    particles[is_low] = particles[rng.choice(np.flatnonzero(~is_low), size=is_low.sum())]
-    for _ in range(2):
-        fitted = _scaled(fitted, parts, particles, temperature, target_accept, rng)
-        surrogate = fitted.surrogate(parts)
-        v = np.ascontiguousarray(surrogate.to_moves(particles).T)
-        values = surrogate_values(surrogate, v)
-        move_many(surrogate, fitted.integrator, temperature, v, values, rng, np.zeros((dim, 0)))
-        particles = surrogate.to_points(v.T)
+    fitted = _with_integrator(fitted, particles, temperature, sampled)
+    surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
+    v = np.ascontiguousarray(surrogate.to_moves(particles).T)
+    values = surrogate_values(surrogate, v)
+    no_differences = np.zeros((dim, 0))
+    move_many(surrogate, fitted.integrator, temperature, v, values, sampled.rng, no_differences)
     fitted.integrator.n_steps[0] = 0.0
-    return fitted._replace(particles=particles)
+    return fitted._replace(particles=surrogate.to_points(v.T))
 
 
-def _scaled(fitted, parts, particles, temperature, target_accept, rng):
+def _with_integrator(fitted, particles, temperature, sampled):
     """Choose scales, step size and length by the particles (n, d) and the gradients there."""
-    surrogate = fitted.surrogate(parts)
+    surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
     gradients = surrogate_gradients(surrogate, surrogate.to_moves(particles).T) / fitted.scales
-    gradients = gradients[np.isfinite(gradients).all(axis=1)] / math.sqrt(temperature)
-    steepness = np.sqrt(np.mean(gradients**2, axis=0))
+    gradients = gradients[np.isfinite(gradients).all(axis=1)]
+    steepness = np.sqrt(np.mean(gradients**2, axis=0) / temperature)
     spread = particles.std(axis=0) / math.sqrt(temperature)
     scales = np.where(spread > 0.0, np.sqrt(spread / steepness), 1.0 / steepness)
     fitted = fitted._replace(location=particles.mean(axis=0), scales=scales)
-    surrogate = fitted.surrogate(parts)
+    surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
     v = np.ascontiguousarray(surrogate.to_moves(particles).T)
-    integrator = with_step_size(surrogate, fitted.integrator, v, target_accept, rng)
+    integrator = with_step_size(
+        surrogate, fitted.integrator, v, sampled.target_accept, sampled.rng
+    )
     return fitted._replace(integrator=integrator)
+
+
+def _exchanged(fitted, sampled):
+    """Let pairs of particles exchange what one term alone depends on: exact for their product."""
+    rng, particles = sampled.rng, fitted.particles.copy()
+    values, half = _values(fitted, particles, sampled), len(particles) // 2
+    for own in sampled.parts.own:
+        order = rng.permutation(len(particles))
+        first, second = order[:half], order[half : 2 * half]
+        proposed = particles.copy()
+        proposed[np.ix_(first, own)] = particles[np.ix_(second, own)]
+        proposed[np.ix_(second, own)] = particles[np.ix_(first, own)]
+        found = _values(fitted, proposed, sampled)
+        gains = (found - values)[first] + (found - values)[second]
+        accepted = np.log(rng.random(half)) < gains
+        moved = np.concatenate([first[accepted], second[accepted]])
+        particles[moved], values[moved] = proposed[moved], found[moved]
+    return fitted._replace(particles=particles)

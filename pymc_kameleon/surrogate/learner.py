@@ -221,9 +221,12 @@ class TrajectoryLearner(Learner):
             points = points_to_check(fitted, self.surrogate, N_CHECKED)
         if self.has_learnt:
             self.fitted = self.fitted.without_uncertainty().with_modes(self.log_prior)
+        self._choose_hot_share()
+        return points
+
+    def _choose_hot_share(self):
         refused = 1.0 if math.isnan(self.acceptance) else 1.0 - self.acceptance
         self.fitted.integrator.hot_share[0] = np.clip(2.0 * refused, *LATER_HOT_SHARE)
-        return points
 
     def fit(self, rng: np.random.Generator) -> FittedPosterior | None:
         """Fit the surrogate to what is known; None, and nothing has changed, if that is too little.
@@ -283,6 +286,11 @@ class TrajectoryLearner(Learner):
     def surrogate(self) -> PosteriorSurrogate:
         """The surrogate of the log density."""
         return self.fitted.surrogate(self.log_prior)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the values that are estimates, as far as is known."""
+        return float(self.fitted.gp.noise[0])
 
     @property
     def has_learnt(self):  # noqa: D102

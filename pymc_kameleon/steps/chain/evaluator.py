@@ -15,6 +15,8 @@ from pymc_kameleon.store.stored_density import StoredDensity
 class Evaluator:
     """Evaluates the log density of `target`, with its `gradients` or without, for one chain.
 
+    Or with the `terms` of its likelihood, where that is a sum of them.
+
     `stored` knows what a file has, if there is one. `ahead` evaluates at several points at once
     where a black box can; `parallel` is None, or evaluates in several processes. `rng` draws the
     seeds of estimates; errors are noted in `report`. `correction` is None, or what is added to the
@@ -30,8 +32,10 @@ class Evaluator:
         gradients: bool = False,
         stored: StoredDensity | None = None,
         ahead: Any = None,
+        terms: bool = False,
     ):
         self.target, self.gradients, self.stored, self.ahead = target, gradients, stored, ahead
+        self.terms = terms
         self.rng = np.random.default_rng()
         self.begin_anew()
 
@@ -54,6 +58,8 @@ class Evaluator:
             return self.parallel
         if self.stored is not None:
             return self.stored
+        if self.terms:
+            return self.target.with_terms
         return self.target.with_gradients if self.gradients else self.target.function
 
     @property
@@ -64,7 +70,8 @@ class Evaluator:
     @property
     def n_values(self) -> int:
         """Count the numbers that `into` writes, the seeds of the estimates among them."""
-        return N_TERMS + 2 * self.target.dim * self.gradients + self.target.n_seeds
+        n_terms = len(self.target.terms.names) if self.terms else 0
+        return N_TERMS + 2 * self.target.dim * self.gradients + n_terms + self.target.n_seeds
 
     def into(self, x: np.ndarray, value: np.ndarray) -> None:
         """Write the terms of the log density at `x` (d,), gradients and new seeds to `value`."""

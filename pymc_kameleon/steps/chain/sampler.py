@@ -41,7 +41,11 @@ CENTRED_IN = 100
 
 
 def evaluator_of(
-    target: LogDensity, store: EvaluationStore | None, gradients: bool, looks_ahead: bool
+    target: LogDensity,
+    store: EvaluationStore | None,
+    gradients: bool,
+    looks_ahead: bool,
+    terms: bool = False,
 ) -> Evaluator:
     """Return what evaluates `target`, at several points at once if it `looks_ahead` and can."""
     stored = None if store is None else StoredDensity(target, store, gradients)
@@ -49,7 +53,7 @@ def evaluator_of(
     if looks_ahead and not target.estimated_terms:
         batches = Batches(target.function)
         ahead = LookAhead(batches, stored) if batches.size > 1 else None
-    return Evaluator(target, gradients, stored, ahead)
+    return Evaluator(target, gradients, stored, ahead, terms)
 
 
 class ChainSampler:

@@ -280,7 +280,7 @@ def check_learnable(sampler: SurrogateSampler, called: str, is_noisy: bool = Fal
             f"The likelihood term {', '.join(target.estimated_terms)} is an estimate. Write "
             f"{called}(pseudo_marginal=True): the surrogate then learns with its noise."
         )
-    if target.dim > MANY_DIMENSIONS:
+    if target.dim > MANY_DIMENSIONS and not sampler.evaluator.terms:
         _log.warning(
             "%s in %d dimensions: a surrogate takes more evaluations there than it saves. Take "
             "KameleonStep, or NUTS where there is a gradient.",

@@ -1,0 +1,126 @@
+"""The chain of `SurrogateHMCStep` where the likelihood is a sum of terms that are learnt apart."""
+
+import math
+
+import numpy as np
+
+from pymc_kameleon.mcmc.chain import N_TERMS
+from pymc_kameleon.mcmc.history import thinned
+from pymc_kameleon.model.initial_points import seed_from
+from pymc_kameleon.steps.chain.sampler import ChainSampler
+from pymc_kameleon.steps.chain.surrogate_sampler import (
+    GROSS,
+    MOST_CHECKS,
+    NO_ESTIMATE,
+    SurrogateSampler,
+)
+from pymc_kameleon.surrogate.posterior_surrogate import predicted_at
+from pymc_kameleon.surrogate.terms_learner import TermsLearner
+
+N_FIRST, N_WARM = 40, 100
+"""Draws from the prior, or earlier draws, that are evaluated first."""
+
+ROUND, ROUNDS, INDEPENDENT = 8, 25, 4
+"""Draws from the surrogate that are evaluated before it is fitted again, largest number of such
+rounds before the first transition, and how many of them have independent priors."""
+
+CLOSE = 1.0
+"""Standard deviation of the error of the sum at its own draws from which transitions begin."""
+
+
+class TermsSampler(SurrogateSampler):
+    """Transitions on a sum of surrogates, and the evaluations before them that teach the terms."""
+
+    learner: TermsLearner
+
+    def new_learner(self, position, warm):  # noqa: D102
+        learner = ChainSampler.new_learner(self, position, warm)
+        if warm is not None:
+            self.learner = learner
+            learner.history.begin_with(warm.points)
+            self.evaluate_all(thinned(warm.points, N_WARM, self.rng))
+            self.fit()
+        return learner
+
+    # the start ------------------------------------------------------------------------------------
+
+    def learn_first(self, looked, searches, from_anywhere):  # noqa: D102
+        learner = self.learner
+        for point, value in looked:
+            learner.keep(point, value)
+        drawn = self.target.prior_draws(N_FIRST, seed_from(self.rng))
+        self.evaluate_all(drawn if len(drawn) else self.target.prior_points(seed_from(self.rng)))
+        self.read_store()
+        errors = np.zeros(0)
+        for i in range(ROUNDS):
+            learner.is_independent = i < INDEPENDENT
+            if self.fit() is None:
+                break
+            found = self._evaluate_draws()
+            errors = np.append(errors, found)[-2 * len(found) :]
+            if not learner.is_independent and len(errors) > ROUND and errors.std() < CLOSE:
+                break
+        learner.is_independent = False
+        learner.last_update[:] = learner.n_own, learner.n_foreign
+        learner.next_update = learner.n_own + learner.n_before_next_fit()
+        if searches and self.chain.proposed_value[:N_TERMS].sum() > -np.inf:
+            self.move_to_proposal()
+
+    def _evaluate_draws(self):
+        """Evaluate draws from the surrogate; return its errors at those that are not moved away.
+
+        Half of them are moved away in what terms share, as far as one term alone leaves open: all
+        terms together leave less, and would learn nothing of it.
+        """
+        learner, rng = self.learner, self.rng
+        particles, shared = learner.fitted.particles, learner.parts.shared
+        points = particles[rng.permutation(len(particles))[:ROUND]].copy()
+        n_moved = ROUND // 2 if shared else 0
+        for i, k in shared:
+            width = np.median(self._widths_of(i))
+            points[:n_moved, k] += width * rng.standard_normal(n_moved)
+        found, surrogate = self.evaluate_all(points), learner.surrogate
+        self.read_store()
+        expected = [predicted_at(surrogate, point, np.inf) for point in points]
+        return np.maximum(found - expected, -1e300)[n_moved:]
+
+    def _widths_of(self, i):
+        """Standard deviations of input `i` by each of the terms that have it."""
+        learner = self.learner
+        return [
+            learner.fitted.widths[t, list(indices).index(i)]
+            for t, indices in enumerate(learner.parts.members)
+            if i in indices
+        ]
+
+    # learning -------------------------------------------------------------------------------------
+
+    def end_learning(self):
+        """Fit for the last time, and again while the surrogate is far too large at its own draws."""
+        learner = self.learner
+        for _ in range(MOST_CHECKS):
+            points = ChainSampler.end_learning(self)
+            surrogate = learner.surrogate if learner.has_learnt else None
+            found = self.evaluate_all(points)
+            errors = found - [predicted_at(surrogate, point, np.inf) for point in points]
+            if min(errors, default=0.0) > -GROSS:
+                return
+        ChainSampler.end_learning(self)
+
+    def normaliser(self, drawn=None):
+        """Return no estimate: a sum in many dimensions is not normalised."""
+        return NO_ESTIMATE
+
+    def worst_of_last(self) -> tuple[float, float]:
+        """Number of the term whose surrogate was furthest off at the last evaluation, and its error.
+
+        NaN without a surrogate, and where a term was not finite.
+        """
+        learner, chain = self.learner, self.chain
+        if not learner.has_learnt:
+            return math.nan, math.nan
+        errors = chain.proposed_value[N_TERMS:] - learner.terms_at(chain.proposal)
+        if not np.isfinite(errors).all():
+            return math.nan, math.nan
+        worst = int(np.argmax(np.abs(errors)))
+        return float(worst), float(errors[worst])

@@ -31,7 +31,7 @@ from pymc_kameleon.validation import renamed
 
 _log = logging.getLogger("pymc.kameleon")
 
-TRANSITIONS_OF_TERMS = 150
+TRANSITIONS_OF_TERMS = 100
 """Transitions of tuning where terms are learnt apart, after the draws that teach them first."""
 
 

@@ -20,12 +20,15 @@ from pymc_kameleon.surrogate.terms_learner import TermsLearner
 N_FIRST, N_WARM = 40, 100
 """Draws from the prior, or earlier draws, that are evaluated first."""
 
-ROUND, ROUNDS, INDEPENDENT = 8, 25, 4
+ROUND, ROUNDS, INDEPENDENT = 8, 32, 4
 """Draws from the surrogate that are evaluated before it is fitted again, largest number of such
 rounds before the first transition, and how many of them have independent priors."""
 
-CLOSE = 1.0
+CLOSE = 0.2
 """Standard deviation of the error of the sum at its own draws from which transitions begin."""
+
+OUTWARDS = 1.5
+"""Factor of the distance from the middle of the draws for those that are moved outwards."""
 
 
 class TermsSampler(SurrogateSampler):
@@ -58,7 +61,7 @@ class TermsSampler(SurrogateSampler):
                 break
             found = self._evaluate_draws()
             errors = np.append(errors, found)[-2 * len(found) :]
-            if not learner.is_independent and len(errors) > ROUND and errors.std() < CLOSE:
+            if not learner.is_independent and len(errors) >= ROUND and errors.std() < CLOSE:
                 break
         learner.is_independent = False
         learner.last_update[:] = learner.n_own, learner.n_foreign
@@ -67,18 +70,20 @@ class TermsSampler(SurrogateSampler):
             self.move_to_proposal()
 
     def _evaluate_draws(self):
-        """Evaluate draws from the surrogate; return its errors at those that are not moved away.
+        """Evaluate draws from the surrogate; return its errors at those that are not moved outwards.
 
-        Half of them are moved away in what terms share, as far as one term alone leaves open: all
-        terms together leave less, and would learn nothing of it.
+        Half of them are: a regression is as good between its points as it is bad beyond them. And
+        in what terms share they are moved as far as one term alone leaves open: all terms together
+        leave less, and would learn nothing of it.
         """
         learner, rng = self.learner, self.rng
         particles, shared = learner.fitted.particles, learner.parts.shared
         points = particles[rng.permutation(len(particles))[:ROUND]].copy()
-        n_moved = ROUND // 2 if shared else 0
+        n_moved, middle = ROUND // 2, particles.mean(axis=0)
+        points[:n_moved] += (OUTWARDS - 1.0) * (points[:n_moved] - middle)
         for i, k in shared:
             width = np.median(self._widths_of(i))
-            points[:n_moved, k] += width * rng.standard_normal(n_moved)
+            points[:n_moved, k] = middle[k] + width * rng.standard_normal(n_moved)
         found, surrogate = self.evaluate_all(points), learner.surrogate
         self.read_store()
         expected = [predicted_at(surrogate, point, np.inf) for point in points]

@@ -207,11 +207,11 @@ def test_a_block_for_each_group_calls_one_group_a_transition(step):
     result = drawn_by_blocks(model, step, steps_per_draw, draws, tune)[1]
     n_transitions = 12 * (draws + tune) * steps_per_draw
     n_evals = int(result["sample_stats"]["n_evals"].sum())
-    # Steps evaluate the point anew where another one has moved: these cost nothing. Beyond one call
-    # a transition there are the starts, and 12 calls of the first draw for each block, which find
+    # Where another step has moved, the point is evaluated again without a call. Beyond one call a
+    # transition, each block calls all groups twice: at its start, and in its first draw, to find
     # out whether the function is random.
     assert n_evals > 12 * draws * steps_per_draw
-    assert n_transitions <= len(calls) <= n_transitions + 12 * 12 + 12 * 20
+    assert n_transitions <= len(calls) <= n_transitions + 12 * 2 * 12 + 50
 
 
 def test_draws_are_those_of_a_function_that_is_called_for_all_groups(monkeypatch):
@@ -220,12 +220,12 @@ def test_draws_are_those_of_a_function_that_is_called_for_all_groups(monkeypatch
         if not is_kept:
             monkeypatch.setattr(GroupMemory, "find", lambda self, group, key: None)
         calls = []
-        model = blocks_of(black_box(counted(calls), each=["theta", "y"], shape=()))
+        model = blocks_of(black_box(counted(calls), each=["theta", "y"], shape=()), 6)
         found.append(drawn_by_blocks(model)[0])
         n_calls.append(len(calls))
     np.testing.assert_array_equal(*found)
-    assert len(np.unique(found[0])) > 12 * 5
-    assert n_calls[0] < n_calls[1] / 4
+    assert len(np.unique(found[0])) > 6 * 5
+    assert n_calls[0] < n_calls[1] / 3
 
 
 @pytest.mark.parametrize("options", [{"cores": 2}, {"vectorized": True}], ids=str)
@@ -276,7 +276,7 @@ def test_a_random_function_is_noticed(caplog):
     box = black_box(
         lambda theta, y, sd: of_one(theta, y, sd) + 0.2 * rng.normal(), each=["theta", "y"]
     )
-    drawn_by_blocks(blocks_of(box, 3))
+    drawn_by_blocks(blocks_of(box, 2))
     assert "The log density is random" in caplog.text
 
 

@@ -99,7 +99,8 @@ def black_box(
         process beside each chain, which takes a fraction of a millisecond a call; also a
         function in compiled code, or one that waits for a program, is ended.
     store : EvaluationStore, optional
-        Keep each value in this file, and look there first. For functions that return one number.
+        Keep each value in this file, and look there first. For functions that return one number;
+        with `each`, the value of each group.
     shape : int or tuple of ints, optional
         Shape of what the function returns, () for one number, as with a store. By default it is
         called once, at the starting point of the model.
@@ -114,9 +115,9 @@ def black_box(
     each : str or several, optional
         Names of arguments that have one row for each group, as parameters of persons and their
         data. The function is written for one group, and called once for each: with its rows, and
-        with the other arguments as they are. What it returns gets the groups as first axis. With
-        `cores` or `vectorized` the groups of an evaluation are called at once, and chains ask for
-        one point at a time.
+        with the other arguments as they are. What it returns gets the groups as first axis. Groups
+        whose arguments did not change are not called, unless none did. With `cores` or `vectorized`
+        the groups of an evaluation are called at once, and chains ask for one point at a time.
     vectorized : bool
         The function takes several points at once: every argument, data too, gets one more axis, the
         first one, of as many points, and so has what it returns. It runs where the chain runs. An

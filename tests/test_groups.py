@@ -287,15 +287,24 @@ def test_data_of_another_operation_and_new_data_are_told_apart():
         pm.Potential("one", box(theta, y, 1.0))
         pm.Potential("two", box(theta, 2 * Y, 1.0))
     log_density = model.compile_logp(model.potentials, sum=False)
-    for shift in (0.0, 1.0, 0.0):
-        for data in (Y, Y[::-1], Y):
-            with model:
-                pm.set_data({"y": data})
-            theta = THETA + np.array([[0.0], [shift], [0.0]])
-            found = log_density({"theta": theta})
-            for rows, values in zip((data, 2 * Y), found, strict=True):
-                expected = [of_one(*one, 1.0) for one in zip(theta, rows, strict=True)]
-                np.testing.assert_allclose(values, expected, rtol=1e-12)
+    for i, data in enumerate([Y, Y[::-1], Y, 3 * Y]):
+        with model:
+            pm.set_data({"y": data})
+        theta = THETA + np.array([[0.0], [i], [0.0]])  # one group is another one each time
+        found = log_density({"theta": theta})
+        for rows, values in zip((data, 2 * Y), found, strict=True):
+            expected = [of_one(*one, 1.0) for one in zip(theta, rows, strict=True)]
+            np.testing.assert_allclose(values, expected, rtol=1e-12)
+
+
+def test_what_is_shared_is_told_apart():
+    model = model_of(black_box(of_one, each=["theta", "y"], shape=()))
+    log_density = model.compile_logp(model.potentials, sum=False)
+    for i, sd in enumerate([1.0, 2.0, 1.0]):
+        theta = THETA + np.array([[0.0], [i], [0.0]])
+        [found] = log_density({"theta": theta, "sd_log__": np.log(sd)})
+        expected = [of_one(*one, sd) for one in zip(theta, Y, strict=True)]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_a_failure_is_known_too_and_counted_once():

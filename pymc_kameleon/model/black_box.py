@@ -1,14 +1,16 @@
 """Any Python function as a term of a model: a log-likelihood, or a curve for one of PyMC's."""
 
 import functools
+import hashlib
 import importlib
 import inspect
 import itertools
 import logging
 import os
 import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -49,6 +51,20 @@ Request = tuple[tuple[np.ndarray, ...], tuple[str, ...]]
 VECTORIZED = 8
 """Points that a chain asks a vectorized function for at once, some of them in vain."""
 
+N_KEPT = 20
+"""Outcomes that are kept for each group. Where a block of variables moves one group, and all of as
+many proposals are rejected, the value to which it returned is not known to the next block: then
+that group is called once more, at most one call in 20."""
+
+LARGEST_KEPT = 2**26
+"""Bytes of the curves that are kept for all groups of an operation, 64 MB; but two for each."""
+
+LONGEST_STORED = 100
+"""Numbers of an argument of a group that a store keeps as they are; of more it keeps a digest."""
+
+LONGEST_KEPT = 64
+"""Bytes of an array that are kept as they are, to find what was called with them; else a digest."""
+
 
 @renamed(workers="cores")
 @names_close_arguments
@@ -83,7 +99,8 @@ def black_box(
         process beside each chain, which takes a fraction of a millisecond a call; also a
         function in compiled code, or one that waits for a program, is ended.
     store : EvaluationStore, optional
-        Keep each value in this file, and look there first. For functions that return one number.
+        Keep each value in this file, and look there first. For functions that return one number;
+        with `each`, the value of each group.
     shape : int or tuple of ints, optional
         Shape of what the function returns, () for one number, as with a store. By default it is
         called once, at the starting point of the model.
@@ -98,9 +115,9 @@ def black_box(
     each : str or several, optional
         Names of arguments that have one row for each group, as parameters of persons and their
         data. The function is written for one group, and called once for each: with its rows, and
-        with the other arguments as they are. What it returns gets the groups as first axis. With
-        `cores` or `vectorized` the groups of an evaluation are called at once, and chains ask for
-        one point at a time.
+        with the other arguments as they are. What it returns gets the groups as first axis. Groups
+        whose arguments did not change are not called, unless none did. With `cores` or `vectorized`
+        the groups of an evaluation are called at once, and chains ask for one point at a time.
     vectorized : bool
         The function takes several points at once: every argument, data too, gets one more axis, the
         first one, of as many points, and so has what it returns. It runs where the chain runs. An
@@ -188,7 +205,7 @@ class BlackBox:
                 f"cores={cores} with vectorized=True: such a function takes all points in one "
                 "call. Leave one of both out."
             )
-        self.each = _checked_each(each, function, store)
+        self.each = _checked_each(each, function)
         self.vectorized, self.calls_at_once = bool(vectorized), bool(vectorized) or cores > 1
         self.n_at_once = VECTORIZED if vectorized else cores
         if self.each:
@@ -269,7 +286,7 @@ class BlackBox:
         if self.each:
             found = np.repeat(found[None], self._n_groups(inputs, names), 0)
             has_rows = self._has_rows(len(inputs), names)
-            operation: Simulator = GroupSimulator(self, names, found.shape, found, has_rows)
+            operation: Any = GroupSimulator(self, names, found.shape, found, has_rows)
         elif kind is not None and _fits(kind, found.shape):
             operation = CompiledSimulator(self, names, found.shape, found)
         else:
@@ -297,12 +314,24 @@ class BlackBox:
         n_groups = self._n_groups(values, names)
         return _of_groups(values, names, self._has_rows(len(values), names), n_groups)
 
-    def outcomes(self, requests: list[Request]) -> Iterator[Outcome]:
-        """Yield what the calls of `requests` come to; they are made at once where that can be."""
-        if len(requests) > 1 and self.calls_at_once:
+    def outcomes(
+        self, requests: list[Request], groups: Sequence[int] | None = None
+    ) -> Iterator[Outcome]:
+        """Yield what the calls of `requests` come to; they are made at once where that can be.
+
+        `groups` are those that the requests are for, by default all, or none without `each`.
+        """
+        if groups is None:
+            groups = range(len(requests))
+        at_once = len(requests) > 1 and self.calls_at_once
+        if at_once:
             self.evaluate_ahead(requests)
-        for values, names in requests:
-            yield self.outcome(values, names)
+        try:
+            for group, (values, names) in zip(groups, requests, strict=True):
+                yield self.outcome(values, names, group if self.each else None)
+        finally:
+            if at_once:
+                self.forget()
 
     def _has_rows(self, n, names):
         """Whether each of `n` arguments, the last by `names`, has a row for each group."""
@@ -330,15 +359,14 @@ class BlackBox:
             )
         return next(iter(known.values()))
 
-    def outcome(self, values: Sequence[np.ndarray], names: tuple[str, ...]) -> Outcome:
+    def outcome(
+        self, values: Sequence[np.ndarray], names: tuple[str, ...], group: int | None = None
+    ) -> Outcome:
         """Call the function with copies of `values`, the last of them by `names`; count it.
 
-        What `evaluate_ahead` has found at these values is taken from there.
+        What `evaluate_ahead` has found at these values is taken from there. A failure is counted
+        for the `group`, if there is one.
         """
-        if self._process != os.getpid():
-            if isinstance(self._call, GuardedCall):
-                refuse_lost_threads(self.function, self.name)
-            self._process = os.getpid()
         known = self._known.pop(_key(values, names), None)
         if known is None:
             [outcome] = self._outcomes([values], names)
@@ -354,6 +382,8 @@ class BlackBox:
             calls.failed = Counter([(self.key, outcome.kind)])
             calls.last = f"{self.described(values, names)}: {outcome.failed}"
             calls.first = {self.key: calls.last}
+            if group is not None:
+                calls.groups = Counter([(self.key, group)])
         count(calls)
         return outcome
 
@@ -380,6 +410,10 @@ class BlackBox:
 
     def _outcomes(self, requests, names) -> list[Outcome | Exception]:
         """Return what calls for each of `requests` come to."""
+        if self._process != os.getpid():
+            if isinstance(self._call, GuardedCall):
+                refuse_lost_threads(self.function, self.name)
+            self._process = os.getpid()
         if self.vectorized:
             return self._of_a_batch(requests, names)
         calls = [_in_two([value.copy()[()] for value in values], names) for values in requests]
@@ -565,12 +599,19 @@ class Simulator(Op):
 class GroupSimulator(Simulator):
     """The same of a function that is called for `each` group, the first axis of what it returns.
 
-    `has_rows` says which inputs have a row for each.
+    `has_rows` says which inputs have a row for each. Groups whose inputs are among the last
+    different ones are not called; but all are where the whole point is known, so that a random
+    function is noticed where the same point is evaluated again. `stored` are the values that a
+    store has, if there is one, which is asked instead.
     """
+
+    stored: Any = None
 
     def __init__(self, black_box, names, shape, last, has_rows: list[bool]):
         super().__init__(black_box, names, shape, last)
         self.has_rows = has_rows
+        n_kept = min(N_KEPT, LARGEST_KEPT // max(last.nbytes, 1))
+        self.memory = GroupMemory(shape[0], max(n_kept, 2))
 
     def make_node(self, *inputs):
         types = [_float_tensor(self.shape)]
@@ -589,10 +630,10 @@ class GroupSimulator(Simulator):
             )
         requests = _of_groups(inputs, self.names, self.has_rows, n_groups)
         value, log_ran = self.last.copy(), np.zeros(n_groups)
-        for i, outcome in enumerate(black_box.outcomes(requests)):
+        find = self._with_memory if self.stored is None else self._with_store
+        for i, outcome in find(requests):
             if outcome.failed is None:
-                kind = _float_tensor(self.shape[1:])
-                value[i] = converted(outcome.returned, kind, black_box.name)
+                value[i] = outcome.returned
             else:
                 log_ran[i] = -np.inf
                 if len(self.shape) == 1:
@@ -602,6 +643,92 @@ class GroupSimulator(Simulator):
             outputs[1][0] = log_ran
             is_finite = np.isfinite(value).reshape(n_groups, -1).all(axis=1)
             self.last[is_finite] = value[is_finite]
+
+    def _with_memory(self, requests):
+        """Yield each group with its outcome, that of a call only where the group is not known."""
+        keys = [_short_key(values) for values, _ in requests]
+        known = {i: outcome for i, key in enumerate(keys) if (outcome := self.memory.find(i, key))}
+        if len(known) == len(keys) and not _takes_known.get():
+            known = {}
+        new = [i for i in range(len(keys)) if i not in known]
+        called = self.black_box.outcomes([requests[i] for i in new], new)
+        for i, outcome in zip(new, called, strict=True):
+            found = self._converted(outcome)
+            self.memory.keep(i, keys[i], found)
+            yield i, found
+        for i, outcome in known.items():
+            if outcome.failed is not None:
+                last = f"{self.black_box.described(*requests[i])}: {outcome.failed}"
+                count(Calls(last=last))
+            yield i, outcome
+
+    def _with_store(self, requests):
+        """Yield each group with its outcome, as the store has it or will have it."""
+        black_box, stored = self.black_box, self.stored
+        unknown = [one for one in requests if stored.find(one[0], LONGEST_STORED) is None]
+        if len(unknown) > 1 and black_box.calls_at_once:
+            black_box.evaluate_ahead(unknown)
+
+        def called(i, request):
+            outcome = self._converted(black_box.outcome(*request, i))
+            return float(outcome.returned) if outcome.failed is None else -np.inf
+
+        try:
+            for i, request in enumerate(requests):
+                evaluate = functools.partial(called, i, request)
+                yield i, Outcome(stored.at(request[0], evaluate, longest=LONGEST_STORED))
+        finally:
+            black_box.forget()
+
+    def _converted(self, outcome):
+        """Return an outcome with a new array of the promised shape."""
+        if outcome.failed is not None:
+            return outcome
+        kind = _float_tensor(self.shape[1:])
+        return Outcome(converted(outcome.returned, kind, self.black_box.name))
+
+
+class GroupMemory(threading.local):
+    """The last outcomes for each group that differ in what it was called with.
+
+    They belong to one thread of one process; a copy has none.
+    """
+
+    def __init__(self, n_groups: int, n_kept: int):
+        self.n_kept = n_kept
+        self._groups: list[OrderedDict] = [OrderedDict() for _ in range(n_groups)]
+
+    def __reduce__(self):
+        return type(self), (len(self._groups), self.n_kept)
+
+    def find(self, group: int, key: Any) -> Outcome | None:
+        """Return the outcome at `key`, None if it is not known."""
+        known = self._groups[group]
+        if key in known:
+            known.move_to_end(key)
+        return known.get(key)
+
+    def keep(self, group: int, key: Any, outcome: Outcome) -> None:
+        """Keep an outcome, in place of the one that was used longest ago."""
+        known = self._groups[group]
+        known[key] = outcome
+        known.move_to_end(key)
+        if len(known) > self.n_kept:
+            known.popitem(last=False)
+
+
+_takes_known: ContextVar[bool] = ContextVar("_takes_known", default=False)
+"""Whether this thread evaluates a point at which groups need not be called if all are known."""
+
+
+@contextmanager
+def takes_known_groups():
+    """Call no group that is known, within, even where all are: a step comes back to its point."""
+    before = _takes_known.set(True)
+    try:
+        yield
+    finally:
+        _takes_known.reset(before)
 
 
 class CompiledSimulator(Simulator):
@@ -671,6 +798,15 @@ def _key(values, names):
     return names, *((value.shape, value.tobytes()) for value in values)
 
 
+def _short_key(values):
+    """Return the same without names, and with digests of long arrays."""
+    return tuple((value.dtype.char, value.shape, _short(value.tobytes())) for value in values)
+
+
+def _short(text):
+    return text if len(text) <= LONGEST_KEPT else hashlib.sha256(text).digest()
+
+
 def _in_two(values, names):
     """Values by position, and those by `names`."""
     n = len(values) - len(names)
@@ -697,7 +833,7 @@ def _exceptions(failures):
     return tuple(classes)
 
 
-def _checked_each(each, function, store):
+def _checked_each(each, function):
     """Names of arguments that have a row for each group."""
     names = (each,) if isinstance(each, str) else tuple(each)
     if not names:
@@ -712,11 +848,6 @@ def _checked_each(each, function, store):
                 f"each={list(names)}: the function has no argument {name}; name some of "
                 f"{', '.join(known) or 'a Python function that names its arguments'}."
             )
-    if store is not None:
-        raise ValueError(
-            "store= with each=: a store keeps functions of one number, and this one returns a "
-            "number for each group. Give the store to the step, KameleonStep(store=...)."
-        )
     return names
 
 
@@ -748,12 +879,13 @@ class Calls:
     """Calls of black boxes, and their failures, that a thread makes while this is `counting`.
 
     By the black box's `key`, `made` counts the calls and `first` describes the first failure;
-    `failed` counts by key and kind. `last` describes the last failure of any. `seconds_ahead` is
-    what calls that were made ahead took, of those that were asked for.
+    `failed` counts by key and kind, `groups` by key and group. `last` describes the last failure of
+    any. `seconds_ahead` is what calls that were made ahead took, of those that were asked for.
     """
 
     made: Counter = field(default_factory=Counter)
     failed: Counter = field(default_factory=Counter)
+    groups: Counter = field(default_factory=Counter)
     first: dict = field(default_factory=dict)
     last: str | None = None
     seconds_ahead: float = 0.0
@@ -771,6 +903,7 @@ class Calls:
         """Count the calls that another one counted."""
         self.made += other.made
         self.failed += other.failed
+        self.groups += other.groups
         self.first = other.first | self.first
         self.last = other.last or self.last
         self.seconds_ahead += other.seconds_ahead
@@ -786,9 +919,19 @@ class Calls:
             share = sum(kinds.values()) / self.made[key]
             parts.append(
                 f"{key[0]} failed in {share:.1%} of {self.made[key]} calls so far ({listed}), "
-                f"first at {self.first[key]}."
+                f"{self._told_of_groups(key)}first at {self.first[key]}."
             )
         return f"{' '.join(parts)} Such points count as impossible: the posterior is 0 there."
+
+    def _told_of_groups(self, key):
+        """Say which group failed most often, if there are groups."""
+        groups = Counter({group: n for (of, group), n in self.groups.items() if of == key})
+        if not groups:
+            return ""
+        [(group, n)] = groups.most_common(1)
+        if n == groups.total():
+            return f"all of them in group {group}, " if n > 1 else f"in group {group}, "
+        return f"most often in group {group} ({n} of {groups.total()}), "
 
 
 def count(calls: Calls) -> None:

@@ -25,6 +25,7 @@ from pymc_kameleon.mcmc.chain import (
     new_chain,
 )
 from pymc_kameleon.mcmc.scalings import target_acceptance
+from pymc_kameleon.model.black_box import takes_known_groups
 from pymc_kameleon.model.forks import refuse_in_fork
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.transforms import warm_points, warm_scaling
@@ -389,13 +390,15 @@ class MetropolisHastingsStep(Step):
         if self.returned is None or not (x == self.returned).all():
             self.chain.position[:] = x
             sampler.position_changed()
-            sampler.evaluate_current()
+            with takes_known_groups():
+                sampler.evaluate_current()
         elif inputs_changed and self.target.keeps_estimates:
             self.chain.counts[EVALUATIONS] += 1
             self.chain.value[:2] = self.target.rest(self.chain.position)
             mark_impossible(self.chain)
         elif inputs_changed:
-            sampler.evaluate_current()
+            with takes_known_groups():
+                sampler.evaluate_current()
 
     # what is shown --------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors, toposort
 
 from pymc_kameleon.mcmc.bridge.pytensor import parts_of
-from pymc_kameleon.model.black_box import BlackBox, Calls
+from pymc_kameleon.model.black_box import BlackBox, Calls, GroupSimulator
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.model.operations import CheckedOperation
 
@@ -326,6 +326,9 @@ class EvaluationStore:
         if isinstance(function, BlackBox):
             return function.with_store(self, name)
         values = _Values(self, _function_name(function) if name is None else name)
+        if isinstance(function, GroupSimulator):
+            function.stored = values
+            return function
         kind = _StoredOp if isinstance(function, Op) else _StoredFunction
         return kind(function, values)
 
@@ -561,9 +564,22 @@ class _Values:
     def __getstate__(self):
         return self.__dict__ | {"_process": 0}
 
-    def at(self, arguments, evaluate: Callable[[], float], keep: bool = True) -> float:
-        """Return the value that is stored for `arguments`, or else that of `evaluate`, kept."""
-        point = np.concatenate([np.ravel(argument) for argument in arguments])
+    def find(self, arguments: Sequence, longest: int | None = None) -> float | None:
+        """Return the value that is stored for `arguments`, None if there is none.
+
+        Those with more numbers than `longest` are known by a digest.
+        """
+        return self.store.find(self.model, _joined(arguments, longest))
+
+    def at(
+        self,
+        arguments: Sequence,
+        evaluate: Callable[[], float],
+        keep: bool = True,
+        longest: int | None = None,
+    ) -> float:
+        """Return the value that `find` finds, or else that of `evaluate`, which is kept."""
+        point = _joined(arguments, longest)
         known = self.store.find(self.model, point)
         if known is not None:
             return known
@@ -572,6 +588,16 @@ class _Values:
         if self._process != os.getpid():
             self._chain, self._process = uuid.uuid4().hex, os.getpid()
         return self.store.timed(self.model, self._chain, point, evaluate)
+
+
+def _joined(arguments, longest):
+    """Return the numbers of all arguments; of one with more than `longest` a digest, as numbers."""
+    parts = []
+    for argument in map(np.ravel, arguments):
+        if longest is not None and argument.size > longest:
+            argument = np.frombuffer(hashlib.sha256(as_bytes(argument)).digest())
+        parts.append(argument)
+    return np.concatenate(parts)
 
 
 class _StoredFunction:

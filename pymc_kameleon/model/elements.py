@@ -1,0 +1,387 @@
+"""What each element of each variable of some graphs is computed from.
+
+Graphs are read once, operation by operation, with values at one point, which give the shapes. An
+element gets the number of a node; elements that are the same function of the same ones share it.
+"""
+
+import logging
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.elemwise import CAReduce
+
+from pymc_kameleon.model.black_box import GroupSimulator, Simulator
+from pymc_kameleon.model.operations import is_black_box, operations
+
+_log = logging.getLogger("pymc.kameleon")
+
+MOVES = (
+    *("Subtensor", "AdvancedSubtensor", "AdvancedSubtensor1", "DimShuffle", "Reshape", "Alloc"),
+    *("Split", "ExtractDiag", "Repeat", "JoinDims", "SplitDims"),
+)
+"""Operations that move the elements of their first input, as the other inputs say."""
+
+SETS = ("IncSubtensor", "AdvancedIncSubtensor", "AdvancedIncSubtensor1")
+"""Operations that may put elements of the second input in the place of those of the first."""
+
+PASSES = (
+    *("TensorFromScalar", "ScalarFromTensor", "CheckAndRaise", "Assert", "CheckParameterValue"),
+    *("SpecifyShape", "ViewOp", "DeepCopyOp", "CpuContiguous", "OutputGuard"),
+)
+"""Operations whose output is their first input."""
+
+ALONG_AXIS = ("CumOp", "Softmax", "LogSoftmax")
+"""Operations that go along `axis`."""
+
+LARGEST_PRODUCT = 20_000_000
+"""Numbers that a matrix product is found with, element by element."""
+
+NODE = np.dtype(
+    [
+        ("root", np.int64),
+        ("variable", np.int64),
+        ("element", np.int64),
+        ("varies", np.bool_),
+        ("has_call", np.bool_),
+    ]
+)
+"""The node that a node is a function of, or itself; the number of a variable and the index in it of
+an element that has its value, -1 if it stands for several or for a call; whether it depends on a
+sampled variable, and on a black box."""
+
+
+class ElementGraph:
+    """Which elements of the variables of some graphs depend on which others.
+
+    Node 0 is the constant 0. The attributes of `NODE` are arrays by node. `edges` (children,
+    parents) lead from a node that is its own root to the roots of those that it is computed from.
+    `variables` has the variables by number, the sampled ones first; `is_free` tells their nodes.
+    Variables in `known` depend on no variable of the model, those in `boxed` on a black box.
+    """
+
+    root: np.ndarray
+    variable: np.ndarray
+    element: np.ndarray
+    varies: np.ndarray
+    has_call: np.ndarray
+
+    def __init__(self, graphs, value_vars, point):
+        self.variables, self.known, self.boxed = [], set(), set()
+        self._values, self._nodes, self._found = {}, {}, {}
+        self._table, self._edges = np.zeros(1, dtype=NODE), [np.empty((2, 0), dtype=np.int64)]
+        self._table["variable"] = -1
+        for variable in value_vars:
+            self._start(variable, point, varies=True)
+        n_free = len(self._table)
+        for variable in ancestors(graphs):
+            if variable.owner is None and variable not in self._values:
+                self._start(variable, point)
+        with np.errstate(all="ignore"):
+            for node in io_toposort([], graphs):
+                self._read(node)
+        for name in NODE.names or ():
+            setattr(self, name, self._table[name])
+        self.is_free = (np.arange(len(self.root)) < n_free) & self.varies
+        self.edges = np.concatenate(self._edges, axis=1)
+        self._starts = np.searchsorted(self.edges[0], np.arange(len(self.root) + 1))
+
+    def shape_of(self, variable) -> tuple[int, ...]:
+        """Shape of a variable at the point."""
+        return np.shape(self._values[variable])
+
+    def nodes_of(self, variable) -> np.ndarray:
+        """Nodes of the elements of a variable."""
+        if variable not in self._nodes:
+            values = np.asarray(self._values[variable], dtype=np.float64)
+            distinct, inverse = np.unique(values, return_inverse=True)
+            nodes = np.where(distinct == 0.0, 0, self._new(len(distinct), -1))
+            self._nodes[variable] = nodes[inverse].reshape(values.shape)
+        return self._nodes[variable]
+
+    def parents_of(self, node: int) -> np.ndarray:
+        """Nodes that a node is computed from."""
+        return self.edges[1, self._starts[node] : self._starts[node + 1]]
+
+    def ancestors(self, nodes: np.ndarray) -> np.ndarray:
+        """Whether each node is one of `nodes` or of those that they are computed from."""
+        is_ancestor = np.zeros(len(self.root), dtype=np.bool_)
+        is_ancestor[nodes] = True
+        for children, parents in reversed(self._edges):
+            is_ancestor[parents[is_ancestor[children]]] = True
+        return is_ancestor
+
+    # nodes
+
+    def _start(self, variable, point, varies=False):
+        if isinstance(variable, Constant | SharedVariable):
+            is_data = isinstance(variable, SharedVariable)
+            self._values[variable] = variable.get_value() if is_data else variable.data
+            self.known.add(variable)
+        else:
+            value = self._values[variable] = np.asarray(point[variable.name])
+            nodes = self._new(value.size, self._number(variable), varies=varies)
+            self._nodes[variable] = nodes.reshape(value.shape)
+
+    def _number(self, variable):
+        self.variables.append(variable)
+        return len(self.variables) - 1
+
+    def _new(self, n, variable, elements=None, **known):
+        """Make `n` nodes for elements of the variable with a number, by default the first ones."""
+        new = np.zeros(n, dtype=NODE)
+        nodes = new["root"] = len(self._table) + np.arange(n)
+        new["variable"], new["element"] = variable, np.arange(n) if elements is None else elements
+        for name, value in known.items():
+            new[name] = value
+        self._table = np.concatenate([self._table, new])
+        return nodes
+
+    def _functions(self, rows, variable=-1, elements=None, is_call=False):
+        """Nodes (n,) that are functions of the nodes in each of `rows` (n, k).
+
+        Equal rows have the same node. Negative numbers tell rows apart, and are no nodes.
+        """
+        rows = np.ascontiguousarray(rows if rows.shape[1] else np.zeros((len(rows), 1)), np.int64)
+        keys = rows.view(np.dtype((np.void, 8 * rows.shape[1])))[:, 0]
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        elements = first if elements is None else elements[first]
+        parents = np.maximum(rows[first], 0)
+        has_call = np.any(self._table["has_call"][parents], axis=1) | is_call
+        roots = np.where(self._table["varies"][parents], self._table["root"][parents], -1)
+        roots.sort(axis=1)
+        is_distinct = roots >= 0
+        is_distinct[:, 1:] &= roots[:, 1:] != roots[:, :-1]
+        count = is_distinct.sum(axis=1)
+        nodes = self._new(len(first), variable, elements, varies=count > 0, has_call=has_call)
+        last = roots[:, -1]
+        is_one = (count == 1) & (self._table["variable"][last] >= 0) & (not is_call)
+        self._table["root"][nodes[is_one]] = last[is_one]
+        is_distinct[is_one] = False
+        pairs = np.repeat(nodes, is_distinct.sum(axis=1)), roots[is_distinct]
+        self._edges.append(np.array(pairs))
+        return nodes[inverse.ravel()]
+
+    def _together(self, rows, output, places=None):
+        """Nodes of an output whose elements depend on all of their row; `places` (n,) orders them.
+
+        There are as many elements of each row.
+        """
+        size = int(np.prod(self.shape_of(output)))
+        places = np.arange(size) if places is None else places.ravel()
+        hubs = np.repeat(self._functions(rows), size // max(len(rows), 1))
+        return self._functions(np.array([hubs, -1 - places]).T, self._number(output), places)
+
+    # operations
+
+    def _read(self, node):
+        op, inputs, outputs = node.op, node.inputs, node.outputs
+        values = [self._values[x] for x in inputs]
+        inner = operations(op.inner_outputs) if isinstance(op, HasInnerGraph) else ()
+        is_opaque = any(map(is_black_box, [op, *inner]))
+        self._values.update(zip(outputs, _at_point(node, values), strict=True))
+        is_known = self.known.issuperset(inputs) or type(op).__name__ in ("Shape", "Shape_i")
+        if is_known and not is_opaque:
+            self.known.update(outputs)
+            return
+        if is_opaque or not self.boxed.isdisjoint(inputs):
+            self.boxed.update(outputs)
+        key = op, *map(self._key, inputs)
+        if key not in self._found:
+            self._found[key] = self._call(node, values) if is_opaque else self._exact(node)
+        self._nodes.update(zip(outputs, self._found[key], strict=True))
+
+    def _key(self, variable):
+        """Tell what a variable holds: inputs of equal keys give the same outputs."""
+        value = self._values[variable] if variable in self.known else self._nodes[variable]
+        if not isinstance(value, np.ndarray | np.generic):
+            return id(variable)
+        return variable in self.known, value.dtype.str, value.shape, value.tobytes()
+
+    def _exact(self, node):
+        """Nodes of the outputs of an operation of PyTensor, which depend on all it is not known."""
+        shapes = [self.shape_of(output) for output in node.outputs]
+        try:
+            found = self._known_operation(node, shapes[0])
+            if found is not None and [x.shape for x in found] == shapes:
+                return found
+        except Exception as error:
+            _log.debug("The elements of %s are not told apart: %s", node, error)
+        rows = _rows([x.ravel() for x in self._varying(node.inputs)], ())
+        together = [self._together(rows, output) for output in node.outputs]
+        return [nodes.reshape(shape) for nodes, shape in zip(together, shapes, strict=True)]
+
+    def _varying(self, inputs):
+        return [self._nodes[x] for x in inputs if x not in self.known]
+
+    def _known_operation(self, node, shape):
+        op, inputs, output = node.op, node.inputs, node.outputs[0]
+        kind, n = type(op).__name__, len(inputs)
+        if kind in PASSES:
+            return [self.nodes_of(inputs[0])]
+        if kind in MOVES:
+            return self._moved(node, [0])
+        if kind in SETS and op.set_instead_of_inc:
+            return self._moved(node, [0, 1])
+        if kind == "MakeVector":
+            return [np.array([self.nodes_of(x) for x in inputs]).reshape(n)]
+        if kind == "Join":
+            return self._moved(node, [i for i in range(n) if inputs[i].ndim])
+        core = type(op.core_op).__name__ if kind == "Blockwise" else kind
+        axes = getattr(op, "axis", None)
+        if kind == "Elemwise" and len(node.outputs) == 1:
+            found = self._elementwise(op.scalar_op, inputs, output, shape)
+        elif core in ("Dot", "BatchedDot"):
+            found = self._product(*map(self.nodes_of, inputs), self._number(output))
+        elif kind == "Blockwise":
+            batch = shape[: op.batch_ndim(node)]
+            found = self._together(_rows(self._varying(inputs), batch), output)
+        elif isinstance(op, CAReduce) or (kind in ALONG_AXIS and axes is not None):
+            nodes = self.nodes_of(inputs[0])
+            axes = tuple(range(nodes.ndim)) if axes is None else np.atleast_1d(axes)
+            last = [np.moveaxis(x, axes, range(-len(axes), 0)) for x in (nodes, _places(nodes))]
+            if isinstance(op, CAReduce):
+                rows = last[0].reshape(int(np.prod(shape)), -1)
+                found = self._functions(rows, self._number(output))
+            else:
+                found = self._together(last[0].reshape(-1, last[0].shape[-1]), output, last[1])
+                found = np.moveaxis(found.reshape(last[0].shape), -1, axes[0])
+        else:
+            return None
+        return [found.reshape(shape)]
+
+    def _moved(self, node, which):
+        """Nodes where an operation puts those of the inputs `which`; None if it depends on more."""
+        inputs, values = list(node.inputs), []
+        for i, variable in enumerate(inputs):
+            if i in which:
+                inputs[i] = pt.TensorType("float64", variable.type.shape)()
+                values.append(self.nodes_of(variable).astype(np.float64))
+            elif variable in self.known:
+                values.append(self._values[variable])
+            else:
+                return None
+        found = _performed(node.op.make_node(*inputs), values)
+        return [np.asarray(nodes).astype(np.int64) for nodes in found]
+
+    def _elementwise(self, scalar, inputs, output, shape):
+        nodes = [np.broadcast_to(self.nodes_of(x), shape) for x in inputs]
+        kind = type(scalar).__name__
+        if kind == "Second":
+            return nodes[1]
+        if kind == "Switch" and inputs[0] in self.known:
+            return np.where(self._values[inputs[0]], nodes[1], nodes[2])
+        rows = np.stack([x.ravel() for x in nodes], axis=1)
+        if kind == "Mul":
+            rows[np.any(rows == 0, axis=1)] = 0
+        return self._functions(rows, self._number(output))
+
+    def _product(self, a, b, number):
+        """Nodes of a matrix product; what is multiplied by the constant 0 is left out."""
+        a = (a if a.ndim > 1 else a[None])[..., :, None, :]
+        b = np.swapaxes(b if b.ndim > 1 else b[:, None], -1, -2)[..., None, :, :]
+        if np.prod(np.broadcast_shapes(a.shape, b.shape)) > LARGEST_PRODUCT:
+            raise ValueError("a large matrix product")
+        is_zero = (a == 0) | (b == 0)
+        rows = np.concatenate([np.where(is_zero, 0, a), np.where(is_zero, 0, b)], axis=-1)
+        return self._functions(rows.reshape(-1, rows.shape[-1]), number)
+
+    def _call(self, node, values):
+        """Nodes of what a black box returns: of one call, or of one for each group or row."""
+        varies = [x not in self.known for x in node.inputs]
+        if isinstance(node.op, GroupSimulator):
+            n, has_rows = node.op.shape[0], node.op.has_rows
+        else:
+            n, has_rows = _rows_of(node, values, varies)
+        has_rows = [is_row for is_row, is_varying in zip(has_rows, varies, strict=True) if is_varying]
+        parts = [
+            nodes.reshape(n if is_row else 1, -1)
+            for nodes, is_row in zip(self._varying(node.inputs), has_rows, strict=True)
+        ]
+        calls = self._functions(_rows(parts, (n,)), is_call=True)
+        shapes = [self.shape_of(output) for output in node.outputs]
+        return [np.repeat(calls, int(np.prod(shape)) // n).reshape(shape) for shape in shapes]
+
+
+def inlined(graphs: list) -> list:
+    """Return graphs in which operations that are graphs themselves are replaced by these."""
+    while True:
+        for node in io_toposort([], graphs):
+            if isinstance(node.op, OpFromGraph):
+                break
+        else:
+            return graphs
+        fgraph = node.op.fgraph
+        inputs = dict(zip(fgraph.inputs, node.inputs, strict=True))
+        has_bind = hasattr(fgraph, "bind")
+        inner = fgraph.bind(inputs) if has_bind else clone_replace(fgraph.outputs, inputs)
+        graphs = graph_replace(graphs, dict(zip(node.outputs, inner, strict=True)))
+
+
+def _places(nodes):
+    return np.arange(nodes.size).reshape(nodes.shape)
+
+
+def _rows(parts, batch):
+    """Nodes of inputs of what is done for each index of the axes `batch`, which tell rows apart."""
+    n = int(np.prod(batch))
+    rows = [np.broadcast_to(x, batch + x.shape[len(batch) :]).reshape(n, -1) for x in parts]
+    return np.concatenate([-1 - np.arange(n)[:, None], *rows], axis=1)
+
+
+def _rows_of(node, values, varies):
+    """Return how many calls somebody's operation stands for, and which inputs have a row for each.
+
+    It is taken for one of each row if this is so at the point: with a little change of a random
+    half of the rows, and then of the others, numbers of this half change, and no others do.
+    """
+    shapes = [np.shape(value) for value, is_varying in zip(values, varies, strict=True) if is_varying]
+    n = max((int(np.prod(shape)) for shape in shapes), default=1)
+    alone = 1, [False] * len(values)
+    is_simulator = isinstance(getattr(node.op, "op", node.op), Simulator)
+    if is_simulator or n < 2 or not all(shape in ((), (1,), (n,)) for shape in shapes):
+        return alone
+    has_rows = [v and np.size(x) == n for x, v in zip(values, varies, strict=True)]
+    is_first = np.random.default_rng(0).permutation(n) < n // 2
+    try:
+        before, *others = _performed(node, values)
+        for half in (is_first, ~is_first):
+            changed = [
+                np.where(half, x + 1e-3 * abs(x) + 1e-6, x).astype(np.asarray(x).dtype) if r else x
+                for x, r in zip(values, has_rows, strict=True)
+            ]
+            after = _performed(node, changed)[0]
+            is_changed = (before != after) & ~(np.isnan(before) & np.isnan(after))
+            if others or before.shape != (n,) or is_changed[~half].any() or not is_changed.any():
+                return alone
+    except Exception as error:
+        _log.debug("The rows of %s are not told apart: %s", node.op, error)
+        return alone
+    return n, has_rows
+
+
+def _at_point(node, values):
+    """Return values of the outputs, those that a black box had before instead of a call."""
+    simulator = getattr(node.op, "op", node.op)
+    if isinstance(simulator, Simulator):
+        last = np.asarray(simulator.last, dtype=np.float64)
+        return [last, np.zeros(last.shape[: node.outputs[-1].ndim])][: len(node.outputs)]
+    if type(node.op).__name__ in PASSES:
+        return [values[0]]
+    if is_black_box(node.op) and all(None not in x.type.shape for x in node.outputs):
+        return [np.ones(x.type.shape, dtype=x.dtype) for x in node.outputs]
+    return _performed(node, values)
+
+
+def _performed(node, values):
+    """Return the outputs of an operation at values of its inputs."""
+    storage = {x: [value] for x, value in zip(node.inputs, values, strict=True)}
+    storage |= {output: [None] for output in node.outputs}
+    is_done = {x: [x in node.inputs] for x in storage}
+    node.op.make_thunk(node, storage, is_done, [], impl="py")()
+    return [storage[output][0] for output in node.outputs]

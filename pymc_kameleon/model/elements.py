@@ -65,12 +65,6 @@ class ElementGraph:
     Variables in `known` depend on no variable of the model, those in `boxed` on a black box.
     """
 
-    root: np.ndarray
-    variable: np.ndarray
-    element: np.ndarray
-    varies: np.ndarray
-    has_call: np.ndarray
-
     def __init__(self, graphs, value_vars, point):
         self.variables, self.known, self.boxed = [], set(), set()
         self._values, self._nodes, self._found = {}, {}, {}
@@ -85,8 +79,8 @@ class ElementGraph:
         with np.errstate(all="ignore"):
             for node in io_toposort([], graphs):
                 self._read(node)
-        for name in NODE.names or ():
-            setattr(self, name, self._table[name])
+        columns = (self._table[name] for name in NODE.names or ())
+        self.root, self.variable, self.element, self.varies, self.has_call = columns
         self.is_free = (np.arange(len(self.root)) < n_free) & self.varies
         self.edges = np.concatenate(self._edges, axis=1)
         self._starts = np.searchsorted(self.edges[0], np.arange(len(self.root) + 1))
@@ -212,12 +206,9 @@ class ElementGraph:
                 return found
         except Exception as error:
             _log.debug("The elements of %s are not told apart: %s", node, error)
-        rows = _rows([x.ravel() for x in self._varying(node.inputs)], ())
+        rows = _rows([self._nodes[x].ravel() for x in node.inputs if x not in self.known], ())
         together = [self._together(rows, output) for output in node.outputs]
         return [nodes.reshape(shape) for nodes, shape in zip(together, shapes, strict=True)]
-
-    def _varying(self, inputs):
-        return [self._nodes[x] for x in inputs if x not in self.known]
 
     def _known_operation(self, node, shape):
         op, inputs, output = node.op, node.inputs, node.outputs[0]
@@ -235,12 +226,13 @@ class ElementGraph:
         core = type(op.core_op).__name__ if kind == "Blockwise" else kind
         axes = getattr(op, "axis", None)
         if kind == "Elemwise" and len(node.outputs) == 1:
-            found = self._elementwise(op.scalar_op, inputs, output, shape)
+            each = [np.broadcast_to(self.nodes_of(x), shape).ravel() for x in inputs]
+            found = self._functions(np.stack(each, axis=1), self._number(output))
         elif core in ("Dot", "BatchedDot"):
             found = self._product(*map(self.nodes_of, inputs), self._number(output))
         elif kind == "Blockwise":
-            batch = shape[: op.batch_ndim(node)]
-            found = self._together(_rows(self._varying(inputs), batch), output)
+            parts = [self._nodes[x] for x in inputs if x not in self.known]
+            found = self._together(_rows(parts, shape[: op.batch_ndim(node)]), output)
         elif isinstance(op, CAReduce) or (kind in ALONG_AXIS and axes is not None):
             nodes = self.nodes_of(inputs[0])
             axes = tuple(range(nodes.ndim)) if axes is None else np.atleast_1d(axes)
@@ -269,18 +261,6 @@ class ElementGraph:
         found = _performed(node.op.make_node(*inputs), values)
         return [np.asarray(nodes).astype(np.int64) for nodes in found]
 
-    def _elementwise(self, scalar, inputs, output, shape):
-        nodes = [np.broadcast_to(self.nodes_of(x), shape) for x in inputs]
-        kind = type(scalar).__name__
-        if kind == "Second":
-            return nodes[1]
-        if kind == "Switch" and inputs[0] in self.known:
-            return np.where(self._values[inputs[0]], nodes[1], nodes[2])
-        rows = np.stack([x.ravel() for x in nodes], axis=1)
-        if kind == "Mul":
-            rows[np.any(rows == 0, axis=1)] = 0
-        return self._functions(rows, self._number(output))
-
     def _product(self, a, b, number):
         """Nodes of a matrix product; what is multiplied by the constant 0 is left out."""
         a = (a if a.ndim > 1 else a[None])[..., :, None, :]
@@ -293,15 +273,14 @@ class ElementGraph:
 
     def _call(self, node, values):
         """Nodes of what a black box returns: of one call, or of one for each group or row."""
-        varies = [x not in self.known for x in node.inputs]
         if isinstance(node.op, GroupSimulator):
             n, has_rows = node.op.shape[0], node.op.has_rows
         else:
-            n, has_rows = _rows_of(node, values, varies)
-        has_rows = [is_row for is_row, is_varying in zip(has_rows, varies, strict=True) if is_varying]
+            n, has_rows = _rows_of(node, values, [x not in self.known for x in node.inputs])
         parts = [
-            nodes.reshape(n if is_row else 1, -1)
-            for nodes, is_row in zip(self._varying(node.inputs), has_rows, strict=True)
+            self._nodes[x].reshape(n if is_row else 1, -1)
+            for x, is_row in zip(node.inputs, has_rows, strict=True)
+            if x not in self.known
         ]
         calls = self._functions(_rows(parts, (n,)), is_call=True)
         shapes = [self.shape_of(output) for output in node.outputs]
@@ -337,27 +316,28 @@ def _rows(parts, batch):
 def _rows_of(node, values, varies):
     """Return how many calls somebody's operation stands for, and which inputs have a row for each.
 
-    It is taken for one of each row if this is so at the point: with a little change of a random
-    half of the rows, and then of the others, numbers of this half change, and no others do.
+    It is one call for each row if this is so at the point: with a little change of a random half of
+    the rows, and then of the others, some numbers of this half change, and no others do.
     """
-    shapes = [np.shape(value) for value, is_varying in zip(values, varies, strict=True) if is_varying]
+    shapes = {np.shape(value) for value, is_own in zip(values, varies, strict=True) if is_own}
     n = max((int(np.prod(shape)) for shape in shapes), default=1)
+    has_rows = [np.size(x) == n and is_own for x, is_own in zip(values, varies, strict=True)]
     alone = 1, [False] * len(values)
     is_simulator = isinstance(getattr(node.op, "op", node.op), Simulator)
-    if is_simulator or n < 2 or not all(shape in ((), (1,), (n,)) for shape in shapes):
+    is_vector = [x.type.ndim for x in node.outputs] == [1]
+    if is_simulator or not is_vector or n < 2 or not shapes <= {(), (1,), (n,)}:
         return alone
-    has_rows = [v and np.size(x) == n for x, v in zip(values, varies, strict=True)]
     is_first = np.random.default_rng(0).permutation(n) < n // 2
     try:
-        before, *others = _performed(node, values)
+        before = _performed(node, values)[0]
         for half in (is_first, ~is_first):
-            changed = [
-                np.where(half, x + 1e-3 * abs(x) + 1e-6, x).astype(np.asarray(x).dtype) if r else x
-                for x, r in zip(values, has_rows, strict=True)
-            ]
+            changed = [np.array(value, copy=True) for value in values]
+            for value, is_row in zip(changed, has_rows, strict=True):
+                if is_row:
+                    value[half] += 1e-3 * abs(value[half]) + 1e-6
             after = _performed(node, changed)[0]
-            is_changed = (before != after) & ~(np.isnan(before) & np.isnan(after))
-            if others or before.shape != (n,) or is_changed[~half].any() or not is_changed.any():
+            is_other = (before != after) & ~(np.isnan(before) & np.isnan(after))
+            if len(before) != n or is_other[~half].any() or not is_other.any():
                 return alone
     except Exception as error:
         _log.debug("The rows of %s are not told apart: %s", node.op, error)

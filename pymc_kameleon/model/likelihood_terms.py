@@ -66,37 +66,26 @@ def find_terms(
     for (variable, _), graph in zip(likelihood, graphs, strict=True):
         for part, factor in _addends(graph, found):
             if part in found.boxed:
-                boxed.append(Addend(variable.name, part, factor))
+                boxed.append((variable.name, part, factor))
             else:
                 exact += factor * pt.sum(part, dtype="float64")
     if not boxed:
         return None
-    groups, frontiers = _groups(found, [found.nodes_of(addend.part).ravel() for addend in boxed])
-    cuts, term_of = np.unique(np.array([0])), None
-    cuts_of_groups = _cuts(found, frontiers)
-    cuts = list(dict.fromkeys(cuts_of_groups))
-    n_free = np.count_nonzero(found.is_free)
-    if len(cuts) < 2 or max(map(len, cuts)) == n_free:
+    groups, frontiers = _groups(found, [found.nodes_of(part).ravel() for _, part, _ in boxed])
+    cut_of = _cuts(found, frontiers)
+    number = {cut: i for i, cut in enumerate(dict.fromkeys(cut_of))}
+    if len(number) < 2 or max(map(len, number)) == np.count_nonzero(found.is_free):
         return None
-    term_of = np.array([cuts.index(cut) for cut in cuts_of_groups])
-    terms = [term_of[group] for group in groups]
-    inputs, members = _inputs(found, cuts)
-    parts = [pt.flatten(addend.part).astype("float64") * addend.factor for addend in boxed]
-    zeros = pt.zeros(len(cuts), dtype="float64")
+    terms = [np.array([number[cut] for cut in cut_of])[group] for group in groups]
+    parts = [pt.flatten(part).astype("float64") * factor for _, part, factor in boxed]
+    zeros = pt.zeros(len(number), dtype="float64")
     values = pt.inc_subtensor(zeros[np.concatenate(terms)], pt.concatenate(parts))
-    names = _names(boxed, terms, [found.shape_of(addend.part) for addend in boxed], len(cuts))
-    return SumOfTerms(names, values, inputs, members, exact)
+    labels = [(name, found.shape_of(part)) for name, part, _ in boxed]
+    inputs, members = _inputs(found, number)
+    return SumOfTerms(_names(labels, terms, len(number)), values, inputs, members, exact)
 
 
 # addends ------------------------------------------------------------------------------------------
-
-
-class Addend(NamedTuple):
-    """A summand of the log density of the variable `name`: `factor` times the sum of `part`."""
-
-    name: str
-    part: pt.TensorVariable
-    factor: float | pt.TensorVariable
 
 
 def _addends(graph, found) -> list[tuple]:
@@ -126,18 +115,14 @@ def _parts(variable, found):
     if scalar in ("Add", "Sub"):
         signs = [1.0] + [1.0 if scalar == "Add" else -1.0] * (len(inputs) - 1)
         return [(x, n * sign) for x, n, sign in zip(inputs, repeats, signs, strict=True)]
-    if scalar == "Neg":
-        return [(inputs[0], -1.0)]
     is_scale = [x in found.known and size == 1 for x, size in zip(inputs, sizes, strict=True)]
-    which = is_scale.index(False)
-    if scalar not in ("Mul", "TrueDiv") or is_scale.count(False) > 1 or (scalar, which) == ("TrueDiv", 1):
+    is_linear = scalar in ("Mul", "Neg") or (scalar == "TrueDiv" and not is_scale[0])
+    if is_scale.count(False) != 1 or not is_linear:
         return None
-    factor = repeats[which]
-    for i, scale in enumerate(inputs):
-        if i != which:
-            number = pt.flatten(scale)[0].astype("float64")
-            factor = factor * number if scalar == "Mul" else factor / number
-    return [(inputs[which], factor)]
+    which = is_scale.index(False)
+    scales = [pt.flatten(x)[0].astype("float64") for x in inputs]
+    scales[which] = pt.constant(1.0, dtype="float64")
+    return [(inputs[which], repeats[which] * op(*scales))]
 
 
 # groups -------------------------------------------------------------------------------------------
@@ -176,56 +161,66 @@ def _groups(found, nodes):
 def _cuts(found, frontiers) -> list[tuple]:
     """Return the inputs of groups; the same for those that the same free elements determine.
 
-    But not if these would need more than twice as many inputs as each of them.
+    But not if these would need more than twice as many inputs as the first of them alone.
     """
     most = MOST_STEPS // max(len(set(frontiers)), 1)
     cuts, alike = {}, defaultdict(list)
     for frontier in dict.fromkeys(frontiers):
-        cuts[frontier], free = _cut(found, frontier, most)
-        alike[free].append(frontier)
-    for free, which in alike.items():
-        if free and len(which) > 1:
-            joint, _ = _cut(found, frozenset().union(*which), most * len(which))
-            if len(joint) <= 2 * max(len(cuts[frontier]) for frontier in which):
-                cuts.update(dict.fromkeys(which, joint))
+        between = _between(found, frontier, most)
+        if between is None:
+            cuts[frontier] = tuple(sorted(frontier))
+        else:
+            alike[frozenset(node for node in between if found.is_free[node])].append(frontier)
+    for which in alike.values():
+        first, joint = (_cut(found, ends) for ends in (which[0], frozenset().union(*which)))
+        for frontier in which:
+            is_joint = len(joint) <= 2 * len(first)
+            cuts[frontier] = joint if is_joint else _cut(found, frontier)
     return [cuts[frontier] for frontier in frontiers]
 
 
-def _cut(found, frontier, most):
-    """Return the fewest nodes that determine those of `frontier`, and the free ones that do.
+def _between(found, frontier, most=np.inf):
+    """Return nodes that those of `frontier` are computed from, and theirs; None beyond `most`."""
+    between, waiting = {}, list(frontier)
+    while waiting:
+        node = waiting.pop()
+        if node not in between:
+            between[node] = found.parents_of(node)
+            most -= 1 + len(between[node])
+            if most < 0:
+                return None
+            waiting += between[node].tolist()
+    return between
+
+
+def _cut(found, frontier) -> tuple[int, ...]:
+    """Return the fewest nodes that determine those of `frontier`.
 
     Paths from the free nodes to the frontier, no two of which share a node, are as many as these
     nodes (Menger's theorem). Of several such sets it is the one nearest to the free nodes.
     """
-    nodes, pairs = list(frontier), []
-    number = {node: i for i, node in enumerate(nodes)}
-    for node in nodes:
-        parents = found.parents_of(node)
-        most -= 1 + len(parents)
-        if most < 0:
-            return tuple(sorted(frontier)), None
-        for parent in parents.tolist():
-            if parent not in number:
-                number[parent] = len(nodes)
-                nodes.append(parent)
-            pairs.append((number[parent], number[node]))
-    n = len(nodes)
-    own, is_free = np.arange(n), np.flatnonzero(found.is_free[nodes])
-    before, after = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    # Node i is an edge from 2 i to 2 i + 1; those of several elements cannot be inputs.
-    is_element = found.variable[nodes] >= 0
-    ends = own[: len(frontier)]
-    start = np.concatenate([2 * own, 2 * before + 1, np.full(len(is_free), 2 * n), 2 * ends + 1])
-    end = np.concatenate([2 * own + 1, 2 * after, 2 * is_free, np.full(len(ends), 2 * n + 1)])
+    between = _between(found, frontier)
+    nodes = np.array(list(between))
+    number = {node: i for i, node in enumerate(between)}
+    before = np.array(
+        [number[x] for parents in between.values() for x in parents.tolist()], np.int64
+    )
+    after = np.repeat(np.arange(len(nodes)), list(map(len, between.values())))
+    free = np.flatnonzero(found.is_free[nodes])
+    ends = np.array([number[node] for node in frontier])
+    # Node i is an edge from 2 i to 2 i + 1; one that stands for several elements is no input.
+    n, own = len(nodes), np.arange(len(nodes))
+    start = np.concatenate([2 * own, 2 * before + 1, np.full(len(free), 2 * n), 2 * ends + 1])
+    end = np.concatenate([2 * own + 1, 2 * after, 2 * free, np.full(len(ends), 2 * n + 1)])
     size = np.full(len(start), n + 1, dtype=np.int32)
-    size[:n][is_element] = 1
+    size[:n][found.variable[nodes] >= 0] = 1
     capacity = csr_array((size, (start, end)), shape=(2 * n + 2, 2 * n + 2))
     left = capacity - maximum_flow(capacity, 2 * n, 2 * n + 1).flow
     left.eliminate_zeros()
     is_reached = np.zeros(2 * n + 2, dtype=np.bool_)
     is_reached[breadth_first_order(left, 2 * n, return_predecessors=False)] = True
-    cut = np.flatnonzero(is_reached[: 2 * n : 2] & ~is_reached[1 : 2 * n : 2])
-    return tuple(sorted(nodes[i] for i in cut)), frozenset(nodes[i] for i in is_free)
+    is_cut = is_reached[: 2 * n : 2] & ~is_reached[1 : 2 * n : 2]
+    return tuple(sorted(nodes[is_cut].tolist()))
 
 
 def _inputs(found, cuts):
@@ -241,16 +236,16 @@ def _inputs(found, cuts):
     return pt.concatenate(parts), members
 
 
-def _names(addends, terms, shapes, n) -> list[str]:
+def _names(addends, terms, n) -> list[str]:
     """Return names of the terms: of their variables, with an index if there are several of one."""
     found: list[dict[str, str]] = [{} for _ in range(n)]
-    for addend, of_one, shape in zip(addends, terms, shapes, strict=True):
+    for (name, shape), of_one in zip(addends, terms, strict=True):
         distinct, first, count = np.unique(of_one, return_index=True, return_counts=True)
         for term, start, size in zip(distinct, first, count, strict=True):
             index = [int(i) for i in np.unravel_index(start, shape)]
             is_row = size == np.prod(shape[1:]) and not any(index[1:])
             label = f"[{', '.join(map(str, index[:1] if is_row else index))}]" if index else ""
-            found[term].setdefault(addend.name, label)
+            found[term].setdefault(name, label)
     n_terms = Counter(name for names in found for name in names)
     return [
         ", ".join(name + (label if n_terms[name] > 1 else "") for name, label in names.items())

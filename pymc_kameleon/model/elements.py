@@ -36,9 +36,6 @@ PASSES = (
 )
 """Operations whose output is their first input."""
 
-ALONG_AXIS = ("CumOp", "Softmax", "LogSoftmax")
-"""Operations that go along `axis`."""
-
 LARGEST_PRODUCT = 20_000_000
 """Numbers that a matrix product is found with, element by element."""
 
@@ -94,7 +91,7 @@ class ElementGraph:
         if variable not in self._nodes:
             values = np.asarray(self._values[variable], dtype=np.float64)
             distinct, inverse = np.unique(values, return_inverse=True)
-            nodes = np.where(distinct == 0.0, 0, self._new(len(distinct), -1))
+            nodes = np.where(distinct == 0.0, 0, self._new(len(distinct)))
             self._nodes[variable] = nodes[inverse].reshape(values.shape)
         return self._nodes[variable]
 
@@ -102,41 +99,30 @@ class ElementGraph:
         """Nodes that a node is computed from."""
         return self.edges[1, self._starts[node] : self._starts[node + 1]]
 
-    def ancestors(self, nodes: np.ndarray) -> np.ndarray:
-        """Whether each node is one of `nodes` or of those that they are computed from."""
-        is_ancestor = np.zeros(len(self.root), dtype=np.bool_)
-        is_ancestor[nodes] = True
-        for children, parents in reversed(self._edges):
-            is_ancestor[parents[is_ancestor[children]]] = True
-        return is_ancestor
-
     # nodes
 
     def _start(self, variable, point, varies=False):
         if isinstance(variable, Constant | SharedVariable):
-            is_data = isinstance(variable, SharedVariable)
-            self._values[variable] = variable.get_value() if is_data else variable.data
+            is_constant = isinstance(variable, Constant)
+            self._values[variable] = variable.data if is_constant else variable.get_value()
             self.known.add(variable)
         else:
             value = self._values[variable] = np.asarray(point[variable.name])
-            nodes = self._new(value.size, self._number(variable), varies=varies)
+            nodes = self._new(value.size, variable, element=np.arange(value.size), varies=varies)
             self._nodes[variable] = nodes.reshape(value.shape)
 
-    def _number(self, variable):
-        self.variables.append(variable)
-        return len(self.variables) - 1
-
-    def _new(self, n, variable, elements=None, **known):
-        """Make `n` nodes for elements of the variable with a number, by default the first ones."""
+    def _new(self, n, variable=None, **known):
+        """Make `n` nodes, for elements of a variable if one is given."""
         new = np.zeros(n, dtype=NODE)
         nodes = new["root"] = len(self._table) + np.arange(n)
-        new["variable"], new["element"] = variable, np.arange(n) if elements is None else elements
+        new["variable"] = -1 if variable is None else len(self.variables)
+        self.variables += [] if variable is None else [variable]
         for name, value in known.items():
             new[name] = value
         self._table = np.concatenate([self._table, new])
         return nodes
 
-    def _functions(self, rows, variable=-1, elements=None, is_call=False):
+    def _functions(self, rows, variable=None, is_call=False):
         """Nodes (n,) that are functions of the nodes in each of `rows` (n, k).
 
         Equal rows have the same node. Negative numbers tell rows apart, and are no nodes.
@@ -144,16 +130,15 @@ class ElementGraph:
         rows = np.ascontiguousarray(rows if rows.shape[1] else np.zeros((len(rows), 1)), np.int64)
         keys = rows.view(np.dtype((np.void, 8 * rows.shape[1])))[:, 0]
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        elements = first if elements is None else elements[first]
         parents = np.maximum(rows[first], 0)
         has_call = np.any(self._table["has_call"][parents], axis=1) | is_call
         roots = np.where(self._table["varies"][parents], self._table["root"][parents], -1)
         roots.sort(axis=1)
         is_distinct = roots >= 0
         is_distinct[:, 1:] &= roots[:, 1:] != roots[:, :-1]
-        count = is_distinct.sum(axis=1)
-        nodes = self._new(len(first), variable, elements, varies=count > 0, has_call=has_call)
-        last = roots[:, -1]
+        count, last = is_distinct.sum(axis=1), roots[:, -1]
+        known = {"element": first, "varies": count > 0, "has_call": has_call}
+        nodes = self._new(len(first), variable, **known)
         is_one = (count == 1) & (self._table["variable"][last] >= 0) & (not is_call)
         self._table["root"][nodes[is_one]] = last[is_one]
         is_distinct[is_one] = False
@@ -161,15 +146,10 @@ class ElementGraph:
         self._edges.append(np.array(pairs))
         return nodes[inverse.ravel()]
 
-    def _together(self, rows, output, places=None):
-        """Nodes of an output whose elements depend on all of their row; `places` (n,) orders them.
-
-        There are as many elements of each row.
-        """
-        size = int(np.prod(self.shape_of(output)))
-        places = np.arange(size) if places is None else places.ravel()
-        hubs = np.repeat(self._functions(rows), size // max(len(rows), 1))
-        return self._functions(np.array([hubs, -1 - places]).T, self._number(output), places)
+    def _elements(self, nodes, output):
+        """Nodes of the elements of an output that are functions of `nodes`, each another one."""
+        of_each = np.broadcast_to(nodes, self.shape_of(output)).ravel()
+        return self._functions(np.array([of_each, -1 - np.arange(of_each.size)]).T, output)
 
     # operations
 
@@ -185,20 +165,15 @@ class ElementGraph:
             return
         if is_opaque or not self.boxed.isdisjoint(inputs):
             self.boxed.update(outputs)
-        key = op, *map(self._key, inputs)
+        # Operations of equal inputs have equal outputs.
+        nodes = {x: self._nodes[x] for x in inputs if x not in self.known}
+        key = op, *((nodes[x].shape, nodes[x].tobytes()) if x in nodes else x for x in inputs)
         if key not in self._found:
             self._found[key] = self._call(node, values) if is_opaque else self._exact(node)
         self._nodes.update(zip(outputs, self._found[key], strict=True))
 
-    def _key(self, variable):
-        """Tell what a variable holds: inputs of equal keys give the same outputs."""
-        value = self._values[variable] if variable in self.known else self._nodes[variable]
-        if not isinstance(value, np.ndarray | np.generic):
-            return id(variable)
-        return variable in self.known, value.dtype.str, value.shape, value.tobytes()
-
     def _exact(self, node):
-        """Nodes of the outputs of an operation of PyTensor, which depend on all it is not known."""
+        """Nodes of the outputs of an operation of PyTensor; they depend on all if it is unknown."""
         shapes = [self.shape_of(output) for output in node.outputs]
         try:
             found = self._known_operation(node, shapes[0])
@@ -206,43 +181,40 @@ class ElementGraph:
                 return found
         except Exception as error:
             _log.debug("The elements of %s are not told apart: %s", node, error)
-        rows = _rows([self._nodes[x].ravel() for x in node.inputs if x not in self.known], ())
-        together = [self._together(rows, output) for output in node.outputs]
-        return [nodes.reshape(shape) for nodes, shape in zip(together, shapes, strict=True)]
+        hub = self._functions(_rows([x.ravel() for x in self._unknown(node)], ()))
+        each = [self._elements(hub[0], output) for output in node.outputs]
+        return [nodes.reshape(shape) for nodes, shape in zip(each, shapes, strict=True)]
+
+    def _unknown(self, node):
+        return [self._nodes[x] for x in node.inputs if x not in self.known]
 
     def _known_operation(self, node, shape):
         op, inputs, output = node.op, node.inputs, node.outputs[0]
-        kind, n = type(op).__name__, len(inputs)
+        kind = type(op).__name__
         if kind in PASSES:
             return [self.nodes_of(inputs[0])]
         if kind in MOVES:
             return self._moved(node, [0])
         if kind in SETS and op.set_instead_of_inc:
             return self._moved(node, [0, 1])
-        if kind == "MakeVector":
-            return [np.array([self.nodes_of(x) for x in inputs]).reshape(n)]
-        if kind == "Join":
-            return self._moved(node, [i for i in range(n) if inputs[i].ndim])
+        if kind in ("Join", "MakeVector"):
+            is_joined = [x.ndim > 0 or kind == "MakeVector" for x in inputs]
+            return self._moved(node, np.flatnonzero(is_joined))
         core = type(op.core_op).__name__ if kind == "Blockwise" else kind
-        axes = getattr(op, "axis", None)
         if kind == "Elemwise" and len(node.outputs) == 1:
             each = [np.broadcast_to(self.nodes_of(x), shape).ravel() for x in inputs]
-            found = self._functions(np.stack(each, axis=1), self._number(output))
+            found = self._functions(np.stack(each, axis=1), output)
         elif core in ("Dot", "BatchedDot"):
-            found = self._product(*map(self.nodes_of, inputs), self._number(output))
+            found = self._functions(_factors(*map(self.nodes_of, inputs)), output)
         elif kind == "Blockwise":
-            parts = [self._nodes[x] for x in inputs if x not in self.known]
-            found = self._together(_rows(parts, shape[: op.batch_ndim(node)]), output)
-        elif isinstance(op, CAReduce) or (kind in ALONG_AXIS and axes is not None):
+            batch = shape[: op.batch_ndim(node)]
+            hubs = self._functions(_rows(self._unknown(node), batch))
+            found = self._elements(hubs.reshape(batch + (1,) * (len(shape) - len(batch))), output)
+        elif isinstance(op, CAReduce):
             nodes = self.nodes_of(inputs[0])
-            axes = tuple(range(nodes.ndim)) if axes is None else np.atleast_1d(axes)
-            last = [np.moveaxis(x, axes, range(-len(axes), 0)) for x in (nodes, _places(nodes))]
-            if isinstance(op, CAReduce):
-                rows = last[0].reshape(int(np.prod(shape)), -1)
-                found = self._functions(rows, self._number(output))
-            else:
-                found = self._together(last[0].reshape(-1, last[0].shape[-1]), output, last[1])
-                found = np.moveaxis(found.reshape(last[0].shape), -1, axes[0])
+            axes = range(nodes.ndim) if op.axis is None else op.axis
+            last = np.moveaxis(nodes, list(axes), range(-len(axes), 0))
+            found = self._functions(last.reshape(int(np.prod(shape)), -1), output)
         else:
             return None
         return [found.reshape(shape)]
@@ -260,16 +232,6 @@ class ElementGraph:
                 return None
         found = _performed(node.op.make_node(*inputs), values)
         return [np.asarray(nodes).astype(np.int64) for nodes in found]
-
-    def _product(self, a, b, number):
-        """Nodes of a matrix product; what is multiplied by the constant 0 is left out."""
-        a = (a if a.ndim > 1 else a[None])[..., :, None, :]
-        b = np.swapaxes(b if b.ndim > 1 else b[:, None], -1, -2)[..., None, :, :]
-        if np.prod(np.broadcast_shapes(a.shape, b.shape)) > LARGEST_PRODUCT:
-            raise ValueError("a large matrix product")
-        is_zero = (a == 0) | (b == 0)
-        rows = np.concatenate([np.where(is_zero, 0, a), np.where(is_zero, 0, b)], axis=-1)
-        return self._functions(rows.reshape(-1, rows.shape[-1]), number)
 
     def _call(self, node, values):
         """Nodes of what a black box returns: of one call, or of one for each group or row."""
@@ -289,21 +251,24 @@ class ElementGraph:
 
 def inlined(graphs: list) -> list:
     """Return graphs in which operations that are graphs themselves are replaced by these."""
-    while True:
-        for node in io_toposort([], graphs):
-            if isinstance(node.op, OpFromGraph):
-                break
-        else:
-            return graphs
-        fgraph = node.op.fgraph
-        inputs = dict(zip(fgraph.inputs, node.inputs, strict=True))
+    while nodes := [x for x in io_toposort([], graphs) if isinstance(x.op, OpFromGraph)]:
+        fgraph = nodes[0].op.fgraph
+        inputs = dict(zip(fgraph.inputs, nodes[0].inputs, strict=True))
         has_bind = hasattr(fgraph, "bind")
         inner = fgraph.bind(inputs) if has_bind else clone_replace(fgraph.outputs, inputs)
-        graphs = graph_replace(graphs, dict(zip(node.outputs, inner, strict=True)))
+        graphs = graph_replace(graphs, dict(zip(nodes[0].outputs, inner, strict=True)))
+    return graphs
 
 
-def _places(nodes):
-    return np.arange(nodes.size).reshape(nodes.shape)
+def _factors(a, b):
+    """Nodes that each element of a matrix product is made of, but what is multiplied by 0."""
+    a = (a if a.ndim > 1 else a[None])[..., :, None, :]
+    b = np.swapaxes(b if b.ndim > 1 else b[:, None], -1, -2)[..., None, :, :]
+    if np.prod(np.broadcast_shapes(a.shape, b.shape)) > LARGEST_PRODUCT:
+        raise ValueError("a large matrix product")
+    is_zero = (a == 0) | (b == 0)
+    rows = np.concatenate([np.where(is_zero, 0, a), np.where(is_zero, 0, b)], axis=-1)
+    return rows.reshape(-1, rows.shape[-1])
 
 
 def _rows(parts, batch):

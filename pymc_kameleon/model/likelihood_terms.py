@@ -71,18 +71,19 @@ def find_terms(
                 exact += factor * pt.sum(part, dtype="float64")
     if not boxed:
         return None
-    groups, frontiers = _groups(found, [found.nodes_of(part).ravel() for _, part, _ in boxed])
+    nodes = np.concatenate([found.nodes_of(part).ravel() for _, part, _ in boxed])
+    groups, frontiers = _groups(found, found.root[nodes])
     cut_of = _cuts(found, frontiers)
-    number = {cut: i for i, cut in enumerate(dict.fromkeys(cut_of))}
-    if len(number) < 2 or max(map(len, number)) == np.count_nonzero(found.is_free):
+    cuts = {cut: i for i, cut in enumerate(dict.fromkeys(cut_of))}
+    if len(cuts) < 2 or max(map(len, cuts)) == np.count_nonzero(found.is_free):
         return None
-    terms = [np.array([number[cut] for cut in cut_of])[group] for group in groups]
+    terms = np.array([cuts[cut] for cut in cut_of])[groups]
     parts = [pt.flatten(part).astype("float64") * factor for _, part, factor in boxed]
-    zeros = pt.zeros(len(number), dtype="float64")
-    values = pt.inc_subtensor(zeros[np.concatenate(terms)], pt.concatenate(parts))
-    labels = [(name, found.shape_of(part)) for name, part, _ in boxed]
-    inputs, members = _inputs(found, number)
-    return SumOfTerms(_names(labels, terms, len(number)), values, inputs, members, exact)
+    zeros = pt.zeros(len(cuts), dtype="float64")
+    values = pt.inc_subtensor(zeros[terms], pt.concatenate(parts))
+    names = _names([(name, found.shape_of(part)) for name, part, _ in boxed], terms)
+    inputs, members = _inputs(found, cuts)
+    return SumOfTerms(names, values, inputs, members, exact)
 
 
 # addends ------------------------------------------------------------------------------------------
@@ -128,31 +129,31 @@ def _parts(variable, found):
 # groups -------------------------------------------------------------------------------------------
 
 
-def _groups(found, nodes):
-    """Return numbers of groups of elements that share no call, and what each group needs.
+def _groups(found, roots):
+    """Return the group of each node of `roots`, and the nodes that each group is a function of.
 
-    `nodes` has an array for each addend, as the first result; the second has the nodes from which a
-    group is computed that depend on no call. An element that depends on nothing is of group 0.
+    Groups share no call, and these nodes depend on none. What depends on nothing is of group 0.
     """
-    roots = [found.root[of_one] for of_one in nodes]
-    children, parents = found.edges
-    is_kept = found.ancestors(np.concatenate(roots))[children] & found.has_call[children]
-    children, parents = children[is_kept], parents[is_kept]
-    is_inner = found.has_call[parents]
-    n, inner = len(found.root), (children[is_inner], parents[is_inner])
-    links = coo_array((np.ones(len(inner[0])), inner), shape=(n, n))
-    _, labels = connected_components(links, directed=False)
+    waiting, links, needs = list(dict.fromkeys(roots.tolist())), [], []
+    seen = set(waiting)
+    for node in waiting:
+        parents = found.parents_of(node).tolist() if found.has_call[node] else [node]
+        for parent in parents:
+            (links if found.has_call[parent] else needs).append((node, parent))
+            if found.has_call[parent] and parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    n, pairs = len(found.root), np.array(links, dtype=np.int64).reshape(-1, 2).T
+    _, labels = connected_components(coo_array((np.ones(len(links)), pairs), shape=(n, n)))
     frontiers = defaultdict(set)
-    for label, parent in zip(labels[children[~is_inner]], parents[~is_inner], strict=True):
-        frontiers[int(label)].add(int(parent))
-    for node in np.unique(np.concatenate(roots)).tolist():
-        if found.varies[node] and not found.has_call[node]:
-            frontiers[int(labels[node])] = {node}
-    number = np.zeros(n, dtype=np.int64)
-    own = np.concatenate([labels[of_one] for of_one in roots])
-    keys = [label for label in dict.fromkeys(own.tolist()) if label in frontiers]
-    number[keys] = np.arange(len(keys))
-    return [number[labels[of_one]] for of_one in roots], [frozenset(frontiers[k]) for k in keys]
+    for node, parent in needs:
+        if found.varies[parent]:
+            frontiers[labels[node]].add(parent)
+    own = labels[roots].tolist()
+    keys = [label for label in dict.fromkeys(own) if label in frontiers]
+    number = {label: i for i, label in enumerate(keys)}
+    groups = np.array([number.get(label, 0) for label in own])
+    return groups, [frozenset(frontiers[label]) for label in keys]
 
 
 # inputs -------------------------------------------------------------------------------------------
@@ -173,9 +174,8 @@ def _cuts(found, frontiers) -> list[tuple]:
             alike[frozenset(node for node in between if found.is_free[node])].append(frontier)
     for which in alike.values():
         first, joint = (_cut(found, ends) for ends in (which[0], frozenset().union(*which)))
-        for frontier in which:
-            is_joint = len(joint) <= 2 * len(first)
-            cuts[frontier] = joint if is_joint else _cut(found, frontier)
+        is_joint = len(joint) <= 2 * len(first)
+        cuts |= {ends: joint if is_joint else _cut(found, ends) for ends in which}
     return [cuts[frontier] for frontier in frontiers]
 
 
@@ -200,12 +200,11 @@ def _cut(found, frontier) -> tuple[int, ...]:
     nodes (Menger's theorem). Of several such sets it is the one nearest to the free nodes.
     """
     between = _between(found, frontier)
-    nodes = np.array(list(between))
+    nodes, counts = np.array(list(between)), [len(parents) for parents in between.values()]
     number = {node: i for i, node in enumerate(between)}
-    before = np.array(
-        [number[x] for parents in between.values() for x in parents.tolist()], np.int64
-    )
-    after = np.repeat(np.arange(len(nodes)), list(map(len, between.values())))
+    parents = np.concatenate(list(between.values()))
+    before = np.array([number[parent] for parent in parents.tolist()], dtype=np.int64)
+    after = np.repeat(np.arange(len(nodes)), counts)
     free = np.flatnonzero(found.is_free[nodes])
     ends = np.array([number[node] for node in frontier])
     # Node i is an edge from 2 i to 2 i + 1; one that stands for several elements is no input.
@@ -236,18 +235,23 @@ def _inputs(found, cuts):
     return pt.concatenate(parts), members
 
 
-def _names(addends, terms, n) -> list[str]:
+def _names(addends, terms) -> list[str]:
     """Return names of the terms: of their variables, with an index if there are several of one."""
-    found: list[dict[str, str]] = [{} for _ in range(n)]
-    for (name, shape), of_one in zip(addends, terms, strict=True):
-        distinct, first, count = np.unique(of_one, return_index=True, return_counts=True)
-        for term, start, size in zip(distinct, first, count, strict=True):
-            index = [int(i) for i in np.unravel_index(start, shape)]
-            is_row = size == np.prod(shape[1:]) and not any(index[1:])
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    start = 0
+    for name, shape in addends:
+        size = int(np.prod(shape))
+        distinct, first, count = np.unique(
+            terms[start : start + size], return_index=True, return_counts=True
+        )
+        start += size
+        for term, place, n in zip(distinct, first, count, strict=True):
+            index = [int(i) for i in np.unravel_index(place, shape)]
+            is_row = n == np.prod(shape[1:]) and not any(index[1:])
             label = f"[{', '.join(map(str, index[:1] if is_row else index))}]" if index else ""
             found[term].setdefault(name, label)
-    n_terms = Counter(name for names in found for name in names)
+    n_terms = Counter(name for names in found.values() for name in names)
     return [
         ", ".join(name + (label if n_terms[name] > 1 else "") for name, label in names.items())
-        for names in found
+        for _, names in sorted(found.items())
     ]

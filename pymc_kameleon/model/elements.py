@@ -39,15 +39,8 @@ PASSES = (
 LARGEST_PRODUCT = 20_000_000
 """Numbers that a matrix product is found with, element by element."""
 
-NODE = np.dtype(
-    [
-        ("root", np.int64),
-        ("variable", np.int64),
-        ("element", np.int64),
-        ("varies", np.bool_),
-        ("has_call", np.bool_),
-    ]
-)
+NAMES = ["root", "variable", "element", "varies", "has_call"]
+NODE = np.dtype({"names": NAMES, "formats": [np.int64] * 3 + [np.bool_] * 2})
 """The node that a node is a function of, or itself; the number of a variable and the index in it of
 an element that has its value, -1 if it stands for several or for a call; whether it depends on a
 sampled variable, and on a black box."""
@@ -76,7 +69,7 @@ class ElementGraph:
         with np.errstate(all="ignore"):
             for node in io_toposort([], graphs):
                 self._read(node)
-        columns = (self._table[name] for name in NODE.names or ())
+        columns = (self._table[name] for name in NAMES)
         self.root, self.variable, self.element, self.varies, self.has_call = columns
         self.is_free = (np.arange(len(self.root)) < n_free) & self.varies
         self.edges = np.concatenate(self._edges, axis=1)
@@ -127,7 +120,7 @@ class ElementGraph:
 
         Equal rows have the same node. Negative numbers tell rows apart, and are no nodes.
         """
-        rows = np.ascontiguousarray(rows if rows.shape[1] else np.zeros((len(rows), 1)), np.int64)
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
         keys = rows.view(np.dtype((np.void, 8 * rows.shape[1])))[:, 0]
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         parents = np.maximum(rows[first], 0)
@@ -221,17 +214,15 @@ class ElementGraph:
 
     def _moved(self, node, which):
         """Nodes where an operation puts those of the inputs `which`; None if it depends on more."""
-        inputs, values = list(node.inputs), []
-        for i, variable in enumerate(inputs):
-            if i in which:
-                inputs[i] = pt.TensorType("float64", variable.type.shape)()
-                values.append(self.nodes_of(variable).astype(np.float64))
-            elif variable in self.known:
-                values.append(self._values[variable])
-            else:
+        inputs, values = [], []
+        for i, x in enumerate(node.inputs):
+            is_own = i in which
+            if not is_own and x not in self.known:
                 return None
+            inputs.append(pt.TensorType("float64", x.type.shape)() if is_own else x)
+            values.append(self.nodes_of(x).astype(np.float64) if is_own else self._values[x])
         found = _performed(node.op.make_node(*inputs), values)
-        return [np.asarray(nodes).astype(np.int64) for nodes in found]
+        return [nodes.astype(np.int64) for nodes in found]
 
     def _call(self, node, values):
         """Nodes of what a black box returns: of one call, or of one for each group or row."""
@@ -293,20 +284,16 @@ def _rows_of(node, values, varies):
     if is_simulator or not is_vector or n < 2 or not shapes <= {(), (1,), (n,)}:
         return alone
     is_first = np.random.default_rng(0).permutation(n) < n // 2
-    try:
-        before = _performed(node, values)[0]
-        for half in (is_first, ~is_first):
-            changed = [np.array(value, copy=True) for value in values]
-            for value, is_row in zip(changed, has_rows, strict=True):
-                if is_row:
-                    value[half] += 1e-3 * abs(value[half]) + 1e-6
-            after = _performed(node, changed)[0]
-            is_other = (before != after) & ~(np.isnan(before) & np.isnan(after))
-            if len(before) != n or is_other[~half].any() or not is_other.any():
-                return alone
-    except Exception as error:
-        _log.debug("The rows of %s are not told apart: %s", node.op, error)
-        return alone
+    before = _performed(node, values)[0]
+    for half in (is_first, ~is_first):
+        changed = [np.array(value, copy=True) for value in values]
+        for value, is_row in zip(changed, has_rows, strict=True):
+            if is_row:
+                value[half] += 1e-3 * abs(value[half]) + 1e-6
+        after = _performed(node, changed)[0]
+        is_other = (before != after) & ~(np.isnan(before) & np.isnan(after))
+        if len(before) != n or is_other[~half].any() or not is_other.any():
+            return alone
     return n, has_rows
 
 

@@ -224,15 +224,12 @@ def _cut(found, frontier) -> tuple[int, ...]:
 
 def _inputs(found, cuts):
     """Return the graph of the distinct inputs, and for each term which of them are its own."""
-    nodes = np.array(sorted(set().union(*cuts)), dtype=np.int64)
-    nodes = nodes[np.lexsort((found.element[nodes], found.variable[nodes]))]
+    nodes = np.array(sorted(set().union(*cuts)))
     parts = []
     for number in np.unique(found.variable[nodes]):
-        which = found.element[nodes[found.variable[nodes] == number]]
-        parts.append(pt.flatten(found.variables[number])[which].astype("float64"))
-    position = {node: i for i, node in enumerate(nodes.tolist())}
-    members = [np.sort(np.array([position[node] for node in cut], np.int64)) for cut in cuts]
-    return pt.concatenate(parts), members
+        elements = found.element[nodes[found.variable[nodes] == number]]
+        parts.append(pt.flatten(found.variables[number])[elements].astype("float64"))
+    return pt.concatenate(parts), [np.searchsorted(nodes, cut) for cut in cuts]
 
 
 def _names(addends, terms) -> list[str]:

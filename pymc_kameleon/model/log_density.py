@@ -371,9 +371,7 @@ class LogDensity:
 
     def _joined(self, outputs):
         outputs = [pt.as_tensor(output).astype("float64") for output in outputs]
-        return join_nonshared_inputs(
-            self.model.initial_point(), outputs, self.vars, self.shared
-        )
+        return join_nonshared_inputs(self.model.initial_point(), outputs, self.vars, self.shared)
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call.
@@ -418,8 +416,7 @@ class LogDensity:
         at = self._input if at is None else at
         try:
             return [
-                pt.grad(rewrite_pregrad(term), at, disconnected_inputs="ignore")
-                for term in terms
+                pt.grad(rewrite_pregrad(term), at, disconnected_inputs="ignore") for term in terms
             ]
         except (NotImplementedError, NullTypeGradError) as error:
             named = ", ".join(black_boxes(terms)) or str(error)

@@ -232,9 +232,7 @@ def _with_integrator(fitted, particles, temperature, sampled):
     fitted = fitted._replace(location=particles.mean(axis=0), scales=scales)
     surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
     v = np.ascontiguousarray(surrogate.to_moves(particles).T)
-    integrator = with_step_size(
-        surrogate, fitted.integrator, v, sampled.target_accept, sampled.rng
-    )
+    integrator = with_step_size(surrogate, fitted.integrator, v, sampled.target_accept, sampled.rng)
     return fitted._replace(integrator=integrator)
 
 

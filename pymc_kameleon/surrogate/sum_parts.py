@@ -17,8 +17,8 @@ class SumParts:
     `names` (T) are the terms' names, and `members` (T) the indices of their inputs, which the
     function `inputs` writes. `known` is the known part with the gradient of all, as
     `LogDensity.known_with_slopes`; `independent` the same with independent Gaussians in its place,
-    as wide as the prior. `own` (T) has the coordinates that each term alone depends on. `shared` are
-    pairs (input, coordinate) of coordinates that are inputs of several terms, and `n_uses` (n,)
+    as wide as the prior. `own` (T) has the coordinates that each term alone depends on. `shared`
+    are pairs (input, coordinate) of coordinates that are inputs of several terms, and `n_uses` (n,)
     counts the terms that have an input.
     """
 

@@ -39,7 +39,8 @@ def evaluate(log_density, x, value, counts):
     """Evaluate the terms of the log density at `x` (d,) into `value` (3,); return their sum.
 
     Or -inf where that is NaN or +inf, so that such a proposal is rejected. `log_density` is what
-    `values_into` takes. `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by one.
+    `values_into` takes. `counts[EVALUATIONS]` and, for NaN and +inf, `counts[NONFINITE]` go up by
+    one.
     """
     counts[EVALUATIONS] += 1
     values_into(log_density, x, value)

@@ -349,7 +349,7 @@ class LogDensity:
         return ModelFunction(self.model, [inputs], x, self.dim, self._compile_kwargs)
 
     def known_with_slopes(self, gaussian=None) -> ModelFunction:
-        """What is known of the log density, and the gradient of all of it.
+        """Return what is known of the log density, and the gradient of all of it.
 
         At the raveled vector followed by the slopes (n,) of the sum of the terms in their inputs:
         log prior and likelihoods without a black box, two zeros, and the gradient (d,). With

@@ -152,6 +152,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
                 f"pseudo_marginal=True with {other}=: an estimate has no gradient, and is another "
                 "one each time. Leave it out."
             )
+        self._has_store = store is not None
         if start is None:
             start = "here" if is_noisy else "optimize"
         super().__init__(
@@ -169,7 +170,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         check_learnable(self.sampler, type(self).__name__, is_noisy)
 
     def _learner_of_target(self, learner):
-        if self.takes_gradients or self.pseudo_marginal:
+        if self.takes_gradients or self.pseudo_marginal or self._has_store:
             return learner
         parts = sum_parts(self.target)
         if parts is None:
@@ -178,8 +179,8 @@ class SurrogateHMCStep(MetropolisHastingsStep):
         n_terms = len(parts.names)
         self.statistics_of_target = draw_statistics("worst_term", "worst_term_error")
         _log.info(
-            "SurrogateHMCStep: the log-likelihood is a sum of %d terms, %s to %s, each of at most %d "
-            "numbers: each has a surrogate of its own",
+            "SurrogateHMCStep: the log-likelihood is a sum of %d terms, %s to %s, each of at most "
+            "%d numbers: each has a surrogate of its own",
             n_terms,
             parts.names[0],
             parts.names[-1],

@@ -111,7 +111,7 @@ def new_term_evaluations(capacity: int, dim: int, n_terms: int) -> TermEvaluatio
 
 
 def _keep_terms(evaluations, point, terms):
-    """The terms of the sum follow those of the log density."""
+    """Take the terms of the sum, which follow those of the log density."""
     i = evaluations.count[0] % evaluations.values.size
     for k in range(point.size):
         evaluations.points[i, k] = point[k]

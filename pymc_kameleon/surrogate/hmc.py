@@ -48,7 +48,8 @@ class Integrator(NamedTuple):
     r"""How trajectories run; arrays are changed in place.
 
     `root` is A, lower-triangular, in coordinates of moves, or empty, (0, 0), for the identity;
-    `length` is the largest number of leapfrog steps, and `n_steps` how many there were so far. No point of a trajectory is further than
+    `length` is the largest number of leapfrog steps, and `n_steps` how many there were so far. No
+    point of a trajectory is further than
     `radius` from the origin; the way back visits the same points, so this is symmetric. A
     `hot_share` of proposals is at a higher temperature, :math:`n \sim N(0, T I)`: they end further
     out, where the surrogate is to learn, and leave a tail where it is too low. They are as exact.

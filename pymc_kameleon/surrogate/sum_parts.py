@@ -54,7 +54,7 @@ class SumParts:
         return self.inputs.compiled() is not None and self.known.compiled() is not None
 
     def inputs_at(self, points: np.ndarray) -> np.ndarray:
-        """Inputs (m, n) of the terms at the rows of `points` (m, d)."""
+        """Return inputs (m, n) of the terms at the rows of `points` (m, d)."""
         found = np.empty((len(points), self.n_inputs))
         for point, row in zip(points, found, strict=True):
             self.inputs.into(point, row)

@@ -70,9 +70,9 @@ class TermsSampler(SurrogateSampler):
             self.move_to_proposal()
 
     def _evaluate_draws(self):
-        """Evaluate draws from the surrogate; return its errors at those that are not moved outwards.
+        """Evaluate draws from the surrogate; return its errors at those that are not moved.
 
-        Half of them are: a regression is as good between its points as it is bad beyond them. And
+        Half of them are moved outwards: a regression is as good between its points as it is bad beyond them. And
         in what terms share they are moved as far as one term alone leaves open: all terms together
         leave less, and would learn nothing of it.
         """
@@ -90,7 +90,7 @@ class TermsSampler(SurrogateSampler):
         return np.maximum(found - expected, -1e300)[n_moved:]
 
     def _widths_of(self, i):
-        """Standard deviations of input `i` by each of the terms that have it."""
+        """Return standard deviations of input `i` by each of the terms that have it."""
         learner = self.learner
         return [
             learner.fitted.widths[t, list(indices).index(i)]
@@ -101,7 +101,7 @@ class TermsSampler(SurrogateSampler):
     # learning -------------------------------------------------------------------------------------
 
     def end_learning(self):
-        """Fit for the last time, and again while the surrogate is far too large at its own draws."""
+        """Fit for the last time, and again while the surrogate is too large at its own draws."""
         learner = self.learner
         for _ in range(MOST_CHECKS):
             points = ChainSampler.end_learning(self)
@@ -117,7 +117,7 @@ class TermsSampler(SurrogateSampler):
         return NO_ESTIMATE
 
     def worst_of_last(self) -> tuple[float, float]:
-        """Number of the term whose surrogate was furthest off at the last evaluation, and its error.
+        """Return the number of the term that was furthest off at the last evaluation, and its error.
 
         NaN without a surrogate, and where a term was not finite.
         """

@@ -326,8 +326,15 @@ class LogDensity:
 
     # a likelihood that is a sum of black boxes ----------------------------------------------------
 
+    @property
+    def terms(self) -> SumOfTerms:
+        """The terms, where there are several."""
+        if self.sum_of_terms is None:
+            raise RuntimeError("the log-likelihood is no sum of several terms")
+        return self.sum_of_terms
+
     @cached_property
-    def terms(self) -> SumOfTerms | None:
+    def sum_of_terms(self) -> SumOfTerms | None:
         """Black boxes whose sum, with what is known, is the log-likelihood; None for one alone."""
         if self.shared or self.has_estimates or self.estimated_terms:
             return None

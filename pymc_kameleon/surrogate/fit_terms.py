@@ -70,8 +70,10 @@ class FittedTerms(NamedTuple):
         Or with independent Gaussians in place of that, if `is_independent`.
         """
         known = parts.independent if is_independent else parts.known
-        tables = parts.inputs.compiled(), known.compiled()
-        return new_sum(self.location, self.scales, self.terms, parts.n_inputs, *tables)
+        inputs, with_slopes = parts.inputs.compiled(), known.compiled()
+        if inputs is None or with_slopes is None:
+            raise RuntimeError("what is known of the log density cannot be compiled any more")
+        return new_sum(self.location, self.scales, self.terms, parts.n_inputs, inputs, with_slopes)
 
 
 def unfitted_terms(parts: SumParts) -> FittedTerms:

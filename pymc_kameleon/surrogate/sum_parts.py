@@ -63,7 +63,7 @@ class SumParts:
 
 def sum_parts(target: LogDensity) -> SumParts | None:
     """Return the parts if the likelihood is a sum of terms that are worth learning apart."""
-    terms = target.terms
+    terms = target.sum_of_terms
     if terms is None or max(map(len, terms.members)) > MOST_INPUTS * target.dim:
         return None
     try:

@@ -119,7 +119,9 @@ class TermsLearner(TrajectoryLearner):
             return ()
         return self.fitted.particles[rng.permutation(len(self.fitted.particles))[:N_CHECKED]]
 
-    def fit(self, rng: np.random.Generator) -> FittedTerms | None:
+    def fit(  # type: ignore[override]
+        self, rng: np.random.Generator
+    ) -> FittedTerms | None:
         """Fit all terms to what is known, and draw; None if that is too little."""
         points, _, values = self.evaluations.stored()
         previous = self.fitted
@@ -143,7 +145,7 @@ class TermsLearner(TrajectoryLearner):
         return 0.0
 
     @property
-    def surrogate(self) -> SumOfSurrogates:
+    def surrogate(self) -> SumOfSurrogates:  # type: ignore[override]
         """The surrogate of the log density."""
         return self.fitted.surrogate(self.parts)
 

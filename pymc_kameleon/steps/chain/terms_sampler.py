@@ -72,9 +72,9 @@ class TermsSampler(SurrogateSampler):
     def _evaluate_draws(self):
         """Evaluate draws from the surrogate; return its errors at those that are not moved.
 
-        Half of them are moved outwards: a regression is as good between its points as it is bad beyond them. And
-        in what terms share they are moved as far as one term alone leaves open: all terms together
-        leave less, and would learn nothing of it.
+        Half of them are moved outwards: a regression is as good between its points as it is bad
+        beyond them. And in what terms share they are moved as far as one term alone leaves
+        open: all terms together leave less, and would learn nothing of it.
         """
         learner, rng = self.learner, self.rng
         particles, shared = learner.fitted.particles, learner.parts.shared
@@ -117,7 +117,7 @@ class TermsSampler(SurrogateSampler):
         return NO_ESTIMATE
 
     def worst_of_last(self) -> tuple[float, float]:
-        """Return the number of the term that was furthest off at the last evaluation, and its error.
+        """Return the number of the term that was furthest off at the last evaluation, its error.
 
         NaN without a surrogate, and where a term was not finite.
         """

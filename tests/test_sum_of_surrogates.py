@@ -121,15 +121,19 @@ def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.sabotage
 def test_a_stale_value_of_one_group_is_caught():
-    last = [0.0]
+    kept = {}
 
     def stale(group, measured):
         value = BentHierarchy.of_group(group, measured)
-        if measured == MEASURED[0]:
-            value, last[0] = last[0], value
-        return value
+        return kept.setdefault("value", value) if is_stale and measured == MEASURED[0] else value
 
-    found, _ = p_values(BentHierarchy(black_box(stale, each=["group", "measured"])), 300)
+    def let_it_be_stale(learner):
+        nonlocal is_stale
+        is_stale = True
+
+    is_stale = False
+    target = BentHierarchy(black_box(stale, each=["group", "measured"]))
+    found, _ = p_values(target, 400, spoil=let_it_be_stale)
     assert min(found.values()) < BOUND, found
 
 

@@ -41,11 +41,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     For likelihoods that cost a millisecond or more, have no gradient, and are smooth, in up to
     about 20 dimensions; in hundreds where the log-likelihood is a sum of black boxes, each of a few
-    numbers, as in a hierarchy. A regression of the log-likelihood learns from every evaluation, accepted
-    or not, and is, with the model's own prior, a surrogate s(x) of the log density. Trajectories
-    run on its gradient and cost no evaluation; one true evaluation then accepts or rejects the end
-    of a trajectory, which makes the draws exact. Where evaluations cost microseconds,
-    `KameleonStep` is faster.
+    numbers, as in a hierarchy. A regression of the log-likelihood learns from every evaluation,
+    accepted or not, and is, with the model's own prior, a surrogate s(x) of the log density.
+    Trajectories run on its gradient and cost no evaluation; one true evaluation then accepts or
+    rejects the end of a trajectory, which makes the draws exact. Where evaluations cost
+    microseconds, `KameleonStep` is faster.
 
     ::
 
@@ -97,11 +97,11 @@ class SurrogateHMCStep(MetropolisHastingsStep):
     `n_transitions`, as for `KameleonStep`; `step_size` and `n_leapfrog` (leapfrog steps on the
     surrogate), `n_centers` (points that it holds), `surrogate_error` (log density minus surrogate
     where the model was last evaluated; NaN if it was not), `worst_term` and `worst_term_error` (of
-    a sum: number of the term that was furthest off there, and by how much), `mode` (number of the surrogate's mode
-    that the draw is nearest to, the largest is 0; NaN while tuning), `evidence_ratio` (log density
-    minus that of the normalised surrogate, of which `log_evidence` takes a mean; NaN while tuning,
-    and where the evidence has no meaning), `calls_made` (evaluations of the chain so far, without
-    those that a store knew).
+    a sum: number of the term that was furthest off there, and by how much), `mode` (number of the
+    surrogate's mode that the draw is nearest to, the largest is 0; NaN while tuning, and of a sum),
+    `evidence_ratio` (log density minus that of the normalised surrogate, of which `log_evidence`
+    takes a mean; NaN while tuning, and where the evidence has no meaning), `calls_made`
+    (evaluations of the chain so far, without those that a store knew).
 
     After tuning surrogate, mass matrix, step size and length are frozen, so the target is exactly
     invariant whatever the surrogate is; with a poor one many proposals are rejected, and a warning

@@ -72,7 +72,7 @@ STATISTICS = {
 }
 
 
-def p_values(target, n=600, spoil=None):
+def p_values(target, spoil, n=600):
     rng = np.random.default_rng(40)
     step = SurrogateHMCStep(
         model=target.model(), warm_start=target.draw(60, rng), steps_per_draw=30
@@ -81,8 +81,7 @@ def p_values(target, n=600, spoil=None):
     draws, reference = target.draw(n, rng), target.draw(60_000, rng)
     step.step({"x": draws[0]})
     assert isinstance(step.sampler, TermsSampler)
-    if spoil is not None:
-        spoil(step.learner)
+    spoil(step.learner)
     return invariance_p_values(step, draws, reference, STATISTICS), step
 
 
@@ -96,9 +95,8 @@ def wrong_surrogate(learner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoil", [None, wrong_surrogate], ids=["right", "wrong"])
-def test_exact_draws_stay_exact(spoil):
-    found, step = p_values(BentHierarchy(), spoil=spoil)
+def test_exact_draws_stay_exact():
+    found, step = p_values(BentHierarchy(), wrong_surrogate)
     assert min(found.values()) > BOUND, found
     assert step.report.acceptance > 0.1
     assert step.learner.difference_share < 0.5  # most moves are trajectories
@@ -114,7 +112,7 @@ def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
         return (0.0 if log_ratio > -np.inf else log_ratio), index
 
     monkeypatch.setattr(loop, "propose", without)
-    found, _ = p_values(BentHierarchy(), 300, spoil=wrong_surrogate)
+    found, _ = p_values(BentHierarchy(), wrong_surrogate, 300)
     assert min(found.values()) < BOUND, found
 
 
@@ -133,7 +131,7 @@ def test_a_stale_value_of_one_group_is_caught():
 
     is_stale = False
     target = BentHierarchy(black_box(stale, each=["group", "measured"]))
-    found, _ = p_values(target, 400, spoil=let_it_be_stale)
+    found, _ = p_values(target, let_it_be_stale, 400)
     assert min(found.values()) < BOUND, found
 
 

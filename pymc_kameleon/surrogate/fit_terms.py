@@ -108,6 +108,11 @@ def fit_terms(
     begins with the `previous` ones.
     """
     inputs, at_drawn = parts.inputs_at(points), parts.inputs_at(drawn)
+    is_usable = np.isfinite(inputs).all(axis=1)
+    inputs, values = inputs[is_usable], values[is_usable]
+    at_drawn = at_drawn[np.isfinite(at_drawn).all(axis=1)]
+    if len(inputs) < 2 or len(at_drawn) < 2:
+        return None
     # What many terms share they know together; each alone has to be known where it is typical.
     middle = at_drawn.mean(axis=0)
     at_drawn = middle + np.sqrt(parts.n_uses) * (at_drawn - middle)

@@ -13,7 +13,7 @@ from pymc_kameleon.gp.typical_set import around_the_mode, typical_depth, typical
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.surrogate.annealing import move_many
 from pymc_kameleon.surrogate.fit_posterior import BALL
-from pymc_kameleon.surrogate.hmc import Integrator, new_integrator, with_step_size
+from pymc_kameleon.surrogate.hmc import STEEPEST, Integrator, new_integrator, with_step_size
 from pymc_kameleon.surrogate.posterior_surrogate import surrogate_gradients, surrogate_values
 from pymc_kameleon.surrogate.sum_of_surrogates import SumOfSurrogates, Terms, new_sum, packed
 from pymc_kameleon.surrogate.sum_parts import SumParts
@@ -232,10 +232,13 @@ def _with_integrator(fitted, particles, temperature, sampled):
     """Choose scales, step size and length by the particles (n, d) and the gradients there."""
     surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
     gradients = surrogate_gradients(surrogate, surrogate.to_moves(particles).T) / fitted.scales
-    gradients = gradients[np.isfinite(gradients).all(axis=1)]
-    steepness = np.sqrt(np.mean(gradients**2, axis=0) / temperature)
+    gradients = gradients[np.all(np.abs(gradients) < STEEPEST, axis=1)]
+    squared = np.sum(gradients**2, axis=0) / max(1, len(gradients))
+    steepness = np.sqrt(squared / temperature)
     spread = particles.std(axis=0) / math.sqrt(temperature)
-    scales = np.where(spread > 0.0, np.sqrt(spread / steepness), 1.0 / steepness)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scales = np.where(spread > 0.0, np.sqrt(spread / steepness), 1.0 / steepness)
+    scales = np.where(np.isfinite(scales) & (scales > 0.0), scales, fitted.scales)
     fitted = fitted._replace(location=particles.mean(axis=0), scales=scales)
     surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
     v = np.ascontiguousarray(surrogate.to_moves(particles).T)

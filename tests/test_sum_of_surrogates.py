@@ -3,10 +3,10 @@
 import numpy as np
 import pymc as pm
 import pytest
+import surrogates
 from models import run
 
 from pymc_kameleon import SurrogateHMCStep, black_box
-from pymc_kameleon.mcmc import loop
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.steps.chain.terms_sampler import TermsSampler
 from pymc_kameleon.surrogate.fit_terms import fit_terms, unfitted_terms
@@ -105,13 +105,7 @@ def test_exact_draws_stay_exact():
 @pytest.mark.slow
 @pytest.mark.sabotage
 def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
-    exact = loop.propose
-
-    def without(proposal, chain, normals, uniforms):
-        log_ratio, index = exact(proposal, chain, normals, uniforms)
-        return (0.0 if log_ratio > -np.inf else log_ratio), index
-
-    monkeypatch.setattr(loop, "propose", without)
+    surrogates.leave_out_the_ratio(monkeypatch)
     found, _ = p_values(BentHierarchy(), wrong_surrogate, 300)
     assert min(found.values()) < BOUND, found
 

@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+import surrogates
 from models import begin, drive
 from pytensor.compile.ops import wrap_py
 from scipy.special import logsumexp
@@ -23,7 +24,6 @@ from pymc_kameleon.gp.triangular_map import (
     identity_map,
 )
 from pymc_kameleon.gp.typical_set import clipped_residuals, typical_depth, typical_set
-from pymc_kameleon.mcmc import loop
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.mcmc.proposals import learn
@@ -663,13 +663,7 @@ def test_exact_draws_stay_exact(name):
 @pytest.mark.slow
 @pytest.mark.sabotage
 def test_a_ratio_without_the_surrogate_is_caught(monkeypatch):
-    exact = loop.propose
-
-    def without(proposal, chain, normals, uniforms):
-        log_ratio, index = exact(proposal, chain, normals, uniforms)
-        return (0.0 if log_ratio > -np.inf else log_ratio), index
-
-    monkeypatch.setattr(loop, "propose", without)
+    surrogates.leave_out_the_ratio(monkeypatch)
     found, _ = p_values(BANANA, wrong_surrogate, 800, 60, compile_kwargs={"mode": "cvm"})
     assert min(found.values()) < BOUND, found
 

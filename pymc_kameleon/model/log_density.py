@@ -341,18 +341,26 @@ class LogDensity:
         return find_terms(likelihood_terms(self.model), self.vars, self.model.initial_point())
 
     @cached_property
+    def _joined_terms(self):
+        """Graphs of the prior, of what else is known, of the terms and their inputs; the point."""
+        terms, prior = self.terms, self.model.logp(vars=self.model.free_RVs)
+        graphs = [
+            pt.as_tensor(graph).astype("float64")
+            for graph in (prior, terms.exact, terms.values, terms.inputs)
+        ]
+        return join_nonshared_inputs(self.model.initial_point(), graphs, self.vars, self.shared)
+
+    @cached_property
     def with_terms(self) -> ModelFunction:
         """The three terms of the log density, then those of the likelihood (T,)."""
-        terms = self.terms
-        prior = self.model.logp(vars=self.model.free_RVs)
-        outputs = prior, terms.exact + terms.values.sum(), pt.constant(0.0), terms.values
-        joined, x = self._joined(outputs)
-        return ModelFunction(self.model, joined, x, self.dim, self._compile_kwargs)
+        (prior, exact, values, _), x = self._joined_terms
+        outputs = [prior, exact + values.sum(), pt.constant(0.0), values]
+        return ModelFunction(self.model, outputs, x, self.dim, self._compile_kwargs)
 
     @cached_property
     def inputs_of_terms(self) -> ModelFunction:
         """What the terms depend on (n,)."""
-        [inputs], x = self._joined([self.terms.inputs])
+        (_, _, _, inputs), x = self._joined_terms
         return ModelFunction(self.model, [inputs], x, self.dim, self._compile_kwargs)
 
     def known_with_slopes(self, gaussian=None) -> ModelFunction:
@@ -363,22 +371,18 @@ class LogDensity:
         `gaussian`, means and standard deviations (d,), independent ones are in place of both.
         Raises a NotImplementedError if what is known has no gradient.
         """
-        prior = self.model.logp(vars=self.model.free_RVs)
-        outputs, x = self._joined([prior + self.terms.exact, self.terms.inputs])
+        (prior, exact, _, inputs), x = self._joined_terms
+        known = prior + exact
         if gaussian is not None:
-            outputs[0] = -0.5 * (((x - gaussian[0]) / gaussian[1]) ** 2).sum()
+            known = -0.5 * (((x - gaussian[0]) / gaussian[1]) ** 2).sum()
         both = pt.vector("position_and_slopes", dtype=x.dtype)
         position, slopes = both[: self.dim], both[self.dim :]
-        known, inputs = graph_replace(outputs, {x: position})
+        known, inputs = graph_replace([known, inputs], {x: position})
         [gradient] = self._gradients_of(known + pt.dot(inputs, slopes), at=position)
         size = self.dim + self.terms.n_inputs
         return ModelFunction(
             self.model, [known, *NO_TERMS, gradient], both, size, self._compile_kwargs
         )
-
-    def _joined(self, outputs):
-        outputs = [pt.as_tensor(output).astype("float64") for output in outputs]
-        return join_nonshared_inputs(self.model.initial_point(), outputs, self.vars, self.shared)
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call.

@@ -224,7 +224,7 @@ class SurrogateHMCStep(MetropolisHastingsStep):
 
     def _complaint_of_acceptance(self):
         learner = self.learner
-        too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.noise)
+        too_noisy = kept_estimate.too_noisy(", ".join(self.target.names), learner.fitted.noise)
         if learner.follows or too_noisy:
             return too_noisy
         others = self.sampler.moved_by_others

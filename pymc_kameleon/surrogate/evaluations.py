@@ -12,6 +12,13 @@ from pymc_kameleon.mcmc.chain import N_TERMS
 from pymc_kameleon.mcmc.history import History
 
 
+def oldest_first(count: int, *arrays: np.ndarray) -> tuple:
+    """Return what is stored of `count` rows, modulo the length of the `arrays`, in order."""
+    size = len(arrays[0])
+    order = np.arange(max(0, count - size), count) % size
+    return tuple(array[order] for array in arrays)
+
+
 class Evaluations(NamedTuple):
     """The last evaluations of a chain; all arrays are changed in place.
 
@@ -35,9 +42,7 @@ class Evaluations(NamedTuple):
 
     def stored(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points (n, d), values (n,) and gradients (n, d or 0), the oldest first."""
-        count, size = int(self.count[0]), len(self.values)
-        order = np.arange(max(0, count - size), count) % size
-        return self.points[order], self.values[order], self.gradients[order]
+        return oldest_first(int(self.count[0]), self.points, self.values, self.gradients)
 
 
 def new_evaluations(capacity: int, dim: int, gradients: bool = False) -> Evaluations:
@@ -95,9 +100,7 @@ class TermEvaluations(NamedTuple):
 
     def stored(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points (n, d), log densities (n,) and terms (n, T), the oldest first."""
-        count, size = int(self.count[0]), len(self.values)
-        order = np.arange(max(0, count - size), count) % size
-        return self.points[order], self.values[order], self.terms[order]
+        return oldest_first(int(self.count[0]), self.points, self.values, self.terms)
 
 
 def new_term_evaluations(capacity: int, dim: int, n_terms: int) -> TermEvaluations:

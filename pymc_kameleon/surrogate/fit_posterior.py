@@ -151,6 +151,16 @@ class FittedPosterior(NamedTuple):
         """Whether there was a fit."""
         return self.differences.shape[1] > 0
 
+    @property
+    def noise(self) -> float:
+        """Standard deviation of values that are estimates, as far as is known."""
+        return float(self.gp.noise[0])
+
+    @property
+    def n_centres(self) -> int:
+        """Points that the surrogate holds."""
+        return self.gp.weights.size
+
     def without_uncertainty(self) -> "FittedPosterior":
         """Return what a chain goes on with, which takes less memory."""
         return self._replace(annealed=(), uncertainty=None)

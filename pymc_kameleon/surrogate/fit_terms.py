@@ -14,7 +14,11 @@ from pymc_kameleon.mcmc.coordinates import standardization
 from pymc_kameleon.surrogate.annealing import move_many
 from pymc_kameleon.surrogate.fit_posterior import BALL
 from pymc_kameleon.surrogate.hmc import STEEPEST, Integrator, new_integrator, with_step_size
-from pymc_kameleon.surrogate.posterior_surrogate import surrogate_gradients, surrogate_values
+from pymc_kameleon.surrogate.posterior_surrogate import (
+    predicted,
+    surrogate_gradients,
+    surrogate_values,
+)
 from pymc_kameleon.surrogate.sum_of_surrogates import SumOfSurrogates, Terms, new_sum, packed
 from pymc_kameleon.surrogate.sum_parts import SumParts
 
@@ -59,6 +63,16 @@ class FittedTerms(NamedTuple):
     def is_fitted(self) -> bool:
         """Whether there was a fit."""
         return len(self.particles) > 0
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of values that are estimates: those of terms are none."""
+        return 0.0
+
+    @property
+    def n_centres(self) -> int:
+        """Points that the largest of the surrogates holds."""
+        return int(self.terms.sizes[:, 2].max())
 
     def mode_of(self, position: np.ndarray) -> float:
         """Return NaN: modes of a sum are not numbered."""
@@ -212,8 +226,7 @@ def moved_particles(fitted: FittedTerms, sampled: Sampled) -> FittedTerms:
 
 
 def _values(fitted, points, sampled):
-    surrogate = fitted.surrogate(sampled.parts, sampled.is_independent)
-    return surrogate_values(surrogate, surrogate.to_moves(points).T)
+    return predicted(fitted.surrogate(sampled.parts, sampled.is_independent), points)
 
 
 def _moved(fitted, particles, temperature, sampled):

@@ -114,8 +114,8 @@ class TrajectoryLearner(Learner):
     def _begin(self, position, rng, warm):
         dim = self.dim
         self.history = new_history(N_HISTORY, dim)
-        self.evaluations = new_evaluations(N_EVALUATIONS, dim, self.gradients)
-        self.prior, self.fitted = None, unfitted(dim)
+        self.prior = None
+        self.evaluations, self.fitted = self._nothing_known()
         self.fitted.integrator.hot_share[0] = HOT_SHARE
         self.outcome, self.last = np.zeros((2, 4)), position.copy()
         self.n_more_normals, self.n_more_uniforms = (MOVES - 1) * dim, MOVES * UNIFORMS
@@ -125,6 +125,10 @@ class TrajectoryLearner(Learner):
         self.n_fitted, self.log_normaliser = 0, math.nan
         self.n_foreign, self.last_update = 0, np.zeros(2, dtype=np.int64)
         self._no_differences = no_differences(dim)
+
+    def _nothing_known(self):
+        """Return what stands for evaluations, and for a fit, before there are any."""
+        return new_evaluations(N_EVALUATIONS, self.dim, self.gradients), unfitted(self.dim)
 
     # what transitions take ------------------------------------------------------------------------
 
@@ -196,10 +200,18 @@ class TrajectoryLearner(Learner):
         fitted, n_new, points = self.fit(rng), self.n_before_next_fit(), ()
         self.last_update[:] = self.n_own, self.n_foreign
         if fitted is not None:
-            points = points_to_explore(fitted, self.surrogate, round(EXPLORED * n_new))
-            self.fitted = fitted.without_uncertainty()
+            points = self._explored(fitted, n_new)
             self.outcome *= REMEMBERED
         self.next_update = self.n_own + n_new
+        return points
+
+    def _explored(self, fitted, n_new):
+        """Return points to evaluate after a fit, of `n_new` until the next, and go on without it.
+
+        Only these take what the fit drew, and how uncertain it is.
+        """
+        points = points_to_explore(fitted, self.surrogate, round(EXPLORED * n_new))
+        self.fitted = fitted.without_uncertainty()
         return points
 
     def n_before_next_fit(self) -> int:
@@ -288,11 +300,6 @@ class TrajectoryLearner(Learner):
         return self.fitted.surrogate(self.log_prior)
 
     @property
-    def noise(self) -> float:
-        """Standard deviation of the values that are estimates, as far as is known."""
-        return float(self.fitted.gp.noise[0])
-
-    @property
     def has_learnt(self):  # noqa: D102
         return self.fitted.is_fitted
 
@@ -311,5 +318,5 @@ class TrajectoryLearner(Learner):
         return {
             "step_size": float(integrator.step_size[0]),
             "n_leapfrog": n_leapfrog,
-            "n_centers": float(self.fitted.gp.weights.size),
+            "n_centers": float(self.fitted.n_centres),
         }

@@ -50,8 +50,9 @@ class SumParts:
 
     @property
     def is_compilable(self) -> bool:
-        """Whether compiled code can call both functions."""
-        return self.inputs.compiled() is not None and self.known.compiled() is not None
+        """Whether compiled code can call all functions, which are compiled for it here."""
+        functions = self.inputs, self.known, self.independent
+        return all(function.compiled() is not None for function in functions)
 
     def inputs_at(self, points: np.ndarray) -> np.ndarray:
         """Return inputs (m, n) of the terms at the rows of `points` (m, d)."""

@@ -19,10 +19,8 @@ from pymc_kameleon.surrogate.fit_terms import (
 )
 from pymc_kameleon.surrogate.hmc import Integrator
 from pymc_kameleon.surrogate.learner import (
-    HOT_SHARE,
     N_CHECKED,
     N_EVALUATIONS,
-    REMEMBERED,
     TrajectoryLearner,
 )
 from pymc_kameleon.surrogate.sum_of_surrogates import SumOfSurrogates, terms_at
@@ -67,12 +65,9 @@ class TermsLearner(TrajectoryLearner):
         self.parts = parts
         self.options = {"max_points": self.max_points, "terms": list(parts.names)}
 
-    def _begin(self, position, rng, warm):
-        super()._begin(position, rng, warm)
-        n_terms = len(self.parts.names)
-        self.evaluations = new_term_evaluations(N_EVALUATIONS, self.dim, n_terms)
-        self.fitted = unfitted_terms(self.parts)
-        self.fitted.integrator.hot_share[0] = HOT_SHARE
+    def _nothing_known(self):
+        evaluations = new_term_evaluations(N_EVALUATIONS, self.dim, len(self.parts.names))
+        return evaluations, unfitted_terms(self.parts)
 
     # what transitions take ------------------------------------------------------------------------
 
@@ -102,12 +97,7 @@ class TermsLearner(TrajectoryLearner):
         points, values, _ = self.evaluations.stored()
         return points, values, np.zeros(len(values))
 
-    def update(self, position, tune, rng):  # noqa: D102
-        if self.fit(rng) is not None:
-            self.outcome *= REMEMBERED
-        n_new = self.n_before_next_fit()
-        self.last_update[:] = self.n_own, self.n_foreign
-        self.next_update = self.n_own + n_new
+    def _explored(self, fitted, n_new):
         return ()
 
     def end_tuning(self, position, rng):  # noqa: D102
@@ -141,10 +131,6 @@ class TermsLearner(TrajectoryLearner):
     # what was learnt ------------------------------------------------------------------------------
 
     @property
-    def noise(self):  # noqa: D102
-        return 0.0
-
-    @property
     def surrogate(self) -> SumOfSurrogates:  # type: ignore[override]
         """The surrogate of the log density."""
         return self.fitted.surrogate(self.parts)
@@ -156,13 +142,3 @@ class TermsLearner(TrajectoryLearner):
     def normal(self):  # noqa: D102
         fitted = self.fitted
         return Standardization(fitted.location, np.diag(fitted.scales)) if self.has_learnt else None
-
-    def statistics(self):  # noqa: D102
-        integrator = self.fitted.integrator
-        n_leapfrog = float(integrator.n_steps[0])
-        integrator.n_steps[0] = 0.0
-        return {
-            "step_size": float(integrator.step_size[0]),
-            "n_leapfrog": n_leapfrog,
-            "n_centers": float(self.fitted.terms.sizes[:, 2].max()),
-        }

@@ -24,6 +24,7 @@ from pymc_kameleon.surrogate.delayed_acceptance import (
     no_prediction,
     plain_routines,
 )
+from pymc_kameleon.surrogate.evaluations import oldest_first
 
 ENOUGH = 1000
 """Proposals after which the share that passes is judged."""
@@ -283,9 +284,7 @@ class Screening(NoScreening):
 
 def _lately(stage):
     """Points, values and gradients evaluated lately, the oldest first."""
-    count, size = stage.count[0], stage.values.size
-    order = np.arange(max(0, count - size), count) % size
-    return stage.points[order], stage.values[order], stage.gradients[order]
+    return oldest_first(int(stage.count[0]), stage.points, stage.values, stage.gradients)
 
 
 def _check(surrogate, target, pseudo_marginal, gradients):

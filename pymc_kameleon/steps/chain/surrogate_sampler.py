@@ -66,7 +66,8 @@ class SurrogateSampler(ChainSampler):
         target = self.target
         if self.evaluator.gradients:
             _ = target.with_gradients  # raises an error where there is none
-        self.known_prior = _prior_with_gradient(target)
+        # A sum of terms has a function of its own for what is known.
+        self.known_prior = None if self.evaluator.terms else _prior_with_gradient(target)
         others = target.others_in_likelihood
         if self.known_prior is None:
             others = [variable.name for variable in target.shared]
@@ -78,15 +79,20 @@ class SurrogateSampler(ChainSampler):
         learner.prior = self.known_prior
         if self.known_prior is not None:
             learner.fitted.is_bounded[:] = self.target.has_two_bounds()
-        learner.evaluations.first_term[0] = self.known_prior is not None
+            learner.evaluations.first_term[0] = 1
         if warm is not None:
             self.learner = learner
             learner.history.begin_with(warm.points)
-            self.evaluate_all(thinned(warm.points, 50 + 10 * self.target.dim, self.rng))
+            self.evaluate_all(thinned(warm.points, self.n_warm_points, self.rng))
             self.fit()
         return learner
 
     # the start ------------------------------------------------------------------------------------
+
+    @property
+    def n_warm_points(self) -> int:
+        """Earlier draws that are evaluated again, at most."""
+        return 50 + 10 * self.target.dim
 
     @property
     def n_prior_points(self) -> int:
@@ -197,7 +203,7 @@ class SurrogateSampler(ChainSampler):
             points, surrogate = super().end_learning(), learner.surrogate
             found = self.evaluate_all(points)
             errors = found - [predicted_at(surrogate, point, np.inf) for point in points]
-            if min(errors, default=0.0) > -GROSS - 3.0 * learner.fitted.gp.noise[0]:
+            if min(errors, default=0.0) > -GROSS - 3.0 * learner.fitted.noise:
                 break
         else:
             super().end_learning()

@@ -5,16 +5,9 @@ import math
 import numpy as np
 
 from pymc_kameleon.mcmc.chain import N_TERMS
-from pymc_kameleon.mcmc.history import thinned
 from pymc_kameleon.model.initial_points import seed_from
-from pymc_kameleon.steps.chain.sampler import ChainSampler
-from pymc_kameleon.steps.chain.surrogate_sampler import (
-    GROSS,
-    MOST_CHECKS,
-    NO_ESTIMATE,
-    SurrogateSampler,
-)
-from pymc_kameleon.surrogate.posterior_surrogate import predicted_at
+from pymc_kameleon.steps.chain.surrogate_sampler import NO_ESTIMATE, SurrogateSampler
+from pymc_kameleon.surrogate.posterior_surrogate import predicted
 from pymc_kameleon.surrogate.terms_learner import TermsLearner
 
 N_FIRST, N_WARM = 40, 100
@@ -36,14 +29,7 @@ class TermsSampler(SurrogateSampler):
 
     learner: TermsLearner
 
-    def new_learner(self, position, warm):  # noqa: D102
-        learner = ChainSampler.new_learner(self, position, warm)
-        if warm is not None:
-            self.learner = learner
-            learner.history.begin_with(warm.points)
-            self.evaluate_all(thinned(warm.points, N_WARM, self.rng))
-            self.fit()
-        return learner
+    n_warm_points = N_WARM
 
     # the start ------------------------------------------------------------------------------------
 
@@ -84,10 +70,9 @@ class TermsSampler(SurrogateSampler):
         for i, k in shared:
             width = np.median(self._widths_of(i))
             points[:n_moved, k] = middle[k] + width * rng.standard_normal(n_moved)
-        found, surrogate = self.evaluate_all(points), learner.surrogate
+        found = self.evaluate_all(points)
         self.read_store()
-        expected = [predicted_at(surrogate, point, np.inf) for point in points]
-        return np.maximum(found - expected, -1e300)[n_moved:]
+        return np.maximum(found - predicted(learner.surrogate, points), -1e300)[n_moved:]
 
     def _widths_of(self, i):
         """Return standard deviations of input `i` by each of the terms that have it."""
@@ -98,19 +83,7 @@ class TermsSampler(SurrogateSampler):
             if i in indices
         ]
 
-    # learning -------------------------------------------------------------------------------------
-
-    def end_learning(self):
-        """Fit for the last time, and again while the surrogate is too large at its own draws."""
-        learner = self.learner
-        for _ in range(MOST_CHECKS):
-            points = ChainSampler.end_learning(self)
-            surrogate = learner.surrogate if learner.has_learnt else None
-            found = self.evaluate_all(points)
-            errors = found - [predicted_at(surrogate, point, np.inf) for point in points]
-            if min(errors, default=0.0) > -GROSS:
-                return
-        ChainSampler.end_learning(self)
+    # what was learnt ------------------------------------------------------------------------------
 
     def normaliser(self, drawn=None):
         """Return no estimate: a sum in many dimensions is not normalised."""

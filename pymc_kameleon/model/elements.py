@@ -139,10 +139,14 @@ class ElementGraph:
         self._edges.append(np.array(pairs))
         return nodes[inverse.ravel()]
 
-    def _elements(self, nodes, output):
-        """Nodes of the elements of an output that are functions of `nodes`, each another one."""
-        of_each = np.broadcast_to(nodes, self.shape_of(output)).ravel()
-        return self._functions(np.array([of_each, -1 - np.arange(of_each.size)]).T, output)
+    def _together(self, node, output, batch=()):
+        """Nodes of an output, each a function of all inputs, or of those at an index of `batch`."""
+        shape = self.shape_of(output)
+        parts = [self._nodes[x] for x in node.inputs if x not in self.known]
+        hubs = self._functions(_rows(parts, batch))
+        hubs = hubs.reshape(batch + (1,) * (len(shape) - len(batch)))
+        each = np.broadcast_to(hubs, shape).ravel()
+        return self._functions(np.array([each, -1 - np.arange(each.size)]).T, output).reshape(shape)
 
     # operations
 
@@ -174,12 +178,7 @@ class ElementGraph:
                 return found
         except Exception as error:
             _log.debug("The elements of %s are not told apart: %s", node, error)
-        hub = self._functions(_rows([x.ravel() for x in self._unknown(node)], ()))
-        each = [self._elements(hub[0], output) for output in node.outputs]
-        return [nodes.reshape(shape) for nodes, shape in zip(each, shapes, strict=True)]
-
-    def _unknown(self, node):
-        return [self._nodes[x] for x in node.inputs if x not in self.known]
+        return [self._together(node, output) for output in node.outputs]
 
     def _known_operation(self, node, shape):
         op, inputs, output = node.op, node.inputs, node.outputs[0]
@@ -200,9 +199,7 @@ class ElementGraph:
         elif core in ("Dot", "BatchedDot"):
             found = self._functions(_factors(*map(self.nodes_of, inputs)), output)
         elif kind == "Blockwise":
-            batch = shape[: op.batch_ndim(node)]
-            hubs = self._functions(_rows(self._unknown(node), batch))
-            found = self._elements(hubs.reshape(batch + (1,) * (len(shape) - len(batch))), output)
+            found = self._together(node, output, shape[: op.batch_ndim(node)])
         elif isinstance(op, CAReduce):
             nodes = self.nodes_of(inputs[0])
             axes = range(nodes.ndim) if op.axis is None else op.axis

@@ -180,33 +180,32 @@ def _cuts(found, frontiers) -> list[tuple]:
 
 
 def _between(found, frontier, most=np.inf):
-    """Return nodes that those of `frontier` are computed from, and theirs; None beyond `most`."""
-    between, waiting = {}, list(frontier)
+    """Return nodes that those of `frontier` are computed from, and these; None beyond `most`."""
+    between, waiting = set(), list(frontier)
     while waiting:
         node = waiting.pop()
         if node not in between:
-            between[node] = found.parents_of(node)
-            most -= 1 + len(between[node])
+            between.add(node)
+            parents = found.parents_of(node)
+            most -= 1 + len(parents)
             if most < 0:
                 return None
-            waiting += between[node].tolist()
+            waiting += parents.tolist()
     return between
 
 
 def _cut(found, frontier) -> tuple[int, ...]:
-    """Return the fewest nodes that determine those of `frontier`.
+    """Return the fewest nodes that determine those of `frontier`, in order.
 
     Paths from the free nodes to the frontier, no two of which share a node, are as many as these
     nodes (Menger's theorem). Of several such sets it is the one nearest to the free nodes.
     """
-    between = _between(found, frontier)
-    nodes, counts = np.array(list(between)), [len(parents) for parents in between.values()]
-    number = {node: i for i, node in enumerate(between)}
-    parents = np.concatenate(list(between.values()))
-    before = np.array([number[parent] for parent in parents.tolist()], dtype=np.int64)
-    after = np.repeat(np.arange(len(nodes)), counts)
+    nodes = np.array(sorted(_between(found, frontier)))
+    parents = [found.parents_of(node) for node in nodes]
+    before = np.searchsorted(nodes, np.concatenate(parents))
+    after = np.repeat(np.arange(len(nodes)), list(map(len, parents)))
+    ends = np.searchsorted(nodes, sorted(frontier))
     free = np.flatnonzero(found.is_free[nodes])
-    ends = np.array([number[node] for node in frontier])
     # Node i is an edge from 2 i to 2 i + 1; one that stands for several elements is no input.
     n, own = len(nodes), np.arange(len(nodes))
     start = np.concatenate([2 * own, 2 * before + 1, np.full(len(free), 2 * n), 2 * ends + 1])
@@ -219,7 +218,7 @@ def _cut(found, frontier) -> tuple[int, ...]:
     is_reached = np.zeros(2 * n + 2, dtype=np.bool_)
     is_reached[breadth_first_order(left, 2 * n, return_predecessors=False)] = True
     is_cut = is_reached[: 2 * n : 2] & ~is_reached[1 : 2 * n : 2]
-    return tuple(sorted(nodes[is_cut].tolist()))
+    return tuple(nodes[is_cut].tolist())
 
 
 def _inputs(found, cuts):
@@ -238,11 +237,8 @@ def _names(addends, terms) -> list[str]:
     start = 0
     for name, shape in addends:
         size = int(np.prod(shape))
-        distinct, first, count = np.unique(
-            terms[start : start + size], return_index=True, return_counts=True
-        )
-        start += size
-        for term, place, n in zip(distinct, first, count, strict=True):
+        own, start = terms[start : start + size], start + size
+        for term, place, n in zip(*np.unique(own, True, False, True), strict=True):
             index = [int(i) for i in np.unravel_index(place, shape)]
             is_row = n == np.prod(shape[1:]) and not any(index[1:])
             label = f"[{', '.join(map(str, index[:1] if is_row else index))}]" if index else ""

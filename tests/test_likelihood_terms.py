@@ -14,13 +14,14 @@ from pymc_kameleon import EvaluationStore, black_box
 from pymc_kameleon.model.likelihood_terms import find_terms
 from pymc_kameleon.model.log_density import likelihood_terms
 
-G = 4
+G, CALLS = 4, []
 Y = np.random.default_rng(0).normal(size=(G, 3))
 GROUPS = np.array([0, 0, 1, 2, 2, 2, 3, 1])
 X = np.array([-1.0, 0.5, 0.5, 2.0, -0.3, 1.0, 0.7, 0.1])
 
 
 def of_theta(theta):
+    CALLS.append(theta)
     theta = np.ravel(theta)
     return float(np.sum(np.sin(theta * np.arange(1.0, 1.0 + len(theta)) + theta[0])))
 
@@ -36,6 +37,7 @@ def curve(theta):
 each_number = black_box(of_theta, each="theta", shape=())
 each_data = black_box(of_data, each=["theta", "y"], shape=())
 each_curve = black_box(curve, each="theta", shape=3)
+failing_curve = black_box(curve, each="theta", shape=3, failures=ArithmeticError)
 number = black_box(of_theta, shape=())
 stored = black_box(of_theta, store=EvaluationStore())
 one_curve = black_box(curve, shape=3)
@@ -57,10 +59,7 @@ class Rows(Op):
         value = np.zeros(len(data))
         for i, x in enumerate(parameters):
             value += np.cos(data[:, 0] * (i + 1) + x)
-        if self.lag:
-            other = np.roll(value, self.lag)
-            other[0 if self.lag > 0 else -1] = 0.0
-            value += other
+        value[self.lag :] += value[: len(value) - self.lag] if self.lag else 0.0
         outputs[0][0] = value
 
 
@@ -96,11 +95,6 @@ def of_each(box):
     return [box(theta[g]) for g in range(G)]
 
 
-def failing_curves():
-    box = black_box(curve, each="theta", shape=3, failures=ArithmeticError)
-    pm.StudentT("y", nu=4.0, mu=box(hierarchy()), sigma=pm.HalfNormal("s"), observed=Y)
-
-
 def one_hot():
     design = np.column_stack([np.eye(G)[GROUPS], X])
     potential(each_number(pt.dot(design, normal("beta", G + 1))[:, None]))
@@ -117,34 +111,6 @@ def beside_others():
     potential(each_number(theta))
 
 
-def beta():
-    share = pm.Beta("t", 2.0, 2.0, shape=G)
-    potential(each_number(pt.stack([share, 1.0 - share], axis=1)))
-
-
-def ordered():
-    order = pm.distributions.transforms.ordered
-    start = np.tile([-1.0, 0.0, 1.0], (G, 1))
-    t = pm.Normal("t", 0.0, 1.0, shape=(G, 3), transform=order, initval=start)
-    potential(each_number(t))
-
-
-def missing():
-    y = Y.copy()
-    y[1, 2] = np.nan
-    pm.Normal("y", each_curve(hierarchy()), 1.0, observed=y)
-
-
-def masked_rows():
-    kept = hierarchy()[np.array([True, False, True, True])]
-    potential(pt.set_subtensor(pt.zeros(G)[1:], each_number(kept)))
-
-
-def increased():
-    theta = hierarchy()
-    potential(each_number(pt.inc_subtensor(theta[0], theta[1])), number(theta[3]))
-
-
 def rows():
     theta = hierarchy(k=2, is_centred=False)
     potential(Rows()(X[:, None], theta[GROUPS, 0], pm.Normal("b")))
@@ -155,9 +121,9 @@ def rows_with_slopes():
     potential(Rows()(X[:, None], theta[GROUPS, 0] + theta[GROUPS, 1] * X))
 
 
-def rows_that_are_none(lag):
+def row_before():
     theta = hierarchy(k=2)
-    potential(Rows(lag)(X[:2, None], theta[:2, 0]), number(theta[0]))
+    potential(Rows(1)(X[:2, None], theta[:2, 0]), number(theta[0]))
 
 
 def curves_by_trial():
@@ -188,11 +154,6 @@ def batches():
     potential(each_number(pt.linalg.cholesky(matrix)))
 
 
-def einsum():
-    w, b = normal("w", G, 2, 3), normal("b", 3)
-    potential(each_number(pt.einsum("gij,j->gi", w, b)))
-
-
 def mixture():
     mu = each_number(hierarchy(k=1))
     parts = [pm.Normal.dist(mu, 1.0), pm.Normal.dist(mu + 1.0, 2.0)]
@@ -205,30 +166,8 @@ def multinomial():
     pm.Multinomial("y", n=5, p=box(hierarchy()), observed=counts)
 
 
-def custom():
-    def logp(value, theta):
-        return each_data(theta, value[:, None])
-
-    pm.CustomDist("y", hierarchy(k=2), logp=logp, observed=Y[:, 0], signature="(k)->()")
-
-
-def correlated():
-    chol, _, _ = pm.LKJCholeskyCov("c", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0))
-    potential(each_number(pt.dot(chol, normal("z", G, 2).T).T))
-
-
-def loop_inside():
-    twice = pytensor.scan(lambda row: 2.0 * row, sequences=[hierarchy(k=2)], return_updates=False)
-    potential(each_number(twice))
-
-
-def switched():
-    theta, other = hierarchy(k=2), normal("other", G, 2)
-    potential(each_number(pt.switch(np.arange(G)[:, None] < 2, theta, other)))
-
-
-def curves(scale):
-    pm.Normal("y", each_curve(hierarchy()), scale, observed=Y)
+def curves(box):
+    pm.Normal("y", box(hierarchy()), pm.HalfNormal("s"), observed=Y)
 
 
 def each_of(theta):
@@ -245,29 +184,20 @@ MODELS = {
     "loop": (in_a_loop, [3] * G, ["l0", "l1", "l2", "l3"]),
     "sum of a loop": (lambda: potential(sum(of_each(number)) * 2.0 / 3.0), [3] * G, None),
     "sum": (lambda: potential(3.0 - each_number(hierarchy()).sum() / 2.0), [3] * G, FOUR),
-    "repeated": (lambda: potential(each_number(hierarchy()) + pt.zeros((2, 1))), [3] * G, FOUR),
-    "curves": (lambda: curves(pm.HalfNormal("s")), [4] * G, CURVES),
-    "own scales": (lambda: curves(pt.exp(normal("s", G, 1))), [4] * G, CURVES),
-    "failures": (failing_curves, [4] * G, FAILING),
+    "curves": (lambda: curves(each_curve), [4] * G, CURVES),
+    "failures": (lambda: curves(failing_curve), [4] * G, FAILING),
     "index": (lambda: each_of(hierarchy()[pm.Data("i", [2, 0, 1])]), [3] * 3, FOUR[:3]),
     "one-hot": (one_hot, [2, 2, 2, 1], None),
     "groups": (lambda: each_of(pt.dot(np.eye(G)[GROUPS], normal("b", G, 2))), [2] * G, BY_TRIAL),
     "same theta": (same_theta, [3] * G, [f"l[{g}], k[{g}]" for g in range(G)]),
     "all": (lambda: potential(number(hierarchy())), None, None),
-    "shared only": (lambda: potential(each_data(pt.zeros((G, 2)) + normal("m"), Y)), None, None),
+    "no black box": (lambda: pm.Normal("y", hierarchy(), 1.0, observed=Y), None, None),
     "beside others": (beside_others, [1] * G, FOUR),
-    "logarithms": (lambda: each_of(pm.LogNormal("t", 0.0, 1.0, shape=(G, 2))), [2] * G, FOUR),
-    "beta": (beta, [1] * G, FOUR),
     "simplex": (lambda: each_of(pm.Dirichlet("t", np.ones(3), shape=(G, 3))), [2] * G, FOUR),
-    "ordered": (ordered, [3] * G, FOUR),
     "zero sum": (lambda: each_of(pm.ZeroSumNormal("z", 1.0, shape=(G, 3))), [2] * G, FOUR),
-    "missing": (missing, [3] * G, None),
-    "masked": (masked_rows, [3] * 3, ["l[0]", "l[2]", "l[3]"]),
-    "increased": (increased, [3] * (G + 1), None),
     "rows": (rows, [2] * G, BY_TRIAL),
     "slopes": (rows_with_slopes, [2, 2, 2, 1], None),
-    "the row before": (lambda: rows_that_are_none(1), [2, 2], ["l", "k"]),
-    "the row after": (lambda: rows_that_are_none(-1), [2, 2], ["l", "k"]),
+    "the row before": (row_before, [2, 2], ["l", "k"]),
     "old operation": (lambda: potential(pt.stack(of_each(old_op))), [3] * G, FOUR),
     "stored": (lambda: potential(pt.stack(of_each(stored))), [3] * G, FOUR),
     "two stages": (lambda: each_of(pt.exp(-(each_curve(hierarchy()) ** 2))), [3] * G, FOUR),
@@ -275,15 +205,10 @@ MODELS = {
     "one curve for two": (one_curve_for_two, [4] * G, [f"a[{g}], b[{g}]" for g in range(G)]),
     "scale by trial": (scales_by_trial, [4, 4, 4, 3], None),
     "half": (half_black, [1] * G, None),
-    "switch": (switched, [2] * G, FOUR),
     "product": (lambda: each_of(pt.matmul(normal("w", G, 2, 2), ONES)), [2] * G, FOUR),
     "batches": (batches, [2] * G, FOUR),
-    "einsum": (einsum, [2] * G, FOUR),
     "mixture": (mixture, [2] * G, CURVES),
     "multinomial": (multinomial, [3] * G, CURVES),
-    "custom": (custom, [2] * G, CURVES),
-    "correlated": (correlated, [2] * G, FOUR),
-    "scan": (loop_inside, [2] * G, FOUR),
 }
 
 
@@ -291,16 +216,15 @@ def check(model, seed, vars=None):
     """Return the terms of a model, after a look at what changes with each of its variables."""
     likelihood, point = likelihood_terms(model), model.initial_point()
     sampled = [v for v in model.value_vars if vars is None or v.name in vars]
+    n_calls = len(CALLS)
     found = find_terms(likelihood, sampled, point)
+    assert len(CALLS) == n_calls
     if found is None:
         return None
     total = sum(pt.sum(graph) for _, graph in likelihood)
-    evaluate = pytensor.function(
-        model.value_vars,
-        [found.values, found.inputs, found.exact, total],
-        mode="FAST_COMPILE",
-        on_unused_input="ignore",
-    )
+    outputs = [found.values, found.inputs, found.exact, total]
+    options = {"mode": "FAST_COMPILE", "on_unused_input": "ignore"}
+    evaluate = pytensor.function(model.value_vars, outputs, **options)
     rng = np.random.default_rng(seed)
     point = {v.name: point[v.name] + 0.3 * rng.normal(size=v.type.shape) for v in model.value_vars}
     before = evaluate(*point.values())
@@ -314,10 +238,8 @@ def check(model, seed, vars=None):
             for t in np.flatnonzero(~np.isclose(before[0], after[0], rtol=1e-13)):
                 assert np.any(is_input_changed[found.members[t]]), (found.names[t], variable, i)
     assert len(found.names) == len(found.members) == len(before[0])
-    assert all(members.dtype == np.int64 for members in found.members)
-    np.testing.assert_array_equal(
-        np.unique(np.concatenate(found.members)), np.arange(len(before[1]))
-    )
+    assert set(np.concatenate(found.members)) == set(range(found.n_inputs))
+    assert found.n_inputs == len(before[1])
     return found
 
 
@@ -347,12 +269,6 @@ def test_rows_that_other_steps_choose_may_be_any():
     assert find_terms(likelihood_terms(model), [theta], model.initial_point()) is None
 
 
-def test_without_a_black_box_there_are_no_terms():
-    with pm.Model() as model:
-        pm.Normal("y", hierarchy(), 1.0, observed=Y)
-    assert check(model, 1) is None
-
-
 def test_terms_of_compiled_functions_are_compiled():
     box = black_box(numba.njit(lambda theta: np.sum(np.sin(theta))))
     with pm.Model() as model:
@@ -360,13 +276,11 @@ def test_terms_of_compiled_functions_are_compiled():
         for g in range(G):
             pm.Potential(f"l{g}", box(theta[g]))
         pm.Normal("y", theta[:, 0], 1.0, observed=X[:G])
-    found = find_terms(likelihood_terms(model), model.value_vars, model.initial_point())
-    graphs = [found.values, found.inputs, found.exact]
     point = model.initial_point()
+    found = find_terms(likelihood_terms(model), model.value_vars, point)
+    graphs, values = [found.values, found.inputs, found.exact], [x + 0.1 for x in point.values()]
     compiled, plain = (
-        pytensor.function(model.value_vars, graphs, mode=mode, on_unused_input="ignore")(
-            *(point[v.name] + 0.1 for v in model.value_vars)
-        )
+        pytensor.function(model.value_vars, graphs, mode=mode, on_unused_input="ignore")(*values)
         for mode in ("NUMBA", "FAST_COMPILE")
     )
     for one, other in zip(compiled, plain, strict=True):
@@ -378,8 +292,7 @@ def changed(x, n, k, rng):
     some, any_rows = rng.integers(0, n, size=2), rng.integers(0, n, size=rng.integers(2, n + 3))
     columns, mask = rng.integers(0, k, size=rng.integers(1, 4)), rng.random(n) < 0.6
     mask[:2] = True
-    hot = np.eye(n)[any_rows]
-    half = rng.random((n, k)) < 0.5
+    hot, half = np.eye(n)[any_rows], rng.random((n, k)) < 0.5
     changes = [
         lambda: (x[1:] if n > 2 else x[::-1], max(n - 1, 2), k),
         lambda: (x[:, ::-1], n, k),
@@ -387,7 +300,6 @@ def changed(x, n, k, rng):
         lambda: (x[:, columns], n, len(columns)),
         lambda: (x[any_rows, rng.integers(0, k, size=len(any_rows))][:, None], len(any_rows), 1),
         lambda: (x[mask], mask.sum(), k),
-        lambda: (x.T, k, n) if k > 1 else (x, n, k),
         lambda: (x.reshape((n * k, 1)), n * k, 1),
         lambda: (pt.stack([x, 2.0 * x[::-1]], axis=1).reshape((2 * n, k)), 2 * n, k),
         lambda: (pt.concatenate([x, pt.exp(-(x[:1] ** 2))], axis=0), n + 1, k),

@@ -223,17 +223,18 @@ class ElementGraph:
 
     def _call(self, node, values):
         """Nodes of what a black box returns: of one call, or of one for each group or row."""
+        shapes = [self.shape_of(output) for output in node.outputs]
+        varies = [x not in self.known for x in node.inputs]
         if isinstance(node.op, GroupSimulator):
             n, has_rows = node.op.shape[0], node.op.has_rows
         else:
-            n, has_rows = _rows_of(node, values, [x not in self.known for x in node.inputs])
+            n, has_rows = _rows_of(node, values, varies, shapes)
         parts = [
             self._nodes[x].reshape(n if is_row else 1, -1)
             for x, is_row in zip(node.inputs, has_rows, strict=True)
             if x not in self.known
         ]
         calls = self._functions(_rows(parts, (n,)), is_call=True)
-        shapes = [self.shape_of(output) for output in node.outputs]
         return [np.repeat(calls, int(np.prod(shape)) // n).reshape(shape) for shape in shapes]
 
 
@@ -266,19 +267,19 @@ def _rows(parts, batch):
     return np.concatenate([-1 - np.arange(n)[:, None], *rows], axis=1)
 
 
-def _rows_of(node, values, varies):
+def _rows_of(node, values, varies, returned):
     """Return how many calls somebody's operation stands for, and which inputs have a row for each.
 
-    It is one call for each row if this is so at the point: with a little change of a random half of
-    the rows, and then of the others, some numbers of this half change, and no others do.
+    `returned` has the shapes of its outputs. It is one call for each row if this is so at the
+    point: with a little change of a random half of the rows, and then of the others, some numbers
+    of this half change, and no others do.
     """
     shapes = {np.shape(value) for value, is_own in zip(values, varies, strict=True) if is_own}
     n = max((int(np.prod(shape)) for shape in shapes), default=1)
     has_rows = [np.size(x) == n and is_own for x, is_own in zip(values, varies, strict=True)]
     alone = 1, [False] * len(values)
     is_simulator = isinstance(getattr(node.op, "op", node.op), Simulator)
-    is_vector = [x.type.ndim for x in node.outputs] == [1]
-    if is_simulator or not is_vector or n < 2 or not shapes <= {(), (1,), (n,)}:
+    if is_simulator or returned != [(n,)] or n < 2 or not shapes <= {(), (1,), (n,)}:
         return alone
     is_first = np.random.default_rng(0).permutation(n) < n // 2
     before = _performed(node, values)[0]
@@ -289,7 +290,7 @@ def _rows_of(node, values, varies):
                 value[half] += 1e-3 * abs(value[half]) + 1e-6
         after = _performed(node, changed)[0]
         is_other = (before != after) & ~(np.isnan(before) & np.isnan(after))
-        if len(before) != n or is_other[~half].any() or not is_other.any():
+        if is_other[~half].any() or not is_other.any():
             return alone
     return n, has_rows
 

@@ -84,12 +84,6 @@ def potential(*logp):
         pm.Potential(name, value)
 
 
-def in_a_loop():
-    theta = hierarchy(is_centred=False)
-    for g in range(G):
-        pm.Potential(f"l{g}", number(theta[g]))
-
-
 def of_each(box):
     theta = hierarchy()
     return [box(theta[g]) for g in range(G)]
@@ -109,6 +103,10 @@ def beside_others():
     theta = hierarchy(k=1)
     pm.Normal("y", theta[:, 0], 1.0, observed=X[:G])
     potential(each_number(theta))
+
+
+def set_numbers():
+    potential(pt.set_subtensor(pt.zeros(G)[1:], each_number(hierarchy()[1:])))
 
 
 def rows():
@@ -181,9 +179,12 @@ ONES = np.ones((2, 2))
 MODELS = {
     "centred": (lambda: potential(each_data(hierarchy(), Y, pm.HalfNormal("s"))), [4] * G, FOUR),
     "non-centred": (lambda: each_of(hierarchy(is_centred=False) + normal("b")), [3] * G, FOUR),
-    "loop": (in_a_loop, [3] * G, ["l0", "l1", "l2", "l3"]),
     "sum of a loop": (lambda: potential(sum(of_each(number)) * 2.0 / 3.0), [3] * G, None),
     "sum": (lambda: potential(3.0 - each_number(hierarchy()).sum() / 2.0), [3] * G, FOUR),
+    "repeated": (lambda: potential(each_number(hierarchy()) + pt.zeros((2, 1))), [3] * G, FOUR),
+    "quotient": (lambda: potential(1.0 / (9.0 + each_number(hierarchy()))), [3] * G, FOUR),
+    "set": (set_numbers, [3] * 3, ["l[0]", "l[2]", "l[3]"]),
+    "increased": (lambda: each_of(pt.inc_subtensor((x := hierarchy())[0], x[1])), [3] * G, FOUR),
     "curves": (lambda: curves(each_curve), [4] * G, CURVES),
     "failures": (lambda: curves(failing_curve), [4] * G, FAILING),
     "index": (lambda: each_of(hierarchy()[pm.Data("i", [2, 0, 1])]), [3] * 3, FOUR[:3]),
@@ -255,7 +256,7 @@ def test_terms_depend_on_what_they_say(name):
 
 def test_what_other_steps_move_is_no_input():
     with pm.Model() as model:
-        each_of(hierarchy() + normal("b"))
+        each_of(pt.concatenate([hierarchy(), normal("b", G, 1)], axis=1))
     found = check(model, 1, ["theta"])
     assert [len(members) for members in found.members] == [3] * G
 
@@ -312,7 +313,6 @@ def changed(x, n, k, rng):
         lambda: (pt.cumsum(x, axis=0), n, k),
         lambda: (pt.special.softmax(x, axis=1), n, k) if k > 1 else (x, n, k),
         lambda: (pt.dot(hot, x), len(any_rows), k),
-        lambda: (pt.repeat(x, 2, axis=0), 2 * n, k),
     ]
     return changes[rng.integers(len(changes))]()
 

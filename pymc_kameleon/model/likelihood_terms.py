@@ -123,7 +123,7 @@ def _parts(variable, found):
     which = is_scale.index(False)
     scales = [pt.flatten(x)[0].astype("float64") for x in inputs]
     scales[which] = pt.constant(1.0, dtype="float64")
-    return [(inputs[which], repeats[which] * op(*scales))]
+    return [(inputs[which], op(*scales))]
 
 
 # groups -------------------------------------------------------------------------------------------

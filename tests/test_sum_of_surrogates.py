@@ -133,7 +133,7 @@ def test_a_stale_value_of_one_group_is_caught():
 
 
 def hierarchy(centred=True, n_groups=5, named=False):
-    """Groups of two parameters with a scale that is shared."""
+    """Groups of two parameters with a scale that is shared; shapes are by `dims` if not centred."""
     rng = np.random.default_rng(3)
     y = rng.normal(size=(n_groups, 6))
 
@@ -142,13 +142,13 @@ def hierarchy(centred=True, n_groups=5, named=False):
         return -0.5 * residuals @ residuals - 6.0 * np.log(s)
 
     box = black_box(of_one, each=["theta", "y"])
-    with pm.Model() as model:
+    with pm.Model(coords={"group": range(n_groups), "of_group": ["a", "b"]}) as model:
         mu, sd = pm.Normal("mu", 0.0, 1.0, shape=2), pm.HalfNormal("sd", 0.7, shape=2)
         s = pm.HalfNormal("s", 1.0)
         if centred:
             theta = pm.Normal("theta", mu, sd, shape=(n_groups, 2))
         else:
-            theta = mu + sd * pm.Normal("z", 0.0, 1.0, shape=(n_groups, 2))
+            theta = mu + sd * pm.Normal("z", 0.0, 1.0, dims=["group", "of_group"])
             theta = pm.Deterministic("theta", theta) if named else theta
         pm.Potential("likelihood", box(theta, y, s))
     return model

@@ -375,14 +375,13 @@ class LogDensity:
         known = prior + exact
         if gaussian is not None:
             known = -0.5 * (((x - gaussian[0]) / gaussian[1]) ** 2).sum()
+        slopes = pt.vector("slopes", dtype=x.dtype)
         both = pt.vector("position_and_slopes", dtype=x.dtype)
-        position, slopes = both[: self.dim], both[self.dim :]
-        known, inputs = graph_replace([known, inputs], {x: position})
-        [gradient] = self._gradients_of(known + pt.dot(inputs, slopes), at=position)
+        [gradient] = self._gradients_of(known + pt.dot(inputs, slopes), at=x)
+        position = {x: both[: self.dim], slopes: both[self.dim :]}
+        outputs = graph_replace([known, *NO_TERMS, gradient], position, strict=False)
         size = self.dim + self.terms.n_inputs
-        return ModelFunction(
-            self.model, [known, *NO_TERMS, gradient], both, size, self._compile_kwargs
-        )
+        return ModelFunction(self.model, outputs, both, size, self._compile_kwargs)
 
     def inputs_changed(self) -> bool:
         """Whether a shared value (another step's variable, or data) changed since the last call.

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
+from scipy.optimize import brentq
 
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.gp.sparse_gp import RATIONAL, SparseGP, new_sparse_gp
@@ -30,8 +31,9 @@ WIDE = 2.0
 of a term's inputs, relative to those of the draws: where the term itself is flat, points far beyond
 them need not be known."""
 
-COOLING = 4.0
-"""Largest factor between temperatures, from the first points to draws."""
+COOLING, KEPT = 4.0, 0.1
+"""Largest factor between temperatures, from the first points to draws, and smallest effective share
+of particles from one to the next: with few of them all would begin at the same point."""
 
 TOO_LOW = 3.0
 """Times the depth of a Gaussian below the largest log density of the particles: one that is lower
@@ -202,11 +204,29 @@ def first_particles(fitted: FittedTerms, points: np.ndarray, sampled: Sampled) -
             particles = fitted.particles
         if temperature == 1.0:
             return fitted
-        colder = max(1.0, temperature / COOLING)
-        values = _values(fitted, particles, sampled)
-        weights = np.exp((values - values.max()) * (1.0 / colder - 1.0 / temperature))
-        kept = sampled.rng.choice(len(weights), size=N_PARTICLES, p=weights / weights.sum())
-        particles, temperature = particles[kept], colder
+        temperature, weights = _colder(temperature, _values(fitted, particles, sampled))
+        kept = sampled.rng.choice(len(weights), size=N_PARTICLES, p=weights)
+        particles = particles[kept]
+
+
+def _colder(temperature, values):
+    """Return the next temperature, and weights (n,) of particles whose log densities are `values`.
+
+    The colder one has effective particles as few as `KEPT` says.
+    """
+
+    def weights_at(inverse):
+        below = np.maximum(values - values.max(), -1e300)
+        weights = np.exp(below * (inverse - 1.0 / temperature))
+        return weights / weights.sum()
+
+    def too_few(inverse):
+        return KEPT * len(values) * np.sum(weights_at(inverse) ** 2) - 1.0
+
+    inverse = min(1.0, COOLING / temperature)
+    if too_few(inverse) > 0.0:
+        inverse = brentq(too_few, 1.0 / temperature, inverse)
+    return 1.0 / inverse, weights_at(inverse)
 
 
 @one_thread()

@@ -120,7 +120,7 @@ class TermsLearner(TrajectoryLearner):
         if fitted is None:
             return None
         sampled = Sampled(self.parts, self.is_independent, self.target_accept, rng)
-        if previous.is_fitted:
+        if previous.is_fitted and not self.is_independent:
             self.fitted = moved_particles(fitted, sampled)
         else:
             self.fitted = first_particles(fitted, points, sampled)

@@ -15,7 +15,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -78,31 +78,21 @@ class TimedCall:
             return self._called(arguments, named)
 
     def _called(self, arguments, named):
-        process, is_late = self._running(), threading.Event()
-
-        def end():
-            is_late.set()
-            _kill(process)
-
-        timer = threading.Timer(self.timeout or threading.TIMEOUT_MAX, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            reply = _asked(process, (arguments, named))
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            status = self._end()
-            if is_late.is_set():
-                return Outcome(None, f"longer than {self.timeout:g} s", "too long")
-            ended = ChildProcessError(f"the process of the function ended with status {status}")
-            if isinstance(ended, self.call.failures):
-                return Outcome(None, str(ended), "ChildProcessError")
-            raise ended from error
-        except BaseException:  # an interrupt: the answer to this call is not to be the next one's
-            self._end()
-            raise
-        finally:
-            timer.cancel()
-        timer.join()
+        process = self._running()
+        with _ended_after(process, self.timeout) as is_late:
+            try:
+                reply = _asked(process, (arguments, named))
+            except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+                status = self._end()
+                if is_late.is_set():
+                    return Outcome(None, f"longer than {self.timeout:g} s", "too long")
+                ended = ChildProcessError(f"the process of the function ended with status {status}")
+                if isinstance(ended, self.call.failures):
+                    return Outcome(None, str(ended), "ChildProcessError")
+                raise ended from error
+            except BaseException:  # an interrupt: the answer to this call is not the next one's
+                self._end()
+                raise
         if is_late.is_set():
             self._end()
         return _value_of(reply)
@@ -192,6 +182,28 @@ class ParallelCalls:
         """End the processes."""
         for call in self._calls:
             call.close()
+
+
+@contextmanager
+def _ended_after(process, seconds):
+    """End the process within after so many seconds, if they are given; yield whether it was."""
+    is_late = threading.Event()
+    if seconds is None:  # a thread for each call would cost more than many a call
+        yield is_late
+        return
+
+    def end():
+        is_late.set()
+        _kill(process)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_late
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _kill(process):

@@ -9,8 +9,17 @@ from models import run
 from pymc_kameleon import SurrogateHMCStep, black_box
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.steps.chain.terms_sampler import TermsSampler
-from pymc_kameleon.surrogate.fit_terms import fit_terms, unfitted_terms
-from pymc_kameleon.surrogate.posterior_surrogate import surrogate_gradients, surrogate_values
+from pymc_kameleon.surrogate.fit_terms import (
+    Sampled,
+    fit_terms,
+    moved_particles,
+    unfitted_terms,
+)
+from pymc_kameleon.surrogate.posterior_surrogate import (
+    predicted,
+    surrogate_gradients,
+    surrogate_values,
+)
 from pymc_kameleon.surrogate.sum_of_surrogates import mean_function_of, terms_at
 from pymc_kameleon.surrogate.sum_parts import sum_parts
 from pymc_kameleon.testing import frozen, invariance_p_values
@@ -194,6 +203,17 @@ def test_a_term_is_known_where_it_was_evaluated_and_falls_beyond():
     far = inputs[:1] + 1e3 * np.array([[1.0], [2.0]])
     first, second = terms_at(surrogate, far)[:, 0]
     assert second < first < values[:, 3].min() - 100.0
+
+
+def test_particles_that_are_all_far_out_are_drawn_anew():
+    _, parts, fitted, points, _ = fitted_sum(hierarchy())
+    sampled = Sampled(parts, False, 0.9, np.random.default_rng(5))
+    for distance in (30.0, 1e9):
+        far = points[:40] + distance
+        moved = moved_particles(fitted._replace(particles=far), points, sampled)
+        surrogate = moved.surrogate(parts)
+        best = predicted(surrogate, points).max()
+        assert predicted(surrogate, moved.particles).min() > best - 60.0
 
 
 def test_what_terms_depend_on():

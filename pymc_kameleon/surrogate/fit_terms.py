@@ -230,15 +230,18 @@ def _colder(temperature, values):
 
 
 @one_thread()
-def moved_particles(fitted: FittedTerms, sampled: Sampled) -> FittedTerms:
+def moved_particles(fitted: FittedTerms, points: np.ndarray, sampled: Sampled) -> FittedTerms:
     """Move the particles on the surrogate, and choose the integrator by where they come to be.
 
-    Particles that are far too low for draws begin at another one. Then pairs of particles exchange
-    the coordinates of a term, which takes them between its modes.
+    Particles that are far too low for draws begin at another one; if all are, beside the `points`
+    (m, d), new ones are drawn. Then pairs of particles exchange the coordinates of a term, which
+    takes them between its modes.
     """
     particles = fitted.particles.copy()
-    values = _values(fitted, particles, sampled)
-    is_low = ~(values > values.max() - TOO_LOW * typical_depth(particles.shape[1]))
+    values, depth = _values(fitted, particles, sampled), typical_depth(particles.shape[1])
+    if not values.max() > _values(fitted, points, sampled).max() - TOO_LOW * depth:
+        return first_particles(fitted, points, sampled)
+    is_low = ~(values > values.max() - TOO_LOW * depth)
     others = np.flatnonzero(~is_low)
     particles[is_low] = particles[sampled.rng.choice(others, size=is_low.sum())]
     fitted = _moved(fitted, particles, 1.0, sampled)

@@ -121,7 +121,7 @@ class TermsLearner(TrajectoryLearner):
             return None
         sampled = Sampled(self.parts, self.is_independent, self.target_accept, rng)
         if previous.is_fitted and not self.is_independent:
-            self.fitted = moved_particles(fitted, sampled)
+            self.fitted = moved_particles(fitted, points, sampled)
         else:
             self.fitted = first_particles(fitted, points, sampled)
         self.n_fitted = int(self.evaluations.count[0])

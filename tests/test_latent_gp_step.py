@@ -306,7 +306,6 @@ def large():
     ("build", "vars", "options", "words"),
     [
         (marginal, None, {}, r"pm.gp.Marginal.*NUTS"),
-        (hilbert, None, {}, r"pm.gp.HSGP.*NUTS"),
         (hilbert, ["f"], {}, "HSGP"),
         (product, None, {}, r"may depend on 8 values"),
         (product, ["f_rotated_", "g_rotated_"], {}, "may depend on 8 values"),

@@ -29,6 +29,7 @@ from pymc_kameleon.latent_gp.hyperparameters.target import (
     slices,
     trajectory,
 )
+from pymc_kameleon.latent_gp.reader import latent_vector
 from pymc_kameleon.latent_gp.reader.precision_prior import PrecisionConditional
 from pymc_kameleon.mcmc.chain import new_chain
 from pymc_kameleon.model.initial_points import PriorSampler
@@ -114,6 +115,32 @@ def known_walk():
     counted(pm.Normal("level", 0, 1) + x)
 
 
+def crossed():
+    """Effects of two crossed factors, one written with its scale outside, and a covariate."""
+    first, second = pm.HalfNormal("first", 1.0), pm.HalfNormal("second", 1.0)
+    u = pm.Normal("u", pm.Normal("level", 0.0, 1.0), first, shape=3)
+    v = second * pm.Normal("v", 0.0, 1.0, shape=2)
+    slope = pm.Normal("slope", 0.0, 0.5)
+    counted(u[GROUP] + v[np.arange(N) // 3] + slope * COVARIATES[:, 0])
+
+
+def random_slopes():
+    """Correlated intercepts and slopes of groups."""
+    sd = pm.HalfNormal.dist(0.7, shape=2)
+    factor, _, _ = pm.LKJCholeskyCov("factor", n=2, eta=2.0, sd_dist=sd)
+    effects = factor @ pm.Normal("effects", 0.0, 1.0, shape=(2, 3))
+    level = pm.Normal("level", 0.0, 1.0)
+    counted(level + effects[0, GROUP] + effects[1, GROUP] * COVARIATES[:, 0])
+
+
+def noise_of_groups():
+    """Two values each, of which one is that of several observations."""
+    spread = pm.HalfNormal("spread", 1.0)
+    u, v = pm.Normal("u", 0.0, spread, shape=5), pm.Normal("v", 0.0, 0.5, shape=5)
+    mean, log_sd = u[np.arange(N) % 5], v[np.arange(N) // 2]
+    pm.Normal("y", mean, pt.exp(log_sd), observed=pm.Data("data", COUNTS.astype(float)))
+
+
 MODELS = {
     m.__name__: m
     for m in (
@@ -125,6 +152,9 @@ MODELS = {
         noise_and_mean,
         classes,
         known_walk,
+        crossed,
+        random_slopes,
+        noise_of_groups,
     )
 }
 
@@ -405,6 +435,8 @@ def test_frozen_transitions_leave_exact_draws_exact(name, monkeypatch):
     """300 data sets: hyperparameters and all variables behind the predictors keep their prior."""
     if name != "areas":  # sparse, though the matrix is so small
         monkeypatch.setattr(sparse_cholesky, "FULL", 2.0)
+    if name == "noise_of_groups":  # each observation has values of its own
+        monkeypatch.setattr(latent_vector, "MOST_TOGETHER", 2)
     found = p_values(name)
     assert found.min() > FALSE_ALARM / len(found), found
 

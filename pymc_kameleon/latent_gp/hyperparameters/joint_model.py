@@ -8,12 +8,12 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.basic import MvNormalRV
+from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
 from pymc_kameleon.latent_gp.reader.latent_vector import Dependent, LatentVector, VectorAt
 from pymc_kameleon.latent_gp.reader.linear_predictor import (
-    effects_of_observations,
+    are_effects,
     function_behind,
     is_process,
     joined_by_data,
@@ -191,19 +191,14 @@ def named_variables(model, vars, start):
         free = [rv for rv in model.free_RVs if rv in behind_data]
         functions = [rv for rv in free if _is_function(model, rv)]
         processes = [rv for rv in free if is_process(model, rv, start)]
-        if not functions and not processes:
-            processes = effects_of_observations(model, free, start)
-        if not functions and not processes:
-            raise ValueError(NO_FUNCTION)
         return functions, processes, None
     vars = list(vars) if isinstance(vars, list | tuple) else [vars]
     vars = [variable_of(model, var) for var in vars]
     processes = [var for var in vars if is_process(model, var, start)]
     if len(vars) == 1:
-        return [var for var in vars if var not in processes], processes, None
+        is_one = bool(processes) or _is_effect(model, vars[0])
+        return ([], vars, None) if is_one else (vars, [], None)
     functions = [var for var in vars if var in model.deterministics or _is_function(model, var)]
-    if not functions and not processes:
-        raise ValueError(NO_FUNCTION)
     others = [var for var in vars if var not in functions and var not in processes]
     if not others:
         return functions, processes, None
@@ -224,6 +219,9 @@ def _latent(model, functions, processes, named, point, compile_kwargs):
     """Return the latent function: that of the one variable, or the linear predictors of several."""
     options = {"initial_point": point, "compile_kwargs": compile_kwargs}
     pairs = [_pair(model, var) for var in functions]
+    effects = [pair for pair in pairs if are_effects(*pair)]
+    pairs = [pair for pair in pairs if pair not in effects]
+    processes = processes + [variable for variable, _ in effects]
     if named is None:
         more = [v for v in model.free_RVs if v not in dict(pairs)]
         found = [_pair(model, v) for v in more if _is_function(model, v)]
@@ -233,6 +231,8 @@ def _latent(model, functions, processes, named, point, compile_kwargs):
         candidates = [*processes, *(model.values_to_rvs[value] for value in named)]
     while True:
         linear = linear_part(model, pairs, candidates, processes, point)
+        if not linear.variables:
+            raise ValueError(NO_FUNCTION)
         own = {*linear.variables, *predictions_of(model, linear)}
         if len(pairs) == 1 and own == set(dict(pairs)):  # nothing else is linear
             return LatentFunction(model, pairs[0], **options)
@@ -261,12 +261,18 @@ def _is_function(model, rv) -> bool:
     return isinstance(rv.owner.op, MvNormalRV) or function_behind(model, rv) is not None
 
 
+def _is_effect(model, rv) -> bool:
+    """Whether a free variable is normal and stands behind no function."""
+    is_normal = rv in model.free_RVs and isinstance(rv.owner.op, NormalRV)
+    return is_normal and not _is_function(model, rv)
+
+
 NO_FUNCTION = (
-    "vars: no latent function was found in the model. This step takes "
-    "pm.gp.Latent(...).prior(...), pm.MvNormal, pm.CAR, pm.ICAR, pm.GaussianRandomWalk or pm.AR "
-    "by itself; name effects of groups and coefficients, LatentGPStep([effects]). "
-    "pm.gp.Marginal has integrated its function out and pm.gp.HSGP is a linear model in its "
-    "coefficients: take NUTS, or KameleonStep() if there is no gradient."
+    "vars: no latent function was found in the model, nor effects: variables that are Gaussian "
+    "given all others, and enter the likelihood by a linear predictor. Such are "
+    "pm.gp.Latent(...).prior(...), pm.MvNormal, pm.CAR, pm.ICAR, pm.GaussianRandomWalk, pm.AR, and "
+    "pm.Normal for coefficients and effects of groups. pm.gp.Marginal has integrated its function "
+    "out: take NUTS, or KameleonStep() if there is no gradient."
 )
 
 

@@ -12,7 +12,7 @@ precision.
 
 import math
 from abc import abstractmethod
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +33,7 @@ from pymc_kameleon.latent_gp.gaussian.sites import (
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import covariance_times
 from pymc_kameleon.latent_gp.reader.affine_graph import AffineGraph, places_of, split_vector
 from pymc_kameleon.latent_gp.reader.density_prior import Density, DensityPrior
+from pymc_kameleon.latent_gp.reader.likelihood import NotFactorising
 from pymc_kameleon.latent_gp.reader.linear_predictor import (
     element_names,
     name_of,
@@ -198,14 +199,15 @@ class PredictorPrior(Prior):
 
     `size` (N) predictors differ; `inverse` is which of them each element of the nodes is, N for
     those that are none; `blocks` are those of the likelihood. A subclass reads the `_others`, and
-    says what follows from the entries of A.
+    says what follows from the entries of A. If `are_apart`, elements have predictors of their own,
+    though they may be equal.
     """
 
     _others: DensityPrior | None = None
     blocks: Blocks | None = None
 
-    def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
-        self.name = name
+    def __init__(self, model, linear, shapes, name, shared, compile_kwargs, are_apart=False):
+        self.name, self._are_apart = name, are_apart
         self._names = ", ".join(variable.name for variable in linear.variables)
         self._n_elements = sum(map(math.prod, shapes))
         self._shared = list(shared.values())
@@ -216,7 +218,7 @@ class PredictorPrior(Prior):
         length = sum(math.prod(shape) for shape in map(shape_of, linear.nodes))
         self._whole = AffineGraph(model, graph, vector, self._n_elements, length, ONCE)
         matrices = self._whole.matrices_about(self._shared)
-        self._kept, self.inverse = _distinct_rows(matrices)
+        self._kept, self.inverse = _distinct_rows(matrices, are_apart)
         self.size = len(self._kept)
         self._check_rank(matrices, linear, shapes)
         self._moves = not set(shared.values()).isdisjoint(ancestors([graph]))
@@ -267,7 +269,7 @@ class PredictorPrior(Prior):
         for function in self.functions:
             function.check_data(np.zeros(function.dim), f"The prior of {self.name}")
         matrices = self._whole.matrices_about(self._shared)
-        if not np.array_equal(_distinct_rows(matrices)[1], self.inverse):
+        if not np.array_equal(_distinct_rows(matrices, self._are_apart)[1], self.inverse):
             raise ValueError(
                 "With the new data other observations have the same linear predictor than before, "
                 "and the step was made for those: make a new one, step=LatentGPStep(...)."
@@ -330,10 +332,10 @@ class VectorPrior(PredictorPrior):
 class PrecisionPrior(PredictorPrior):
     """That of a latent vector without such functions, by its precision."""
 
-    def __init__(self, model, linear, shapes, name, shared, compile_kwargs):
+    def __init__(self, model, linear, shapes, name, shared, compile_kwargs, are_apart=False):
         self._own = DensityPrior(model, linear.others, shapes, shared, compile_kwargs)
         self._others = self._own
-        super().__init__(model, linear, shapes, name, shared, compile_kwargs)
+        super().__init__(model, linear, shapes, name, shared, compile_kwargs, are_apart)
 
     def _find_entries(self, matrices):
         self._density: Density | None = None
@@ -378,8 +380,11 @@ class Dependent(ValueError):
         )
 
 
-def _distinct_rows(matrices):
-    """Return the first of each kind of rows that are not 0, and for each row which it is."""
+def _distinct_rows(matrices, are_apart=False):
+    """Return the first of each kind of rows that are not 0, and for each row which it is.
+
+    All of them if they `are_apart`.
+    """
     both = hstack(matrices, format="csr")
     both.sort_indices()
     scale = abs(both).max(axis=0).toarray().ravel()
@@ -389,6 +394,7 @@ def _distinct_rows(matrices):
     for i, (begin, end) in enumerate(pairwise(both.indptr)):
         is_entry = rounded[begin:end] != 0.0
         key = both.indices[begin:end][is_entry].tobytes() + rounded[begin:end][is_entry].tobytes()
+        key = b"%d" % i if key and are_apart else key
         if key and key not in number:
             number[key] = len(kept)
             kept.append(i)
@@ -411,20 +417,29 @@ class LatentVector(LatentFunction):
         self.shared = make_shared_replacements(point, self.value_variables + predicted, model)
         compile_kwargs = compile_kwargs or None
         self.shapes = shapes = [np.shape(point[value.name]) for value in self.value_variables]
-        kind = VectorPrior if linear.functions else PrecisionPrior
-        self.prior = kind(model, linear, shapes, self.name, self.shared, compile_kwargs)
+        if linear.functions:
+            self._read(model, linear, predictions, VectorPrior, compile_kwargs)
+        else:
+            try:
+                self._read(model, linear, predictions, PrecisionPrior, compile_kwargs)
+            except NotFactorising:
+                kind = partial(PrecisionPrior, are_apart=True)
+                self._read(model, linear, predictions, kind, compile_kwargs)
+        self.predictions = None
+        if predictions:
+            self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
+        self.follow_only(set(self.shared.values()))
+
+    def _read(self, model, linear, predictions, kind, compile_kwargs):
+        self.prior = kind(model, linear, self.shapes, self.name, self.shared, compile_kwargs)
         self.size = self.prior.size
         argument = pt.tensor(self.name, dtype="float64", shape=(self.size,))
-        replaced = self._nodes_of(model, argument, linear, shapes)
+        replaced = self._nodes_of(model, argument, linear, self.shapes)
         own = linear.variables
         self._read_likelihood(
             model, replaced, own, predictions, argument, compile_kwargs, MOST_TOGETHER
         )
         self.prior.blocks = self.likelihood.blocks
-        self.predictions = None
-        if predictions:
-            self.predictions = Predictions(model, predictions, linear, shapes, self.shared)
-        self.follow_only(set(self.shared.values()))
 
     def element_name(self, i: int) -> str:
         """Name of the i-th of the values that a step keeps: variables if there is a precision."""

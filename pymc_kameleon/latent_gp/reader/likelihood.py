@@ -248,7 +248,7 @@ class ModelLikelihood:
         """Find which values go together, and compile second derivatives for them."""
         found = self._values_together() if self._most_together > 1 else None
         if found is None or found.members.shape[1] > self._most_together:
-            raise ValueError(
+            raise NotFactorising(
                 f"The log likelihood of {self.name} does not factorise: its Hessian has entries "
                 f"off the diagonal. Each of {', '.join(self.names)} may depend on "
                 + ("one value" if self._most_together == 1 else f"{self._most_together} values")
@@ -312,6 +312,10 @@ class ModelLikelihood:
         out = np.empty(self.n_outputs)
         self.compiled_value.into(f, out)
         return out[N_TERMS:]
+
+
+class NotFactorising(ValueError):
+    """Observations depend on too many values together."""
 
 
 def _in_double_precision(graphs):

@@ -65,6 +65,11 @@ MIXING = (*OF_ONE, Sum, CumOp, SolveBase, OpFromGraph)
 """Operations of which an element may depend on several of an input."""
 
 
+MANY_EFFECTS = 5
+"""Elements of a variable from which it may have a linear predictor of its own, such as effects of
+groups in a log standard deviation; fewer are better moved as hyperparameters."""
+
+
 class Linear(NamedTuple):
     """Gaussian variables of a model, and the graphs by which its likelihood depends on them.
 
@@ -204,6 +209,13 @@ def function_behind(model, variable: Variable) -> Variable | None:
     return None
 
 
+def are_effects(variable: Variable, function: Variable | None) -> bool:
+    """Whether a free normal vector has elements that are independent, in a function of it too."""
+    if not isinstance(variable.owner.op, NormalRV):
+        return False
+    return function is None or not _affine_graphs(variable, [function]).get(function, True)
+
+
 def name_of(model, variable: Variable, function: Variable | None) -> str:
     """Return what users call a function: the first Deterministic that is affine in it."""
     if function is None:
@@ -313,17 +325,6 @@ def is_process(model, variable, start: dict) -> bool:
     return not is_known and is_gaussian(model, [variable], start)
 
 
-def effects_of_observations(model, variables: list[Variable], start: dict) -> list[Variable]:
-    """Return those free normal vectors that have a linear predictor for each of their elements."""
-    found = []
-    for variable in variables:
-        if isinstance(variable.owner.op, NormalRV) and variable.ndim == 1:
-            nodes = linear_part(model, [], [variable], [variable], start).nodes
-            if shape_of(variable) in map(shape_of, nodes):
-                found.append(variable)
-    return found
-
-
 def joined_by_data(model, functions: list[tuple], more: list[tuple]) -> list[tuple]:
     """Return those of more functions that an observation needs beside one of the first."""
     needs = [set(ancestors([v])) for v in [*model.observed_RVs, *model.potentials]]
@@ -347,8 +348,9 @@ def linear_part(
 ) -> Linear:
     """Return `functions` and those of the candidates, free variables, that come with them.
 
-    Such a candidate is Gaussian a priori, and adds to a linear predictor that there is without it;
-    where there is no function yet, the `first` make one. `start` is an initial point of the model.
+    Such a candidate is Gaussian a priori with those before it, the `first` ones and then larger
+    ones, and adds to linear predictors that there are without it, or has `MANY_EFFECTS`. `start` is
+    an initial point of the model.
     """
     behind_data = set(ancestors([*model.observed_RVs, *model.potentials]))
     makers = set(ancestors([variable if f is None else f for variable, f in functions]))
@@ -358,10 +360,20 @@ def linear_part(
             continue
         trial = _with_nodes(model, found._replace(others=[*found.others, variable]))
         depends = any(variable in ancestors([node]) for node in trial.nodes)
-        is_more = len(trial.nodes) > max(1, len(found.nodes))
-        if depends and not is_more and is_gaussian(model, trial.others, start):
+        is_more = bool(found.nodes) and len(trial.nodes) > len(found.nodes)
+        if (
+            depends
+            and not (is_more and math.prod(shape_of(variable)) < MANY_EFFECTS)
+            and not _are_taken_apart(found.nodes, trial.nodes)
+            and is_gaussian(model, trial.others, start)
+        ):
             found = trial
     return found
+
+
+def _are_taken_apart(nodes, later) -> bool:
+    """Whether some of the affine nodes are affine no more, as `later` ones are parts of them."""
+    return any(node is not part and part in ancestors([node]) for node in nodes for part in later)
 
 
 def _with_nodes(model, linear):

@@ -21,8 +21,9 @@ from pymc_kameleon.latent_gp.gaussian.conditional import Conditional
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
 from pymc_kameleon.latent_gp.gaussian.sparse_cholesky import Pattern, Root, covariance_times
 from pymc_kameleon.latent_gp.reader.density_prior import Density
+from pymc_kameleon.mcmc.bridge.jit import jit
 
-COST = 40
+COST = 12
 """Of a product of two entries one by one, in those of a product of whole matrices."""
 
 
@@ -69,19 +70,35 @@ class Products:
             out = (whole.T @ weighted)[self.pattern.rows, self.pattern.columns]
             out[self._of_prior] += prior
             return out
-        first, second, weight, twice, target = self._products
-        weights = np.concatenate([precision, cross])[weight] * twice
-        out = np.bincount(target, weights * matrix[first] * matrix[second], self.pattern.rows.size)
-        out[self._of_prior] += prior
+        out, weights = np.zeros(self.pattern.rows.size), np.concatenate([precision, cross])
+        out[self._of_prior] = prior
+        _add_products(*self._products, weights, matrix, out)
         return out
 
     def times(self, matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return A x."""
-        return np.bincount(self.rows, matrix * x[self.columns], self.n)
+        out = np.zeros(self.n)
+        _add_times(self.rows, self.columns, matrix, x, out)
+        return out
 
     def transpose_times(self, matrix: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return A^T y."""
-        return np.bincount(self.columns, matrix * y[self.rows], self.pattern.size)
+        out = np.zeros(self.pattern.size)
+        _add_times(self.columns, self.rows, matrix, y, out)
+        return out
+
+
+@jit
+def _add_products(first, second, weight, twice, target, weights, matrix, out):
+    for k in range(first.size):
+        product = matrix[first[k]] * matrix[second[k]]
+        out[target[k]] += twice[k] * weights[weight[k]] * product
+
+
+@jit
+def _add_times(rows, columns, matrix, x, out):
+    for k in range(rows.size):
+        out[rows[k]] += matrix[k] * x[columns[k]]
 
 
 def _products(starts, pairs):

@@ -44,9 +44,12 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [SparseRoot, WholeRoot, UpdatedRoot])
-def test_roots(kind, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "tail"), [(SparseRoot, 0), (SparseRoot, 12), (WholeRoot, 0), (UpdatedRoot, 12)]
+)
+def test_roots(kind, tail, monkeypatch):
     monkeypatch.setattr(sparse_cholesky, "FULL", 0.0 if kind is WholeRoot else 0.9)
+    monkeypatch.setattr(sparse_cholesky, "LEAST_TAIL", tail or 1000)
     matrix, rng = lattice(6), np.random.default_rng(0)
     pattern, entries = pattern_and_entries(matrix)
     root = pattern.root(entries)
@@ -54,6 +57,8 @@ def test_roots(kind, monkeypatch):
         rows, weights = rng.standard_normal((2, 36)), np.array([30.0, -0.01])
         root, matrix = UpdatedRoot(root, rows, weights), matrix + rows.T * weights @ rows
     assert isinstance(root, kind)
+    if kind is SparseRoot:
+        assert (root._tail.size > 0) == (tail > 0)
     x, y = rng.standard_normal((2, 36))
     close(2.0 * root.half_log_determinant, np.linalg.slogdet(matrix)[1])
     close(covariance_times(root, x), np.linalg.solve(matrix, x))
@@ -63,9 +68,10 @@ def test_roots(kind, monkeypatch):
         close(many(np.stack([x, y]))[1], many(y[None])[0])
 
 
-@pytest.mark.parametrize("full", [0.0, 0.9])
-def test_what_is_not_positive_definite_is_refused(full, monkeypatch):
+@pytest.mark.parametrize(("full", "tail"), [(0.0, 1000), (0.9, 1000), (0.9, 5)])
+def test_what_is_not_positive_definite_is_refused(full, tail, monkeypatch):
     monkeypatch.setattr(sparse_cholesky, "FULL", full)
+    monkeypatch.setattr(sparse_cholesky, "LEAST_TAIL", tail)
     pattern, entries = pattern_and_entries(lattice(5))
     with pytest.raises(LinAlgError):
         pattern.root(-entries)
@@ -85,6 +91,17 @@ def test_a_factor_of_neighbours_stays_sparse():
     assert root._lower[1].size == 2 * n - 1
     pattern, _ = pattern_and_entries(lattice(20))
     assert pattern._lower[1].size < 0.08 * 400**2 / 2
+
+
+def test_crossed_factors_leave_a_whole_matrix_of_the_smaller_one():
+    first, second = np.repeat(np.arange(300), 8), np.random.default_rng(4).integers(90, size=2400)
+    matrix = np.diag(np.full(390, 20.0))
+    matrix[300 + second, first] = matrix[first, 300 + second] = 0.7
+    pattern, entries = pattern_and_entries(matrix)
+    root = pattern.root(entries)
+    assert 50 <= len(root._tail) < 150
+    x = np.random.default_rng(5).standard_normal(390)
+    close(covariance_times(root, x), np.linalg.solve(matrix, x))
 
 
 @pytest.mark.parametrize("is_dense", [False, True])

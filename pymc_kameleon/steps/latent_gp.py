@@ -51,16 +51,18 @@ APPROXIMATIONS = ("ep", "laplace")
 FAILURES = 0.1
 """Share of proposals without a covariance from which there is a warning."""
 
-TURN_ACCEPT, LEAST_ANGLE = 0.85, 0.05
-"""Acceptance of trajectories of the function that the length of their turns is learnt for, and the
-shortest."""
+TURN_ACCEPT, LEAST_ANGLE, LARGEST_ANGLE, FROZEN = 0.85, 0.05, math.pi, 0.9
+"""Acceptance of trajectories of the function that the length of their turns is learnt for, the
+shortest and the longest, and what of it is kept after tuning: a turn more costs less than a
+rejection."""
 
 ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 
 FIRST_REFIT, MORE = 150, 50
-"""Transitions before the first refit from pilots, plus this many per hyperparameter, if there was
-none before the chain; later ones are at twice, four times, ... as many."""
+"""Transitions before the first refit from pilots where the chain was, plus this many per
+hyperparameter, twice as many where a draw has several; later ones are at twice, four times, ... as
+many."""
 
 PILOTS, MORE_PILOTS = 10, 5
 """Pilots of a refit where the chain was, plus this many per hyperparameter."""
@@ -119,7 +121,8 @@ class LatentGPStep(LatentFunctionStep):
         whitened function. Always Laplace's where observations depend on several values, or no
         function has a covariance matrix.
     steps_per_draw : int, optional
-        Transitions for each draw that is kept; default as many as hyperparameters, at least 2.
+        Transitions for each draw that is kept; default as many as hyperparameters, at least 2, and
+        1 without a covariance matrix, where the function moves further in each.
     n_slices : int
         Elliptical slices of the function in each transition; without a covariance matrix one, after
         a trajectory.
@@ -154,10 +157,11 @@ class LatentGPStep(LatentFunctionStep):
     The posterior is invariant for any sites that are a function of the hyperparameters alone.
     Tuning begins with a search for the mode of p(theta | y) as Laplace's approximation gives it,
     from where the chain was put, and the chain moves to a random point around it. Pilots are
-    approximated there, and again where the chain has been after 300 + 100 d transitions and at
-    twice, four times, ... as many. They teach a surrogate of log p(theta | y), which makes
-    proposals beside those of differences of earlier points, and sites as a function of theta, which
-    take the place of constant ones if more moves are accepted with them. Tuning ends all that.
+    approximated there, and again where the chain has been after 300 + 100 d transitions, half of
+    that where a draw has one, and at twice, four times, ... as many. They teach a surrogate of
+    log p(theta | y), which makes proposals beside those of differences of earlier points, and sites
+    as a function of theta, which take the place of constant ones if more moves are accepted with
+    them. Tuning ends all that.
     Ratios are exact. Without hyperparameters, where all scales are known, the function alone moves,
     with sites that are fitted at draws 0, 1, 2, 4, ... of tuning and at the first one after it.
 
@@ -239,7 +243,8 @@ class LatentGPStep(LatentFunctionStep):
         )
         self.function = self.joint.function
         if self.steps_per_draw is None:
-            self.steps_per_draw = max(2, self.joint.dim)
+            is_known = self.function.has_covariance
+            self.steps_per_draw = max(2, self.joint.dim) if is_known else 1
         self._others = OtherVariables(self.joint)
         # In the model's order, which is that of the points that PyMC records.
         joint, point = self.joint, model.initial_point()
@@ -260,7 +265,7 @@ class LatentGPStep(LatentFunctionStep):
         self.transition = 0
         self.angle = 0.5 * math.pi
         self.next_fit = 0
-        self.next_refit = FIRST_REFIT + MORE * self.joint.dim
+        self.next_refit = (FIRST_REFIT + MORE * self.joint.dim) * min(2, self.steps_per_draw)
         self.n_fits = 0.0
 
     def _begin_at(self, x):
@@ -324,6 +329,7 @@ class LatentGPStep(LatentFunctionStep):
         # Without pilots, sites that cost more than those of tuning are worth their time now.
         self.next_fit = None if isinstance(self.learner, HyperparameterLearner) else self.draw
         self.history = self.pilots = None
+        self.angle *= FROZEN
 
     def _model_changed(self, prior_changed):
         self._point = None
@@ -437,7 +443,7 @@ class LatentGPStep(LatentFunctionStep):
             record(self.history, self.chain.position)
         if turn_acceptance is not None:
             self.angle *= math.exp((turn_acceptance - TURN_ACCEPT) / math.sqrt(1 + self.transition))
-            self.angle = min(max(self.angle, LEAST_ANGLE), 0.5 * math.pi)
+            self.angle = min(max(self.angle, LEAST_ANGLE), LARGEST_ANGLE)
 
     def _drawn(self, dtype):
         """Return theta, the free variables and the predictions as `pm.sample` has them."""
@@ -463,6 +469,7 @@ class LatentGPStep(LatentFunctionStep):
             return
         sites = self.sites
         if self.tune and self.joint.dim and self.transition >= self.next_refit:
+            self.next_refit *= 2
             self._refit()
         elif self.next_fit is not None and self.draw >= self.next_fit:
             self._fit()
@@ -485,7 +492,6 @@ class LatentGPStep(LatentFunctionStep):
         n_pilots = PILOTS + MORE_PILOTS * self.joint.dim
         fitted = refit(self.joint, learner, self.pilots, self.method, self.rng, n_pilots)
         self.pilots, self.method = fitted.pilots, fitted.method
-        self.next_refit *= 2
         if fitted.sites is not None:
             self.sites, self.next_fit = fitted.sites, None
         if fitted.is_surrogate_fitted:

@@ -3,7 +3,8 @@
 A matrix P = F F^T is factorised as P = L L^T in an order that keeps L sparse, by rows of L, each
 from those before it (T. A. Davis, Direct Methods for Sparse Linear Systems, 2006, section 4.7; the
 order and the entries of L are SuperLU's, found once). A chain has one entry a row, areas on a map a
-few dozen; where L would be nearly full, LAPACK factorises the whole matrix.
+few dozen. Where factors cross, its last rows are nearly full: LAPACK factorises what is left there,
+and the whole matrix where all of L would be nearly full.
 """
 
 import math
@@ -20,6 +21,10 @@ from pymc_kameleon.mcmc.bridge.jit import jit
 
 FULL = 0.25
 """Share of the entries on and below the diagonal from which a factor is kept as a whole matrix."""
+
+TAIL, LEAST_TAIL = 0.5, 50
+"""Share of entries from which the last rows and columns of a factor are kept as a whole matrix, and
+how many they are at least."""
 
 
 class Root(Protocol):
@@ -71,7 +76,9 @@ class Pattern:
         by_new_row = np.argsort(new[1], kind="stable")
         starts = np.searchsorted(new[1][by_new_row], np.arange(size + 1))
         self._entries = starts, new[0][by_new_row], by_new_row
-        self._lower = lower.indptr.astype(np.int64), lower.indices.astype(np.int64)
+        first = _first_of_tail(lower.indptr)
+        starts = lower.indptr[: first + 1].astype(np.int64)
+        self._lower = starts, lower.indices[: starts[-1]].astype(np.int64)
         self._by_row = by_row.indptr.astype(np.int64), by_row.indices.astype(np.int64)
 
     def root(self, values: np.ndarray) -> "Root":
@@ -82,11 +89,30 @@ class Pattern:
             return WholeRoot(matrix)
         starts, rows = self._lower
         found, work = np.empty(rows.size), np.zeros(self.size)
+        n_left = self.size - (starts.size - 1)
+        tail = np.zeros((n_left, n_left))
         if not _factor_into(
-            values, *self._entries, starts, rows, *self._by_row, work, starts[:-1].copy(), found
+            values,
+            *self._entries,
+            starts,
+            rows,
+            *self._by_row,
+            work,
+            starts[:-1].copy(),
+            found,
+            tail,
         ):
             raise LinAlgError("A precision is not positive definite.")
-        return SparseRoot(self.order, starts, rows, found)
+        return SparseRoot(self.order, starts, rows, found, cholesky_overwriting(tail))
+
+
+def _first_of_tail(starts):
+    """Return the first column of the last ones that are nearly full, M if there are too few."""
+    size = starts.size - 1
+    n_left = np.arange(size, -1, -1)
+    n_entries = starts[-1] - starts
+    is_tail = (n_entries > TAIL * 0.5 * n_left * (n_left + 1)) & (n_left >= LEAST_TAIL)
+    return int(np.argmax(is_tail)) if np.any(is_tail) else size
 
 
 class WholeRoot:
@@ -113,11 +139,16 @@ class WholeRoot:
 
 
 class SparseRoot:
-    """L in compressed columns, of the matrix whose row i has the place `order` (M,) at i."""
+    """L of the matrix whose row i has the place `order` (M,) at i.
 
-    def __init__(self, order, starts, rows, values):
-        self._order, self._lower = order, (starts, rows, values)
-        self.half_log_determinant = float(np.log(values[starts[:-1]]).sum())
+    Its first columns are compressed, and the `tail` is the rest of it, not read above its diagonal.
+    """
+
+    def __init__(self, order, starts, rows, values, tail):
+        self._order, self._lower, self._tail = order, (starts, rows, values), tail
+        self._n = starts.size - 1
+        diagonal = np.concatenate([values[starts[:-1]], np.diagonal(tail)])
+        self.half_log_determinant = float(np.log(diagonal).sum())
         if not math.isfinite(self.half_log_determinant):
             raise LinAlgError("A precision is not finite.")
 
@@ -126,11 +157,15 @@ class SparseRoot:
         out = np.empty(rows.shape)
         out[:, self._order] = rows
         _solve(*self._lower, out)
+        if self._tail.size:
+            out[:, self._n :] = dtrsm(1.0, self._tail.T, out[:, self._n :], side=1, lower=0)
         return out
 
     def drawn(self, rows: np.ndarray) -> np.ndarray:
         """Return F^-T x for each row."""
         out = np.array(rows, order="C")
+        if self._tail.size:
+            out[:, self._n :] = dtrsm(1.0, self._tail.T, out[:, self._n :].T, lower=0).T
         _solve_transposed(*self._lower, out)
         return out[:, self._order]
 
@@ -139,6 +174,8 @@ class SparseRoot:
         out = np.empty(x.size)
         out[self._order] = x
         _times_transposed(*self._lower, out)
+        if self._tail.size:
+            out[self._n :] = dtrmv(self._tail.T, out[self._n :], lower=0)
         return out
 
 
@@ -179,12 +216,25 @@ class UpdatedRoot:
 
 @jit
 def _factor_into(
-    values, starts, columns, entries, lower_starts, rows, row_starts, row_columns, work, ends, out
+    values,
+    starts,
+    columns,
+    entries,
+    lower_starts,
+    rows,
+    row_starts,
+    row_columns,
+    work,
+    ends,
+    out,
+    tail,
 ):
-    """Write the entries of L; False where a pivot is not positive. `work` (M,) is zeros.
+    """Write the first columns of L; False where a pivot is not positive. `work` (M,) is zeros.
 
-    `ends` (M,) are where the next entry of each column goes, at first its start.
+    `ends` (n,) are where the next entry of each of these columns goes, at first its start. What
+    is left of the matrix after them is written into `tail`, on its diagonal and below.
     """
+    n = ends.size
     for k in range(work.size):
         pivot = 0.0
         for p in range(starts[k], starts[k + 1]):
@@ -194,6 +244,8 @@ def _factor_into(
                 work[columns[p]] += values[entries[p]]
         for q in range(row_starts[k], row_starts[k + 1] - 1):
             j = row_columns[q]
+            if j >= n:
+                break
             entry = work[j] / out[lower_starts[j]]
             work[j] = 0.0
             for p in range(lower_starts[j] + 1, ends[j]):
@@ -203,6 +255,12 @@ def _factor_into(
             pivot -= entry * entry
         if not pivot > 0.0:
             return False
+        if k >= n:
+            for j in range(n, k):
+                tail[k - n, j - n] = work[j]
+                work[j] = 0.0
+            tail[k - n, k - n] = pivot
+            continue
         out[ends[k]] = math.sqrt(pivot)
         ends[k] += 1
     return True
@@ -212,7 +270,7 @@ def _factor_into(
 def _solve(starts, rows, values, vectors):
     """L^-1 x for each of `vectors` (n, M), in place."""
     for x in vectors:
-        for j in range(x.size):
+        for j in range(starts.size - 1):
             x[j] /= values[starts[j]]
             for p in range(starts[j] + 1, starts[j + 1]):
                 x[rows[p]] -= values[p] * x[j]
@@ -222,7 +280,7 @@ def _solve(starts, rows, values, vectors):
 def _solve_transposed(starts, rows, values, vectors):
     """L^-T x for each of `vectors` (n, M), in place."""
     for x in vectors:
-        for j in range(x.size - 1, -1, -1):
+        for j in range(starts.size - 2, -1, -1):
             total = x[j]
             for p in range(starts[j] + 1, starts[j + 1]):
                 total -= values[p] * x[rows[p]]
@@ -232,7 +290,7 @@ def _solve_transposed(starts, rows, values, vectors):
 @jit
 def _times_transposed(starts, rows, values, x):
     """L^T x, in place."""
-    for j in range(x.size):
+    for j in range(starts.size - 1):
         total = 0.0
         for p in range(starts[j], starts[j + 1]):
             total += values[p] * x[rows[p]]

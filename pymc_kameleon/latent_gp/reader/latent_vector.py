@@ -417,7 +417,8 @@ class LatentVector(LatentFunction):
         self.shared = make_shared_replacements(point, self.value_variables + predicted, model)
         compile_kwargs = compile_kwargs or None
         self.shapes = shapes = [np.shape(point[value.name]) for value in self.value_variables]
-        if linear.functions:
+        self.has_covariance = bool(linear.functions)
+        if self.has_covariance:
             self._read(model, linear, predictions, VectorPrior, compile_kwargs)
         else:
             try:
@@ -443,7 +444,7 @@ class LatentVector(LatentFunction):
 
     def element_name(self, i: int) -> str:
         """Name of the i-th of the values that a step keeps: variables if there is a precision."""
-        if isinstance(self.prior, VectorPrior):
+        if self.has_covariance:
             return super().element_name(i)
         return element_names(self.value_variables, self.shapes)[i]
 

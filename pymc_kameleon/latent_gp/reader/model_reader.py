@@ -78,10 +78,11 @@ class LatentFunction:
     `var` is as `free_variable` takes it, or what it returned. `initial_point` has the values of the
     other variables. `value_variable` is what `pm.sample` moves; `shared` are the value variables of
     the other free variables, with their shared variables. `predictions` are what is drawn given
-    everything else, here nothing.
+    everything else, here nothing. `has_covariance` is whether its prior is known by that, and not
+    by its precision.
     """
 
-    predictions = None
+    predictions, has_covariance = None, True
 
     def __init__(self, model, var, *, initial_point=None, compile_kwargs=None):
         variable, function = var if isinstance(var, tuple) else free_variable(model, var)

@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from benchmarks import mixed_models
 from benchmarks.common import SEED, heading, mark, show, write
 from benchmarks.latent_gp_joint import cpu_seconds, least, truth
 from benchmarks.sampling import dataset, sample
@@ -27,7 +28,8 @@ def add_arguments(parser):
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--tune", type=int, default=1000, help="of NUTS")
     parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS), choices=PROBLEMS)
+    names = [*MODELS, *mixed_models.LARGE]
+    parser.add_argument("--problems", nargs="*", default=list(MODELS), choices=names)
     parser.add_argument("--samplers", nargs="+", default=list(STEPS), choices=STEPS)
 
 
@@ -156,11 +158,13 @@ PROBLEMS = {
     "random walk, N = 10 000": lambda rng: walk(rng, n=10_000),
 }
 
+MODELS = PROBLEMS | mixed_models.PROBLEMS
+
 
 def sampled(name, sampler, arguments) -> dict:
     """Smallest effective number and largest R-hat of all free variables, and CPU seconds."""
     with pm.Model() as model:
-        PROBLEMS[name](np.random.default_rng(SEED))
+        (MODELS | mixed_models.LARGE)[name](np.random.default_rng(SEED))
     start = cpu_seconds()
     with model:
         step = STEPS[sampler]()

@@ -292,5 +292,5 @@ def _check_size(model, f):
     if size > MOST_VALUES:
         raise ValueError(
             f"{f.name} has {size} values: a covariance matrix of {8e-9 * size**2:.1f} GB, and "
-            f"this step needs several. Take at most {MOST_VALUES}, or pm.gp.HSGP and NUTS."
+            f"this step needs several. Take at most {MOST_VALUES}, or pm.gp.HSGP."
         )

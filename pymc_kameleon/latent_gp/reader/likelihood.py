@@ -98,6 +98,10 @@ class ModelLikelihood:
             self._find_blocks()
 
     @cached_property
+    def _slope(self):
+        return self._compile([_simplified(self._gradient)], self._function)
+
+    @cached_property
     def _derivatives(self):
         return self._compile(self._derivative_graphs, self._function)
 
@@ -143,7 +147,10 @@ class ModelLikelihood:
 
     def slope(self, f: np.ndarray) -> np.ndarray:
         """Gradient (N,) at `f` (N,)."""
-        return self._differentiated(f)[0][0] if self.blocks is None else self.block_terms(f)[0]
+        self.require_gradient()
+        out = np.empty(self.size)
+        self._slope.into(f, out)
+        return out
 
     def block_terms(self, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gradient (N,) and second derivatives (n, m, m) in `blocks` at `f` (N,)."""

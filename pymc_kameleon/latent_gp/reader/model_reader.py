@@ -67,7 +67,8 @@ def free_variable(model, var) -> tuple:
         raise ValueError(
             f"vars: {var.name} should be an affine function of one normal vector of its own "
             f"length, and of these {found} was found. Name the free variable, vars=[...]. If this "
-            "is a function of pm.gp.HSGP, it is linear in its coefficients: take NUTS."
+            "is a function of pm.gp.HSGP, it is linear in its coefficients: take LatentGPStep() "
+            "without a name."
         )
     return candidates[0], source_of(var)
 

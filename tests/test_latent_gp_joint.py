@@ -311,6 +311,18 @@ def test_small_precisions_of_one_pilot_are_not_those_of_another():
         np.testing.assert_allclose(np.log(fitted(x).precision), -2.0 * x[0], atol=0.05)
 
 
+def test_sites_that_say_nothing_at_some_pilots_are_known_at_the_others():
+    """Without log-concavity curvatures are 0 here and there; the noise has any scale beside it."""
+    points = np.linspace(-2.0, 2.0, 15)[:, None]
+    waves = np.maximum(np.cos(2.0 * points + np.arange(6)), 0.0)
+    coordinates = Standardization(np.zeros(1), np.eye(1))
+    for precision in (waves, np.exp(-5.0 * points) * waves):
+        fitted = fit_sites(points, precision, precision, coordinates)
+        found = np.array([fitted(x).precision for x in points])
+        is_known = waves > 0.3
+        assert np.abs(np.log(found[is_known] / precision[is_known])).max() < 1.5
+
+
 def test_ends_of_axes_are_explored_until_a_low_density_is_known_there():
     rng = np.random.default_rng(3)
     learner = HyperparameterLearner(max_points=300).start(np.zeros(2), rng, 0.9)

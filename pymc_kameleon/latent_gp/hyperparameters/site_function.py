@@ -17,6 +17,10 @@ from pymc_kameleon.mcmc.linalg import dot
 SMALLEST_PRECISION = 1e-10
 """Share of a pilot's mean precision below which a site says nothing, and its logarithm too much."""
 
+LEAST_SHARE = 0.1
+"""Share of what it says on average below which a site that says nothing at some pilots does not
+fall."""
+
 LENGTHSCALE, LINEAR_VARIANCE, NOISE_VARIANCE = 2.0, 4.0, 0.01
 """Of the regression, in standardised coordinates, relative to the variance of a parameter."""
 
@@ -127,7 +131,10 @@ def fit_sites(
     u = coordinates.whiten(points)
     usual = precision.mean(axis=1, keepdims=True)
     usual = np.where(usual > 0, usual, usual.mean())
-    precision = np.maximum(precision, SMALLEST_PRECISION * usual)
+    # A logarithm that falls far at some pilots would rise as far between others.
+    shares = (precision / usual).mean(axis=0)
+    least = np.where(np.any(precision <= 0, axis=0), LEAST_SHARE * shares, 0.0)
+    precision = np.maximum(precision, np.maximum(least, SMALLEST_PRECISION) * usual)
     parameters = np.hstack([np.log(precision), shift / precision if has_means else shift])
     location = parameters.mean(axis=0)
     linear, pilots = np.column_stack([np.ones(len(points)), u.T]), u / LENGTHSCALE

@@ -320,11 +320,14 @@ class BlockApproximation:
     converged: bool
 
 
-def laplace_in_blocks(prior, likelihood, tolerance: float) -> BlockApproximation:
+def laplace_in_blocks(
+    prior, likelihood, tolerance: float, sites: Sites | None = None
+) -> BlockApproximation:
     """Laplace's approximation where values go together, or the prior is known by its precision.
 
     A step goes from f to the mean of the Gaussian given the sites there, whose curvature is floored
-    where it is not positive.
+    where it is not positive. The first f is the mean given `sites`, if that is better than the
+    prior's.
     """
 
     def value_at(f):
@@ -337,7 +340,10 @@ def laplace_in_blocks(prior, likelihood, tolerance: float) -> BlockApproximation
         residual = float(np.linalg.norm(conditional.to_eta(f)))
         return conditional.mean - f, residual, (sites, conditional.log_jacobian)
 
-    found = newton(prior.mean, value_at, step_at, tolerance, MOST_STEPS)
+    start = prior.mean
+    if sites is not None:
+        start = max(start, conditional_of(prior, sites, likelihood.blocks).mean, key=value_at)
+    found = newton(start, value_at, step_at, tolerance, MOST_STEPS)
     sites, log_jacobian = found.local
     log_evidence = float(found.value + log_jacobian)
     return BlockApproximation(sites, log_evidence, found.residual < tolerance)

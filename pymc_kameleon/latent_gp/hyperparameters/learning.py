@@ -100,8 +100,9 @@ def no_pilots(dim: int, sites: Sites) -> Pilots:
 def pilot_at(model, x: np.ndarray, method: str, start: Sites | None = None) -> Pilot | None:
     """Approximate p(f | y, theta) at `x` (d,), by "ep" or "laplace" or, where it fails, the latter.
 
-    Without curvature of the likelihood it is always by expectation propagation, which begins at the
-    sites `start`. The hyperparameters of the model are set to `x`. None if there is no Gaussian.
+    Without curvature of the likelihood it is always by expectation propagation. The search begins
+    at the sites `start`, if any. The hyperparameters of the model are set to `x`. None if there is
+    no Gaussian.
     """
     log_prior = model.log_prior(x)
     if not np.isfinite(log_prior):
@@ -134,7 +135,7 @@ def pilot_at(model, x: np.ndarray, method: str, start: Sites | None = None) -> P
                         sites=start,
                     )
                 elif in_blocks:
-                    found = laplace_in_blocks(prior, model.likelihood, tolerance=1e-3)
+                    found = laplace_in_blocks(prior, model.likelihood, 1e-3, start)
                 else:
                     found = laplace_approximation(prior, model.likelihood, tolerance=1e-3)
             except (ArithmeticError, ValueError, NotImplementedError):

@@ -94,9 +94,9 @@ class LatentGPStep(LatentFunctionStep):
 
     For functions (`pm.gp.Latent`, `pm.MvNormal`), areas (`pm.CAR`, `pm.ICAR`), random walks and
     autoregressions, with the intercepts, coefficients and effects of groups that are added to them,
-    and observations that depend on one value of the sum, or on a few that go together. Up to a few
-    thousand values where there is a covariance matrix, tens of thousands where areas and walks are
-    known by their neighbours. Hyperparameters mix as in their marginal posterior, though the
+    or these alone, nested and crossed; and observations that depend on one value of the sum, or on
+    a few. Up to a few thousand values where there is a covariance matrix, tens of thousands without
+    one. Hyperparameters mix as in their marginal posterior, though the
     function, as the sum is called here, is never integrated out: it is carried along by a Gaussian
     that knows where it lies at other hyperparameters. It needs no gradient in the hyperparameters.
 
@@ -114,7 +114,8 @@ class LatentGPStep(LatentFunctionStep):
     vars : list of variables, optional
         A latent function, or several, and the variables to move with them; if none but a function
         is named, all Gaussian ones that add to the same linear predictor, and all continuous ones
-        that prior and likelihood of that depend on, if any. Default all functions, areas and walks.
+        that prior and likelihood of that depend on, if any. Default all functions, areas and walks,
+        or where there are none, coefficients and effects.
     approximation : {"ep", "laplace"}
         What the sites come from; "ep" is replaced by Laplace's where the two are found to agree.
         Without a gradient of the likelihood there are none, and hyperparameters move at a fixed

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from models import UNCOMPILED
+from models import FALSE_ALARM, UNCOMPILED, run
 from scipy import stats
 
 from pymc_kameleon import LatentGPStep
@@ -248,3 +248,34 @@ def test_a_model_without_gaussian_variables_is_refused():
         pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=COUNT)
     with pytest.raises(ValueError, match="no latent function was found"):
         LatentGPStep(model=model)
+
+
+@pytest.mark.slow
+@pytest.mark.numerics
+def test_a_factor_that_does_nothing_has_the_posterior_of_quadrature():
+    """Its standard deviation reaches down to 0; every third of 1500 draws is taken for independent.
+
+    A Kolmogorov-Smirnov test for each of the two scales, null probability FALSE_ALARM.
+    """
+    first, second = np.eye(N_FIRST)[FIRST], np.eye(N_SECOND)[SECOND]
+    observed = first @ np.linspace(-2.0, 2.0, N_FIRST) + 0.3 * X + 0.7 * REAL
+    grid = np.exp(np.linspace(np.log(1e-4), np.log(8.0), 70))
+    fixed = 4.0 + np.outer(X, X) + 0.49 * np.eye(N)
+    covariances = [
+        fixed + s**2 * first @ first.T + t**2 * second @ second.T for s in grid for t in grid
+    ]
+    log_density = [stats.multivariate_normal.logpdf(observed, None, c) for c in covariances]
+    log_density = np.reshape(log_density, (grid.size, grid.size))
+    log_prior = stats.halfnorm.logpdf(grid) + np.log(grid)
+    density = np.exp(log_density + log_prior + log_prior[:, None] - log_density.max())
+    with pm.Model() as model:
+        crossed("product", lambda eta: pm.Normal("y", eta, 0.7, observed=observed))
+    points, _, last = run(LatentGPStep(model=model), model, 1900, tune=400)
+    ends = dict(zip(last, np.cumsum([v.size for v in last.values()]), strict=True))
+    for name, axis in (("s_log__", 1), ("t_log__", 0)):
+        draws = points[400:, ends[name] - 1]
+        cumulative = np.cumsum(density.sum(axis=axis))
+        cumulative = np.r_[0.0, 0.5 * (cumulative[1:] + cumulative[:-1])] / cumulative[-1]
+        p_value = stats.kstest(draws[::3], lambda x, c=cumulative: np.interp(x, np.log(grid), c))
+        assert p_value.pvalue > FALSE_ALARM
+    assert np.mean(draws < np.log(0.05)) > 0.03

@@ -144,23 +144,26 @@ LINEAR = "u level slope"
 
 FOUND = [
     (crossed, "u v level slope", "s t"),
-    (partial(crossed, "product"), "u v level slope", "s t"),
-    (partial(crossed, "kept"), "u v level slope", "s t"),
     (partial(crossed, "matrix"), "u v level slope", "s t"),
-    (nested, "v u level slope", "s t"),
     (partial(nested, "product"), "v u level slope", "s t"),
     (random_slopes, "w level slope", "factor"),
-    (partial(random_slopes, "rows"), "w level slope", "factor"),
     (partial(random_slopes, "means"), "w level slope", "factor"),
     (noise_of_groups, "u v level slope log_sd", "s t"),
     (noise_by_covariate, LINEAR, "s log_sd by_x"),
-    (partial(one_factor, beta), LINEAR, "s size"),
-    (partial(one_factor, zero_inflated), LINEAR, "s share"),
     (partial(one_factor, ordinal), LINEAR, "s cuts"),
-    (multiple_membership, LINEAR, "s"),
     (hilbert_space, "f_hsgp_coeffs level", "s"),
     (no_scales, LINEAR, ""),
 ]
+ALSO_FOUND = [
+    (partial(crossed, "product"), "u v level slope", "s t"),
+    (partial(crossed, "kept"), "u v level slope", "s t"),
+    (nested, "v u level slope", "s t"),
+    (partial(random_slopes, "rows"), "w level slope", "factor"),
+    (partial(one_factor, beta), LINEAR, "s size"),
+    (partial(one_factor, zero_inflated), LINEAR, "s share"),
+    (multiple_membership, LINEAR, "s"),
+]
+FOUND += [pytest.param(*case, marks=pytest.mark.slow) for case in ALSO_FOUND]
 
 
 def read(build, vars=None):
@@ -206,6 +209,7 @@ def sizes(joint, start):
 THETA = [np.array([-0.4, 0.3]), np.array([0.5, -1.0]), np.array([-2.0, 0.1])]
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("form", ["centred", "product", "kept", "matrix"])
 def test_evidence_of_crossed_effects_is_exact_in_every_form(form):
     """Laplace's approximation of Gaussian observations, beside their covariance matrix."""
@@ -222,6 +226,7 @@ def test_evidence_of_crossed_effects_is_exact_in_every_form(form):
         np.testing.assert_allclose(pilot.log_density, expected, rtol=1e-9)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize(
     ("build", "forms"),
     [(nested, ["centred", "product"]), (random_slopes, ["product", "rows", "means"])],

@@ -242,7 +242,7 @@ def test_the_form_changes_no_evidence(build, forms):
 
 
 def test_one_name_brings_what_is_added_to_it():
-    for vars in (["u"], ["v"], ["level"], ["effects"], ["u", "s", "t", "v", "level", "slope"]):
+    for vars in (["level"], ["effects"], ["u", "s", "t", "v", "level", "slope"]):
         _, joint = read(partial(crossed, "kept"), vars)
         assert len(joint.function.value_variables) == 4, vars
         assert joint.dim == 2

@@ -59,10 +59,10 @@ rejection."""
 ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 
-FIRST_REFIT, MORE = 150, 50
+FIRST_REFIT, MORE, FIRST_OF_DRAWS = 300, 100, 250
 """Transitions before the first refit from pilots where the chain was, plus this many per
-hyperparameter, twice as many where a draw has several; later ones are at twice, four times, ... as
-many."""
+hyperparameter; where a draw is one transition, so many draws. Later ones are at twice, four times,
+... as many."""
 
 PILOTS, MORE_PILOTS = 10, 5
 """Pilots of a refit where the chain was, plus this many per hyperparameter."""
@@ -158,8 +158,8 @@ class LatentGPStep(LatentFunctionStep):
     The posterior is invariant for any sites that are a function of the hyperparameters alone.
     Tuning begins with a search for the mode of p(theta | y) as Laplace's approximation gives it,
     from where the chain was put, and the chain moves to a random point around it. Pilots are
-    approximated there, and again where the chain has been after 300 + 100 d transitions, half of
-    that where a draw has one, and at twice, four times, ... as many. They teach a surrogate of
+    approximated there, and again where the chain has been after 300 + 100 d transitions, or 250
+    where a draw is one, and at twice, four times, ... as many. They teach a surrogate of
     log p(theta | y), which makes proposals beside those of differences of earlier points, and sites
     as a function of theta, which take the place of constant ones if more moves are accepted with
     them. Tuning ends all that.
@@ -266,7 +266,8 @@ class LatentGPStep(LatentFunctionStep):
         self.transition = 0
         self.angle = 0.5 * math.pi
         self.next_fit = 0
-        self.next_refit = (FIRST_REFIT + MORE * self.joint.dim) * min(2, self.steps_per_draw)
+        is_draw = self.steps_per_draw == 1
+        self.next_refit = FIRST_OF_DRAWS if is_draw else FIRST_REFIT + MORE * self.joint.dim
         self.n_fits = 0.0
 
     def _begin_at(self, x):

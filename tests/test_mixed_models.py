@@ -28,7 +28,15 @@ def fixed_effects():
     return pm.Normal("level", 0.0, 2.0) + pm.Normal("slope", 0.0, 1.0) * X
 
 
-def crossed(form="centred", observe=None):
+def poisson(eta):
+    pm.Poisson("y", pt.exp(eta), observed=COUNT)
+
+
+def normal(eta):
+    pm.Normal("y", eta, 0.7, observed=REAL)
+
+
+def crossed(form="centred", observe=poisson):
     """Two crossed factors."""
     s, t = scales("s", "t")
     if form == "centred":
@@ -43,15 +51,7 @@ def crossed(form="centred", observe=None):
         eta += pt.dot(np.eye(N_FIRST)[FIRST], u) + pt.dot(np.eye(N_SECOND)[SECOND], v)
     else:
         eta += u[FIRST] + v[SECOND]
-    (observe or poisson)(eta)
-
-
-def poisson(eta):
-    pm.Poisson("y", pt.exp(eta), observed=COUNT)
-
-
-def normal(eta):
-    pm.Normal("y", eta, 0.7, observed=REAL)
+    observe(eta)
 
 
 def nested(form="centred"):
@@ -68,7 +68,7 @@ def nested(form="centred"):
     poisson(v[FIRST] + pm.Normal("slope", 0.0, 1.0) * X)
 
 
-def random_slopes(form="product", observe=poisson):
+def random_slopes(form="product"):
     """Correlated intercepts and slopes."""
     sd = pm.HalfNormal.dist(1.0, shape=2)
     factor, _, _ = pm.LKJCholeskyCov("factor", n=2, eta=2.0, sd_dist=sd)
@@ -81,7 +81,7 @@ def random_slopes(form="product", observe=poisson):
     else:
         means = pt.stack([pm.Normal("level", 0.0, 2.0), pm.Normal("slope", 0.0, 1.0)])
         effects, eta = pm.MvNormal("w", means, chol=factor, shape=(N_FIRST, 2)), 0.0
-    observe(eta + effects[FIRST, 0] + effects[FIRST, 1] * X)
+    poisson(eta + effects[FIRST, 0] + effects[FIRST, 1] * X)
 
 
 def noise_of_groups():
@@ -188,12 +188,12 @@ def test_effects_are_found_and_densities_are_those_of_the_model(build, linear, h
         joint.set_hyperparameters(theta)
         prior, variables = joint.prior()
         x = 0.5 * rng.standard_normal(prior.size)
-        parts = zip(
-            [*joint.hyperparameters, *joint.function.value_variables],
-            np.split(np.concatenate([theta, x]), np.cumsum([*sizes(joint, start)])[:-1]),
-            strict=True,
-        )
-        point = {v.name: part.reshape(start[v.name].shape) for v, part in parts}
+        values = [*joint.hyperparameters, *joint.function.value_variables]
+        ends = np.cumsum([start[v.name].size for v in values])
+        parts = np.split(np.concatenate([theta, x]), ends[:-1])
+        point = {
+            v.name: part.reshape(start[v.name].shape) for v, part in zip(values, parts, strict=True)
+        }
         v = prior.whiten(x)
         of_x = prior.half_log_determinant - 0.5 * (v @ v + v.size * np.log(2 * np.pi))
         total = joint.log_prior(theta) + variables.log_integral + of_x
@@ -201,9 +201,11 @@ def test_effects_are_found_and_densities_are_those_of_the_model(build, linear, h
         np.testing.assert_allclose(total, log_density(point), rtol=1e-8)
 
 
-def sizes(joint, start):
-    own = [*joint.hyperparameters, *joint.function.value_variables]
-    return [start[v.name].size for v in own]
+def covariance_of_crossed(s, t):
+    """That of observations with a noise of 0.7."""
+    first, second = np.eye(N_FIRST)[FIRST], np.eye(N_SECOND)[SECOND]
+    fixed = 4.0 + np.outer(X, X) + 0.49 * np.eye(N)
+    return fixed + s**2 * first @ first.T + t**2 * second @ second.T
 
 
 THETA = [np.array([-0.4, 0.3]), np.array([0.5, -1.0]), np.array([-2.0, 0.1])]
@@ -214,12 +216,9 @@ THETA = [np.array([-0.4, 0.3]), np.array([0.5, -1.0]), np.array([-2.0, 0.1])]
 def test_evidence_of_crossed_effects_is_exact_in_every_form(form):
     """Laplace's approximation of Gaussian observations, beside their covariance matrix."""
     _, joint = read(partial(crossed, form, normal))
-    first, second = np.eye(N_FIRST)[FIRST], np.eye(N_SECOND)[SECOND]
     for theta in THETA:
         s, t = np.exp(theta)
-        covariance = 4.0 + np.outer(X, X) + 0.49 * np.eye(N)
-        covariance += s**2 * first @ first.T + t**2 * second @ second.T
-        expected = stats.multivariate_normal.logpdf(REAL, np.zeros(N), covariance)
+        expected = stats.multivariate_normal.logpdf(REAL, None, covariance_of_crossed(s, t))
         expected += stats.halfnorm.logpdf([s, t]).sum() + theta.sum()
         assert [v.name for v in joint.hyperparameters] == ["s_log__", "t_log__"]
         pilot = pilot_at(joint, theta, "laplace")
@@ -262,13 +261,9 @@ def test_a_factor_that_does_nothing_has_the_posterior_of_quadrature():
 
     A Kolmogorov-Smirnov test for each of the two scales, null probability FALSE_ALARM.
     """
-    first, second = np.eye(N_FIRST)[FIRST], np.eye(N_SECOND)[SECOND]
-    observed = first @ np.linspace(-2.0, 2.0, N_FIRST) + 0.3 * X + 0.7 * REAL
+    observed = np.linspace(-2.0, 2.0, N_FIRST)[FIRST] + 0.3 * X + 0.7 * REAL
     grid = np.exp(np.linspace(np.log(1e-4), np.log(8.0), 70))
-    fixed = 4.0 + np.outer(X, X) + 0.49 * np.eye(N)
-    covariances = [
-        fixed + s**2 * first @ first.T + t**2 * second @ second.T for s in grid for t in grid
-    ]
+    covariances = [covariance_of_crossed(s, t) for s in grid for t in grid]
     log_density = [stats.multivariate_normal.logpdf(observed, None, c) for c in covariances]
     log_density = np.reshape(log_density, (grid.size, grid.size))
     log_prior = stats.halfnorm.logpdf(grid) + np.log(grid)

@@ -59,10 +59,10 @@ rejection."""
 ACCEPT_ON_SURROGATE = 0.9
 """Acceptance of trajectories on the surrogate, which cost nothing beside an exact ratio."""
 
-FIRST_REFIT, MORE, FIRST_OF_DRAWS = 300, 100, 250
-"""Transitions before the first refit from pilots where the chain was, plus this many per
-hyperparameter; where a draw is one transition, so many draws. Later ones are at twice, four times,
-... as many."""
+FIRST_REFIT, MORE, FIRST_OF_DRAWS = 150, 50, 125
+"""Transitions before the first refit from pilots, plus this many per hyperparameter, or where a
+draw is one transition so many draws, if there was none before the chain; later ones are at twice,
+four times, ... as many."""
 
 PILOTS, MORE_PILOTS = 10, 5
 """Pilots of a refit where the chain was, plus this many per hyperparameter."""
@@ -96,9 +96,9 @@ class LatentGPStep(LatentFunctionStep):
     autoregressions, with the intercepts, coefficients and effects of groups that are added to them,
     or these alone, nested and crossed; and observations that depend on one value of the sum, or on
     a few. Up to a few thousand values where there is a covariance matrix, tens of thousands without
-    one. Hyperparameters mix as in their marginal posterior, though the
-    function, as the sum is called here, is never integrated out: it is carried along by a Gaussian
-    that knows where it lies at other hyperparameters. It needs no gradient in the hyperparameters.
+    one. Hyperparameters mix as in their marginal posterior, though the function, as the sum is
+    called here, is never integrated out: it is carried along by a Gaussian that knows where it lies
+    at other hyperparameters. It needs no gradient in the hyperparameters.
 
     ::
 
@@ -244,8 +244,8 @@ class LatentGPStep(LatentFunctionStep):
         )
         self.function = self.joint.function
         if self.steps_per_draw is None:
-            is_known = self.function.has_covariance
-            self.steps_per_draw = max(2, self.joint.dim) if is_known else 1
+            has_covariance = self.function.has_covariance
+            self.steps_per_draw = max(2, self.joint.dim) if has_covariance else 1
         self._others = OtherVariables(self.joint)
         # In the model's order, which is that of the points that PyMC records.
         joint, point = self.joint, model.initial_point()
@@ -471,7 +471,6 @@ class LatentGPStep(LatentFunctionStep):
             return
         sites = self.sites
         if self.tune and self.joint.dim and self.transition >= self.next_refit:
-            self.next_refit *= 2
             self._refit()
         elif self.next_fit is not None and self.draw >= self.next_fit:
             self._fit()
@@ -494,6 +493,7 @@ class LatentGPStep(LatentFunctionStep):
         n_pilots = PILOTS + MORE_PILOTS * self.joint.dim
         fitted = refit(self.joint, learner, self.pilots, self.method, self.rng, n_pilots)
         self.pilots, self.method = fitted.pilots, fitted.method
+        self.next_refit *= 2
         if fitted.sites is not None:
             self.sites, self.next_fit = fitted.sites, None
         if fitted.is_surrogate_fitted:

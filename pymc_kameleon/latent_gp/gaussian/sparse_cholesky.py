@@ -77,8 +77,8 @@ class Pattern:
         starts = np.searchsorted(new[1][by_new_row], np.arange(size + 1))
         self._entries = starts, new[0][by_new_row], by_new_row
         first = _first_of_tail(lower.indptr)
-        starts = lower.indptr[: first + 1].astype(np.int64)
-        self._lower = starts, lower.indices[: starts[-1]].astype(np.int64)
+        lower_starts = lower.indptr[: first + 1].astype(np.int64)
+        self._lower = lower_starts, lower.indices[: lower_starts[-1]].astype(np.int64)
         self._by_row = by_row.indptr.astype(np.int64), by_row.indices.astype(np.int64)
 
     def root(self, values: np.ndarray) -> "Root":

@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs
 from pymc.vartypes import discrete_types
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.basic import MvNormalRV, NormalRV
+from pytensor.tensor.random.basic import MvNormalRV
 
 from pymc_kameleon.latent_gp.gaussian.sites import Sites
 from pymc_kameleon.latent_gp.reader.latent_vector import Dependent, LatentVector, VectorAt
@@ -196,8 +196,11 @@ def named_variables(model, vars, start):
     vars = [variable_of(model, var) for var in vars]
     processes = [var for var in vars if is_process(model, var, start)]
     if len(vars) == 1:
-        is_one = bool(processes) or _is_effect(model, vars[0])
-        return ([], vars, None) if is_one else (vars, [], None)
+        (var,) = vars
+        is_free = var in model.free_RVs
+        if processes or (is_free and are_effects(var, function_behind(model, var))):
+            return [], vars, None
+        return vars, [], None
     functions = [var for var in vars if var in model.deterministics or _is_function(model, var)]
     others = [var for var in vars if var not in functions and var not in processes]
     if not others:
@@ -219,9 +222,8 @@ def _latent(model, functions, processes, named, point, compile_kwargs):
     """Return the latent function: that of the one variable, or the linear predictors of several."""
     options = {"initial_point": point, "compile_kwargs": compile_kwargs}
     pairs = [_pair(model, var) for var in functions]
-    effects = [pair for pair in pairs if are_effects(*pair)]
-    pairs = [pair for pair in pairs if pair not in effects]
-    processes = processes + [variable for variable, _ in effects]
+    processes = processes + [variable for variable, f in pairs if are_effects(variable, f)]
+    pairs = [pair for pair in pairs if not are_effects(*pair)]
     if named is None:
         more = [v for v in model.free_RVs if v not in dict(pairs)]
         found = [_pair(model, v) for v in more if _is_function(model, v)]
@@ -259,12 +261,6 @@ def _is_function(model, rv) -> bool:
     if rv.ndim != 1 or rv not in model.free_RVs:
         return False
     return isinstance(rv.owner.op, MvNormalRV) or function_behind(model, rv) is not None
-
-
-def _is_effect(model, rv) -> bool:
-    """Whether a free variable is normal and stands behind no function."""
-    is_normal = rv in model.free_RVs and isinstance(rv.owner.op, NormalRV)
-    return is_normal and not _is_function(model, rv)
 
 
 NO_FUNCTION = (

@@ -210,7 +210,7 @@ def function_behind(model, variable: Variable) -> Variable | None:
 
 
 def are_effects(variable: Variable, function: Variable | None) -> bool:
-    """Whether a free normal vector has elements that are independent, in a function of it too."""
+    """Whether a free normal variable has independent elements, in a `function` of it too."""
     if not isinstance(variable.owner.op, NormalRV):
         return False
     return function is None or not _affine_graphs(variable, [function]).get(function, True)

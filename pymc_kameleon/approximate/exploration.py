@@ -74,7 +74,7 @@ class Explorer(SurrogateSampler):
         self.n_before = 0
         self.parallel: ParallelDensity | None = None
         self.on_call: Callable[[], None] | None = None
-        target = LogDensity(model, compile_kwargs=compile_kwargs)
+        target = LogDensity(model, compile_kwargs=compile_kwargs, normal_scores=True)
         super().__init__(
             evaluator_of(target, store, gradients=False, looks_ahead=True),
             NoScreening(),

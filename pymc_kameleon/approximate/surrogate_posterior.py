@@ -197,7 +197,7 @@ def surrogate_posterior(
     )
     cause = failed or (explorer.randomness() if reasons else None)
     found |= {"n_evaluations": explorer.n_calls, "believable": int(is_complete and not reasons)}
-    result = _result(model, variables, chains, approximation, time.time() - begin)
+    result = _result(model, variables, chains, explorer, approximation, time.time() - begin)
     result["posterior"].attrs.update(found)
     if not is_complete:
         _warn_of_interrupt(found, store)
@@ -258,9 +258,10 @@ def _returned(model, var_names):
 # the result ---------------------------------------------------------------------------------------
 
 
-def _result(model, variables, chains, approximation, seconds):
+def _result(model, variables, chains, explorer, approximation, seconds):
     """Return draws as `pymc.sample` does."""
-    parts = approximation.points, approximation.values, approximation.deviations
+    points = explorer.target.scores.to_values(approximation.points)
+    parts = points, approximation.values, approximation.deviations
     traces = [
         _trace(model, variables, i, *part)
         for i, part in enumerate(zip(*(np.split(x, chains) for x in parts), strict=True))

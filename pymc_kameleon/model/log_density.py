@@ -34,6 +34,7 @@ from pymc_kameleon.model.initial_points import (
 )
 from pymc_kameleon.model.likelihood_terms import SumOfTerms, find_terms
 from pymc_kameleon.model.model_function import ModelFunction, SharedValues
+from pymc_kameleon.model.normal_scores import NormalScores
 from pymc_kameleon.model.operations import black_boxes, has_black_box
 from pymc_kameleon.model.transforms import is_two_sided
 
@@ -110,7 +111,8 @@ class LogDensity:
     `model.initial_point()`, gives the shapes, and `compile_kwargs` is as `ModelFunction` takes it.
     With `separate_estimates` the observed variables and potentials that hold black-box operations
     are a term of their own, so that an estimate can be kept while the rest is evaluated again
-    (pseudo-marginal).
+    (pseudo-marginal). With `normal_scores`, positive variables whose prior has a known quantile
+    function are moved in `NormalScores`.
 
     The attributes `vars`, `names` and `shapes` are of the value variables in the model's order,
     `dim` is the length d of the raveled vector, and `default_start` (d,) where chains begin that
@@ -132,6 +134,7 @@ class LogDensity:
         initial_point: dict[str, np.ndarray] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         separate_estimates: bool = False,
+        normal_scores: bool = False,
     ):
         default = model.initial_point()
         initial_point = default if initial_point is None else initial_point
@@ -163,6 +166,11 @@ class LogDensity:
             model.logp(vars=[variable for variable, _ in part]) if part else pt.constant(0.0)
             for part in (terms.exact, terms.estimated)
         )
+        self.scores = NormalScores(model, self.vars, self.shapes, normal_scores)
+        if self.scores.scored:
+            prior = self.scores.log_prior()
+            likelihood, estimate = self.scores.with_scores([likelihood, estimate])
+            self.default_start = self.scores.from_values(self.default_start[None])[0]
         outputs = [pt.as_tensor(o).astype("float64") for o in (prior, likelihood, estimate)]
         self._outputs, self._input = join_nonshared_inputs(
             initial_point, outputs, self.vars, self.shared
@@ -170,7 +178,7 @@ class LogDensity:
         self._seeds = seeds_of(self._outputs)
         self.n_seeds = len(self._seeds)
         self.model = model
-        self.prior_draws = PriorDraws(model, self.names)
+        self._prior_draws = PriorDraws(model, self.names)
         # PyMC 6 passes {} to a step that it chose itself: nothing that a user chose.
         self._compile_kwargs = compile_kwargs or None
         self.function = self._compile(*self._outputs)
@@ -178,6 +186,10 @@ class LogDensity:
         self._inputs = SharedValues(
             self.function, set(self.shared.values()), ignored=set(self._seeds)
         )
+
+    def prior_draws(self, n: int, seed: int, only_drawable: bool = True) -> np.ndarray:
+        """Draw points (at most n, d) from the prior, as `PriorDraws` does."""
+        return self.scores.from_values(self._prior_draws(n, seed, only_drawable))
 
     def prior_points(self, seed: int) -> np.ndarray:
         """Draws from the prior (n, d), raveled; jittered defaults where it cannot be drawn from."""
@@ -192,6 +204,7 @@ class LogDensity:
         """
         scales = prior_scales(self.prior_points(seed=0))
         is_log = self._where(lambda rv, transform: isinstance(transform, LogTransform))
+        is_log &= ~self.scores.is_scored
         return np.where(is_log, np.minimum(scales, LONGEST_LOG), scales)
 
     def likelihood_graphs(self) -> list:
@@ -249,7 +262,7 @@ class LogDensity:
             mode="FAST_COMPILE",
             on_unused_input="ignore",
         )
-        rows = [backward(*self._parts(point)) for point in points]
+        rows = [backward(*self._parts(point)) for point in self.scores.to_values(points)]
         result = {}
         for i, variable in enumerate(variables):
             values = np.array([row[i] for row in rows])
@@ -265,7 +278,8 @@ class LogDensity:
 
     def at_fault(self, x: np.ndarray) -> list[str]:
         """Names of the variables and potentials whose log density at `x` (d,) is not finite."""
-        point = dict(zip(self.names, self._parts(x), strict=True))
+        values = self.scores.to_values(x[None])[0]
+        point = dict(zip(self.names, self._parts(values), strict=True))
         point |= {variable.name: shared.get_value() for variable, shared in self.shared.items()}
         try:
             with np.errstate(all="ignore"):

@@ -240,7 +240,7 @@ class CheckedExploration:
         points = surrogate.to_points(v.T)
         few = error_of_few_draws(surrogate.to_points(drawn.T)) * np.sqrt(len(drawn) / n)
         return Approximation(
-            points,
+            explorer.orbits.spread(points, explorer.rng),
             surrogate_values(surrogate, v),
             self.checked.scale * explorer.standard_deviations(v),
             min(1.0, float(np.hypot(predicted, few))),

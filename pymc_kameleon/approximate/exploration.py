@@ -1,5 +1,6 @@
 """Learning of a surrogate without a chain: evaluations go where it is uncertain."""
 
+import math
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,9 +11,15 @@ from scipy.spatial.distance import cdist
 
 from pymc_kameleon._threads import one_thread
 from pymc_kameleon.approximate.parallel_evaluations import ParallelDensity
+from pymc_kameleon.approximate.symmetries import (
+    ROUNDING,
+    Orbits,
+    symmetries_of_prior,
+)
 from pymc_kameleon.gp.mean import n_coefficients
-from pymc_kameleon.gp.typical_set import typical_depth
+from pymc_kameleon.gp.typical_set import around_the_mode, typical_depth
 from pymc_kameleon.mcmc.chain import EVALUATIONS
+from pymc_kameleon.mcmc.coordinates import Standardization
 from pymc_kameleon.model.forks import refuse_in_fork, runs_in_forks
 from pymc_kameleon.model.log_density import LogDensity
 from pymc_kameleon.steps.chain.report import may_be_random, randomness
@@ -30,17 +37,30 @@ from pymc_kameleon.store.evaluation_store import EvaluationStore
 from pymc_kameleon.surrogate.acquisition import points_to_explore
 from pymc_kameleon.surrogate.fit_posterior import N_BEST
 from pymc_kameleon.surrogate.learner import N_EVALUATIONS, TrajectoryLearner
-from pymc_kameleon.surrogate.posterior_surrogate import surrogate_values
+from pymc_kameleon.surrogate.posterior_surrogate import predicted, surrogate_values
 
 SEARCHED = 0.7
 """Largest share of the evaluations before the check that prior draws and search take."""
 
-MOST_SEARCHES, FEWEST_EXPLORED = 4, 100
-"""Searches for modes at most, and evaluations that one more has to leave, or twice those that a
-quadratic takes."""
+FEWEST_EXPLORED = 100
+"""Evaluations that a search for one more mode has to leave, or twice those that a quadratic
+takes."""
+
+AGAIN = 2
+"""Searches that have to end at modes that are known, beside one for each of these."""
+
+N_EXPECTED, EXPECTED = 2, 1.0
+"""A search ends at a known mode where so many evaluations in turn, near its height, differ by less
+than this from the surrogate."""
 
 EDGES = 0.4
 """Share of the evaluations that go to edges of the density, where some evaluations have none."""
+
+SHARE_TRIED, N_COMPARED = 0.05, 5
+"""Share of the evaluations that may look for symmetries, and draws at which priors are compared."""
+
+APART = 3.0
+"""Standard deviations of a mode from its image below which the two are one mode."""
 
 N_COVARIANCE = 250
 """Points at a time whose variances are computed."""
@@ -72,6 +92,9 @@ class Explorer(SurrogateSampler):
     ):
         self.budget = self.limit = budget
         self.n_before = 0
+        self.orbits = Orbits([], None)
+        self.heights: list[float] = []
+        self.n_again, self.is_known_mode = 0, False
         self.parallel: ParallelDensity | None = None
         self.on_call: Callable[[], None] | None = None
         target = LogDensity(model, compile_kwargs=compile_kwargs, normal_scores=True)
@@ -162,6 +185,9 @@ class Explorer(SurrogateSampler):
         self.begin_anew()
         self.evaluator.rng = rng
         self.n_before = 0 if self.stored is None else self.stored.n_held
+        self.orbits = Orbits([], None)
+        self.heights.clear()
+        self.n_again, self.is_known_mode = 0, False
         with suppress(Spent), one_thread():
             self._begin_at(self.target.default_start if start is None else start, start is None)
 
@@ -179,29 +205,110 @@ class Explorer(SurrogateSampler):
         self.learner.begin_with_scales(self.scales)
         searches = self.target.dim <= MANY_DIMENSIONS
         self.learn_first(search.looked, searches, from_anywhere=is_default)
+        self._look_for_symmetries()
 
     @property
     def n_prior_points(self):  # noqa: D102
         return max(0, super().n_prior_points - self.n_before)
 
     def search(self, from_anywhere):
-        """Search for modes from several points, until one is found again or too few are left.
+        """Search for modes from several points, until the known ones are found again and again.
 
-        They are the best ones: no chain has to begin apart from others.
+        The points are the best ones: no chain has to begin apart from others. A search after the
+        first ends where the surrogate knows the density.
         """
         end, reserve = self.limit, max(FEWEST_EXPLORED, 2 * n_coefficients(self.target.dim))
         with self.limited(max(1, round(SEARCHED * end))), suppress(Spent):
-            heights = []
-            for begin in self.points_to_search_from()[:MOST_SEARCHES]:
+            for begin in self.points_to_search_from():
                 n_calls, n_known = self.n_calls, len(self.learner.known()[1])
+                if self.heights:
+                    self.fit_known()
+                self.is_known_mode = False
                 self.search_from(begin)
-                heights.append(max(self.learner.known()[1][n_known:], default=-np.inf))
-                cost = self.n_calls - n_calls
-                if end - self.n_counted < reserve + cost:
+                values = self.learner.known()[1]
+                if self.is_known_mode:
+                    self.n_again += 1
+                else:
+                    self.heights.append(np.max(values[n_known:], initial=-np.inf))
+                if self.n_again >= self.n_modes + AGAIN:
                     break
-                depth = typical_depth(self.target.dim)
-                if len(heights) > 1 and np.ptp(np.sort(heights)[-2:]) < depth:
+                if end - self.n_counted < reserve + (self.n_calls - n_calls) // 2:
                     break
+
+    @property
+    def n_modes(self) -> int:
+        """Different modes, of those that searches have found, that are not far below the highest.
+
+        They end at the same one if the surrogate does not know better.
+        """
+        lowest = max(self.heights, default=-np.inf) - typical_depth(self.target.dim)
+        return int(np.sum(np.array(self.heights) > lowest))
+
+    def _missing(self, best):
+        """Return 0 where the last evaluations were what the surrogate expects near a mode."""
+        points, values, _ = (part[-N_EXPECTED:] for part in self.learner.known())
+        lowest = max(self.heights, default=np.inf) - typical_depth(self.target.dim)
+        if self.learner.has_learnt and np.all(values > lowest):
+            expected = predicted(self.learner.surrogate, points)
+            self.is_known_mode = bool(np.all(np.abs(values - expected) < EXPECTED))
+            if self.is_known_mode:
+                return 0.0
+        return super()._missing(best)
+
+    def _look_for_symmetries(self):
+        """Find exchanges and reflections that leave the log density as it is.
+
+        Where the image of the mode has another log density, it is an evaluation as any other.
+        """
+        target, (points, values, _) = self.target, self.learner.known()
+        in_order = np.argsort(-values)[: np.isfinite(values).sum()]
+        best, other = in_order[0], in_order[len(in_order) // 2]
+        candidates = symmetries_of_prior(
+            self._keeps_prior,
+            target.default_start,
+            ~(target.scores.is_scored | target.is_circular),
+        )
+        by_prior = Standardization(points[best], np.diag(target.scales))
+        found, left = [], round(SHARE_TRIED * self.budget)
+        for symmetry in candidates:
+            image = symmetry(points[best])
+            if not self._are_apart(by_prior, image):
+                continue
+            if left > 0 and not self._holds(symmetry):
+                left -= 1
+                if np.isclose(self.evaluate(image), values[best], ROUNDING, ROUNDING):
+                    self.evaluate(symmetry(points[other]))
+            if self._holds(symmetry):
+                found.append(symmetry)
+                self.orbits = Orbits(found, by_prior)
+
+    def _are_apart(self, by_prior, image):
+        """Whether a point is beyond the mode, as far as those know that are not nearer to it."""
+        points, values, _ = self.learner.known()
+        whitened, there = by_prior.whiten(points), by_prior.whiten(image[None])
+        own = np.sum(whitened**2, axis=0) <= np.sum((whitened - there) ** 2, axis=0)
+        mode = around_the_mode(points[own], values[own])
+        return mode.distance(by_prior.location, image) > APART
+
+    def _holds(self, symmetry):
+        """Whether two pairs of evaluations or more are images of each other, and all are equal."""
+        points, values, _ = self.learner.known()
+        images = symmetry(points)
+        distances = cdist(images, points)
+        nearest = np.argmin(distances, axis=1)
+        scale = 1.0 + np.max(np.abs(points), axis=1)
+        is_known = distances.min(axis=1) < ROUNDING * scale
+        is_known &= np.max(np.abs(images - points), axis=1) > ROUNDING * scale
+        same = np.isclose(values[nearest], values, ROUNDING, ROUNDING)
+        return np.sum(is_known) > 2 and bool(np.all(same[is_known]))
+
+    def _keeps_prior(self, symmetry):
+        target, drawn = self.target, self.evaluator.prior_points[:N_COMPARED]
+        values, images = target.scores.to_values(drawn), symmetry(drawn)
+        if not np.allclose(target.scores.to_values(images), symmetry(values)):
+            return False  # equal scores are different values
+        priors = [[target.log_prior(x) for x in rows] for rows in (drawn, images)]
+        return np.allclose(*priors, ROUNDING, ROUNDING)
 
     @property
     def knows_something(self) -> bool:
@@ -218,6 +325,7 @@ class Explorer(SurrogateSampler):
         """Fit the surrogate to all that is known, of others too, if that can be done."""
         self.keep_to_one_period()
         self.read_store()
+        self.orbits.fold(self.learner.evaluations.points)
         self.fit()
 
     def explore(self) -> None:
@@ -280,6 +388,21 @@ class Explorer(SurrogateSampler):
         return randomness(self)
 
     # what was learnt ------------------------------------------------------------------------------
+
+    def is_allowed(self, v):  # noqa: D102
+        allowed = super().is_allowed(v)
+        if self.orbits.size > 1:
+            allowed &= self.orbits.is_first(self.learner.surrogate.to_points(v.T))
+        return allowed
+
+    def draw_surrogate(self, n):
+        """Draw as the base class does, one point of each orbit."""
+        return super().draw_surrogate(n if self.orbits.size == 1 else 2 * n)[:n]
+
+    def normaliser(self, drawn=None):
+        """Log normaliser of the surrogate, of all of each orbit."""
+        found = super().normaliser(drawn)
+        return found._replace(log_evidence=found.log_evidence + math.log(self.orbits.size))
 
     def covariance(self, v: np.ndarray) -> np.ndarray:
         """Covariance (n, n) of the log densities at draws `v` (n, d)."""

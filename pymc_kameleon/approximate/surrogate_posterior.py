@@ -36,6 +36,10 @@ FEWEST_LEARNT = 2, 15
 LARGEST_ERROR, SMALLEST_SHARE = 0.1, 0.5
 """Predicted error above which there is a warning, and effective share of the checks below."""
 
+FEW_CHECKED = 20
+"""Draws of the last check below which there is a warning: where a surrogate was far too large, none
+may be left for another check."""
+
 ENOUGH = 2
 """Evaluations that teach, for each coefficient of a quadratic, below which there is a warning: what
 a surrogate does not know of at all its check does not find."""
@@ -356,6 +360,8 @@ def _reasons_for_doubt(found, dim, has_failed):
         )
     if found["n_checked"] == 0:
         reasons.append("they were not checked")
+    elif found["n_checked"] < FEW_CHECKED:
+        reasons.append(f"only {found['n_checked']} of them were checked")
     if found["cautious_error"] > LARGEST_ERROR:
         reasons.append(
             f"the error of the marginals is predicted as {found['predicted_error']:.2f} and may be "

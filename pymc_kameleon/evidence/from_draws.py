@@ -207,10 +207,10 @@ def bridge(betas: np.ndarray, log_ratios: np.ndarray) -> tuple[float, np.ndarray
     total, influence = 0.0, np.zeros(len(log_ratios))
     for k, width in enumerate(np.diff(betas)):
         lower, upper = width * log_ratios[:, k], width * log_ratios[:, k + 1]
-        if not np.any(np.isfinite(lower)):
+        if not (np.any(np.isfinite(lower)) and np.any(np.isfinite(upper))):
             return -np.inf, influence
-        finite = lower[np.isfinite(lower)]
-        bounds = min(finite.min(), upper.min()) - 50.0, max(finite.max(), upper.max()) + 50.0
+        finite = np.concatenate([part[np.isfinite(part)] for part in (lower, upper)])
+        bounds = finite.min() - 50.0, finite.max() + 50.0
         c = brentq(lambda c, a=lower, b=upper: np.sum(expit(a - c)) - np.sum(expit(c - b)), *bounds)
         below, above = expit(lower - c), expit(c - upper)
         slope = np.mean(below * (1.0 - below)) + np.mean(above * (1.0 - above))

@@ -31,6 +31,10 @@ class Standardization(NamedTuple):
         """Points (n, d) whose standardised coordinates are `u` (d, n): the inverse of `whiten`."""
         return self.location + u.T @ self.factor.T
 
+    def distance(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Distance of two points (d,), in standard deviations."""
+        return float(np.linalg.norm(self.whiten(np.array([x, y])) @ (1.0, -1.0)))
+
 
 def standardization(points: np.ndarray, fallback_scale: np.ndarray) -> Standardization:
     """Mean and Cholesky factor of the covariance of `points`, safe for few points and wild scales.

@@ -332,6 +332,12 @@ class LogDensity:
         """The log prior, with the Jacobians of the transforms, and two zeros for other terms."""
         return self._compile(self._outputs[0], *NO_TERMS)
 
+    def log_prior(self, x: np.ndarray) -> float:
+        """Evaluate the log prior at `x` (d,)."""
+        value = np.empty(N_TERMS)
+        self.prior.into(x, value)
+        return float(value[0])
+
     @cached_property
     def prior_with_gradient(self) -> ModelFunction:
         """The log prior, two zeros instead of the other terms, and the gradient of the prior."""

@@ -53,9 +53,7 @@ def _half_cauchy(z, beta):
 def _half_student_t(z, nu, sigma):
     standard = pm.StudentT.dist(nu=nu, mu=0.0, sigma=1.0)
     lower, upper = 0.5 + 0.5 * _below(z), 0.5 * _below(-z)
-    return sigma * pt.switch(
-        z < 0.0, pm.icdf(standard, lower), -pm.icdf(standard, upper)
-    )
+    return sigma * pt.switch(z < 0.0, pm.icdf(standard, lower), -pm.icdf(standard, upper))
 
 
 QUANTILES: dict[type, Callable] = {

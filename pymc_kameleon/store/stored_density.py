@@ -77,6 +77,7 @@ class StoredDensity:
     def _begin(self, chain):
         self.chain, self._last, self._next_reading = chain, 0, 0.0
         self._returned = None
+        self._values_read: dict[bytes, np.ndarray] = {}
         self.n_evaluated = self._n_known = 0
 
     def compiled(self) -> None:
@@ -103,7 +104,7 @@ class StoredDensity:
             return value[1]
 
         self.n_evaluated += 1
-        self.store.timed(self.model, self.chain, x, evaluate, gradient)
+        self.store.timed(self.model, self.chain, self._as_stored(x), evaluate, gradient)
 
     def knows(self, x: np.ndarray) -> bool:
         """Whether the log-likelihood at `x` (d,) is known."""
@@ -129,8 +130,22 @@ class StoredDensity:
         """Log-likelihood and gradient, which is None if there are none; None if not known."""
         if self.gradients:
             return self.store.find_with_gradient(self.model, x)
-        known = self.store.find(self.model, x)
+        known = self.store.find(self.model, self._as_stored(x))
         return None if known is None else (known, None)
+
+    def _as_stored(self, x):
+        """Values of the model's variables at `x` (d,), to the last bit where they were read."""
+        if not self.target.scores.scored:
+            return x
+        known = self._values_read.get(x.tobytes())
+        return self.target.scores.to_values(x[None])[0] if known is None else known
+
+    def _as_moved(self, values):
+        """Points (n, d) of the step that have such `values` (n, d) of the model's variables."""
+        points = self.target.scores.from_values(values)
+        if self.target.scores.scored:
+            self._values_read |= {x.tobytes(): v for x, v in zip(points, values, strict=True)}
+        return points
 
     def _join(self, x, log_likelihood, gradient, value):
         """Write the prior at `x` (d,), and what is known of the likelihood, into `value`."""
@@ -172,10 +187,10 @@ class StoredDensity:
             one for one in read if is_known(one) and not (self.gradients and one.gradient is None)
         ]
         dim = self.target.dim
-        points = np.array([found.point for found in usable]).reshape(-1, dim)
+        points = self._as_moved(np.array([found.point for found in usable]).reshape(-1, dim))
         values = np.zeros((len(usable), N_TERMS + 2 * dim * self.gradients))
-        for one, value in zip(usable, values, strict=True):
-            self._join(one.point, one.value, one.gradient, value)
+        for one, point, value in zip(usable, points, values, strict=True):
+            self._join(point, one.value, one.gradient, value)
         log_densities = values[:, :N_TERMS].sum(axis=1)
         log_densities[~np.isfinite(log_densities)] = -np.inf
         found = FromOthers(points, values, log_densities)

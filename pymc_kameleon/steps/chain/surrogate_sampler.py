@@ -142,8 +142,7 @@ class SurrogateSampler(ChainSampler):
             steps = self.scales * np.vstack([np.eye(self.target.dim), -np.eye(self.target.dim)])
             self.announce([begin, *(begin + steps)])
         gradient = self.evaluator.gradient_at(self.chain.proposed_value)
-        missing = None if self.stored is None else self._missing
-        search_from(begin, self.scales, self.evaluate, gradient, missing)
+        search_from(begin, self.scales, self.evaluate, gradient, self._missing)
         self.read_store()
 
     def _is_taught_by(self, values):
@@ -155,6 +154,8 @@ class SurrogateSampler(ChainSampler):
 
         NaN as long as they have not taught enough.
         """
+        if self.stored is None:
+            return np.nan
         self.read_store()
         if not self.learner.n_foreign:
             return np.nan
@@ -236,7 +237,8 @@ class SurrogateSampler(ChainSampler):
         return self._allowed(drawn, n)
 
     def _allowed(self, drawn, n):
-        drawn = drawn[self.is_allowed(drawn)]
+        allowed = self.is_allowed(drawn)
+        drawn = drawn[allowed] if allowed.any() else drawn
         order = self.rng.permutation(len(drawn))
         if len(order) < n:  # of an angle, beyond the period
             order = np.append(order, self.rng.integers(len(drawn), size=n - len(order)))

@@ -72,7 +72,8 @@ def surrogate_posterior(
 
     ::
 
-        evaluate some draws from the prior, and search for the mode from the best
+        evaluate some draws from the prior, and search for modes from the best
+        look for exchanges and reflections of parameters that change nothing
         in turns: fit the surrogate to all evaluations; evaluate where it is uncertain, of its draws
             at all temperatures, picked one by one as if those before were known
         evaluate fresh draws from the surrogate, one in eight of all evaluations: the check
